@@ -1,0 +1,34 @@
+"""A task queue with pluggable backends: durable or not, each proved by the same kit."""
+
+from taskqueue_core.errors import (
+    BackendUnavailable,
+    IdConflict,
+    InvalidInput,
+    LeaseLost,
+    PublishUnconfirmed,
+    QueueFull,
+    TaskQueueError,
+)
+from taskqueue_core.hooks import hookimpl
+from taskqueue_core.queue import Queue, connect
+from taskqueue_core.sync import SyncQueue, connect_sync
+from taskqueue_core.tasks import Confirmation, Delivery, Ledger, Task
+
+__all__ = [
+    "BackendUnavailable",
+    "Confirmation",
+    "Delivery",
+    "IdConflict",
+    "InvalidInput",
+    "LeaseLost",
+    "Ledger",
+    "PublishUnconfirmed",
+    "Queue",
+    "QueueFull",
+    "SyncQueue",
+    "Task",
+    "TaskQueueError",
+    "connect",
+    "connect_sync",
+    "hookimpl",
+]

@@ -1,0 +1,85 @@
+"""What every backend would otherwise write again. Using it is optional; the contract is `taskqueue_core.backend`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from taskqueue_core.errors import InvalidInput, LeaseLost, SubscriptionClosed
+from taskqueue_core.limits import LIMITS, check_json, check_name
+from taskqueue_core.tasks import Delivery, Received, Settled
+
+__all__ = ["SubscriptionBase", "answer", "checked_keys", "checked_limit", "checked_results"]
+
+
+class SubscriptionBase(ABC):
+    """Iteration and the context manager, on top of `receive` and `close`."""
+
+    @abstractmethod
+    async def receive(self, limit: int, timeout: float | None) -> Received:
+        """See `taskqueue_core.backend.Subscription.receive`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """See `taskqueue_core.backend.Subscription.close`."""
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        """Iterate over deliveries one by one, until closed."""
+        while True:
+            try:
+                received = await self.receive(1, None)
+            except SubscriptionClosed:
+                return
+            for delivery in received.deliveries:
+                yield delivery
+
+    async def __aenter__(self) -> Self:
+        """Return the subscription itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()
+
+
+def answer(outcomes: Iterable[Settled]) -> tuple[Settled, ...]:
+    """Return a batch's outcomes; a single stale receipt raises `LeaseLost`."""
+    settled = tuple(outcomes)
+    if settled == (Settled.LEASE_LOST,):
+        raise LeaseLost("the receipt is not current: settled before, taken back, or never issued")
+    return settled
+
+
+def checked_keys(keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of a subscription without repeats, in their order, or raise `InvalidInput`."""
+    unique = tuple(dict.fromkeys(keys))
+    if not 0 < len(unique) <= LIMITS.keys:
+        raise InvalidInput("keys", f"{len(unique)} keys", f"1 to {LIMITS.keys}")
+    for key in unique:
+        check_name("keys", key)
+    return unique
+
+
+def checked_limit(limit: int) -> int:
+    """Return the number of deliveries to take at the most, or raise `InvalidInput`."""
+    if limit < 1:
+        raise InvalidInput("limit", str(limit), "at least 1")
+    return limit
+
+
+def checked_results(
+    deliveries: Sequence[Delivery], results: Sequence[bytes | None]
+) -> Sequence[bytes | None]:
+    """Return one result (or ``None``) per delivery, or raise `InvalidInput`."""
+    if not results:
+        return (None,) * len(deliveries)
+    if len(results) != len(deliveries):
+        raise InvalidInput("results", f"{len(results)} results", f"none, or {len(deliveries)}")
+    for result in results:
+        if result is not None:
+            check_json("results", result, LIMITS.result)
+    return results

@@ -1,0 +1,27 @@
+"""What a backend may have beyond the contract: one small protocol per capability, each with its own laws and kit module."""
+
+from taskqueue_core.capabilities.control import Control, Maintained, QueueSettings
+from taskqueue_core.capabilities.dead_letters import DeadLetters
+from taskqueue_core.capabilities.require import (
+    control_of,
+    dead_letters_of,
+    handover_of,
+    has,
+    revocation_of,
+)
+from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
+
+__all__ = [
+    "Control",
+    "DeadLettering",
+    "DeadLetters",
+    "Handover",
+    "Maintained",
+    "QueueSettings",
+    "Revocation",
+    "control_of",
+    "dead_letters_of",
+    "handover_of",
+    "has",
+    "revocation_of",
+]

@@ -1,0 +1,31 @@
+"""``dead_letters``: tasks that were given up, kept until a human decides. Nothing here expires."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from taskqueue_core.tasks import DeadLetter
+
+__all__ = ["DeadLetters"]
+
+
+class DeadLetters(Protocol):
+    """The operator's side. `DeadLettering.dead_letter` is the consumer's."""
+
+    async def list(
+        self, key: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[DeadLetter, ...]:
+        """Return dead letters of a queue, oldest first; ``after`` is the task id that ended the page before."""
+        ...
+
+    async def redrive(self, key: str, *task_ids: str) -> int:
+        """Make dead tasks waiting again, at the end of their lanes; no ids means all. Returns how many moved.
+
+        The attempt stays, `Delivery.prior` tells what was spent, losses start again from 0. Idempotent: ids that are
+        not dead are passed over.
+        """
+        ...
+
+    async def discard(self, key: str, *task_ids: str) -> int:
+        """Give dead tasks up for good: they count as ``discarded``. Otherwise like `redrive`."""
+        ...

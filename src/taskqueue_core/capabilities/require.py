@@ -1,0 +1,56 @@
+"""Reach a capability, or learn early and clearly that the backend does not have it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from taskqueue_core.backend import Backend, Capability, Subscription
+from taskqueue_core.capabilities.control import Control
+from taskqueue_core.capabilities.dead_letters import DeadLetters
+from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
+from taskqueue_core.errors import CapabilityMissing
+
+__all__ = ["control_of", "dead_letters_of", "handover_of", "has", "revocation_of"]
+
+
+def has(backend: Backend, capability: Capability) -> bool:
+    """Whether the backend declares the capability."""
+    return capability in backend.capabilities.names
+
+
+def _demand(backend: Backend, capability: Capability) -> None:
+    if not has(backend, capability):
+        have = ", ".join(sorted(backend.capabilities.names)) or "none"
+        raise CapabilityMissing(
+            f"{type(backend).__name__} does not have the capability {capability.value!r}; it has: {have}"
+        )
+
+
+def control_of(backend: Backend) -> Control:
+    """Return the backend's ``control`` attribute, or raise `CapabilityMissing`."""
+    _demand(backend, Capability.CONTROL)
+    return cast("Control", backend.control)  # type: ignore[attr-defined]
+
+
+def dead_letters_of(backend: Backend) -> DeadLetters:
+    """Return the backend's ``dead_letters`` attribute, or raise `CapabilityMissing`."""
+    _demand(backend, Capability.DEAD_LETTERS)
+    return cast("DeadLetters", backend.dead_letters)  # type: ignore[attr-defined]
+
+
+def dead_lettering_of(backend: Backend, subscription: Subscription) -> DeadLettering:
+    """Return the subscription as one that can dead-letter, or raise `CapabilityMissing`."""
+    _demand(backend, Capability.DEAD_LETTERS)
+    return cast("DeadLettering", subscription)
+
+
+def handover_of(backend: Backend, subscription: Subscription) -> Handover:
+    """Return the subscription as one that can adopt, or raise `CapabilityMissing`."""
+    _demand(backend, Capability.HANDOVER)
+    return cast("Handover", subscription)
+
+
+def revocation_of(backend: Backend, subscription: Subscription) -> Revocation:
+    """Return the subscription as one that reports revocations, or raise `CapabilityMissing`."""
+    _demand(backend, Capability.REVOCATION)
+    return cast("Revocation", subscription)

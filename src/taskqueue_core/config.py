@@ -1,0 +1,82 @@
+"""Settings, from the environment (``TASKQUEUE_…``), a ``.env`` file and ``taskqueue.toml``, in this order.
+
+Each backend reads settings of its own in the same manner (``TASKQUEUE_MEMORY_…``).
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from taskqueue_core.errors import ConfigurationError
+
+__all__ = ["Settings", "load_settings"]
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+class Settings(BaseSettings):
+    """What core itself can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TASKQUEUE_", env_file=".env", toml_file="taskqueue.toml", extra="ignore"
+    )
+
+    backend: str = "memory"
+    """an entry-point name, a module path, or ``module:attr``"""
+    server_url: str = "http://127.0.0.1:8420"
+    """where the server is: for workers, the ``server`` backend and the command line"""
+    token: SecretStr | None = None
+    """what clients show to the server"""
+    host: str = "127.0.0.1"
+    """where the server listens; loopback only, as long as it has no authentication"""
+    port: int = Field(8420, ge=0, le=65_535)
+    """0 takes a free port"""
+    lease: float = Field(15.0, gt=0, le=3600, allow_inf_nan=False)
+    """seconds of silence after which a worker's socket is given up"""
+    grace: float = Field(0.5, ge=0, le=60, allow_inf_nan=False)
+    """seconds a broken socket's deliveries wait for the worker to come back"""
+    drain: float = Field(5.0, ge=0, le=3600, allow_inf_nan=False)
+    """seconds the server waits at its end for workers to settle what they run"""
+    plugins_allow: frozenset[str] | None = None
+    """names of the plugins that may be loaded; unset allows all that are installed"""
+    plugins_deny: frozenset[str] = frozenset()
+    """names of the plugins that may not"""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the TOML file behind the environment."""
+        return (
+            init_settings,
+            env_settings,
+            dotenv_settings,
+            TomlConfigSettingsSource(settings_cls),
+            file_secret_settings,
+        )
+
+
+def load_settings(kind: type[S]) -> S:
+    """Read settings of a kind. Raise `ConfigurationError` that names each bad one, without showing its value."""
+    try:
+        return kind()
+    except ValidationError as error:
+        prefix = kind.model_config.get("env_prefix", "")
+        faults = "; ".join(
+            f"{prefix}{'_'.join(str(part) for part in fault['loc'])}".upper() + f": {fault['msg']}"
+            for fault in error.errors(include_input=False, include_url=False)
+        )
+        raise ConfigurationError(f"invalid settings: {faults}") from None

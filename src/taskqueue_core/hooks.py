@@ -1,0 +1,146 @@
+"""Hooks: what a plugin may observe. Hooks never settle, and a failing one is logged and passed over.
+
+A plugin is any object or module with functions marked by `hookimpl`; an implementation names only the arguments that it
+wants. Hooks are called in the event loop and must return quickly. Batches come as one call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pluggy
+
+from taskqueue_core.retry import Bury
+from taskqueue_core.tasks import Confirmation, Delivery, Expired, Settled, Task
+
+__all__ = [
+    "HOOK_API",
+    "Connection",
+    "Hooks",
+    "Identity",
+    "hookimpl",
+    "hookspec",
+]
+
+HOOK_API = 1
+"""raised when a hook changes incompatibly; a plugin declares the one it was written for as ``TASKQUEUE_HOOK_API``"""
+
+_PROJECT = "taskqueue"
+hookspec = pluggy.HookspecMarker(_PROJECT)
+hookimpl = pluggy.HookimplMarker(_PROJECT)
+_log = logging.getLogger("taskqueue.hooks")
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's socket."""
+
+    connection_id: str
+    worker_id: str
+    keys: tuple[str, ...]
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a token stands for."""
+
+    name: str
+    verbs: frozenset[str] = frozenset({"publish", "consume", "admin"})
+
+
+class _Specs:
+    """The hooks."""
+
+    @hookspec
+    def published(self, tasks: Sequence[Task], confirmations: Sequence[Confirmation]) -> None:
+        """Tasks were offered to the store, and these are its answers, in the same order."""
+
+    @hookspec
+    def delivered(self, deliveries: Sequence[Delivery], consumer: str) -> None:
+        """A subscription received deliveries."""
+
+    @hookspec
+    def settled(
+        self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
+    ) -> None:
+        """Deliveries were settled by ``verb``: ``ack``, ``redeliver`` or ``lost``."""
+
+    @hookspec
+    def retry_scheduled(
+        self, task: Task, at: float, error: str | None, confirmation: Confirmation
+    ) -> None:
+        """A retry was scheduled."""
+
+    @hookspec
+    def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:
+        """A delivery ended among the dead letters."""
+
+    @hookspec
+    def expired(self, tasks: Sequence[Expired]) -> None:
+        """Tasks ended because their deadline had passed."""
+
+    @hookspec
+    def worker_connected(self, connection: Connection) -> None:
+        """A worker's socket was welcomed."""
+
+    @hookspec
+    def worker_disconnected(self, connection: Connection, reason: str) -> None:
+        """A worker's socket ended."""
+
+    @hookspec
+    def authenticate(self, token: str | None, peer: str) -> Identity | None:
+        """Say who a token belongs to, or ``None`` where this plugin does not know it. The first answer counts."""
+
+
+class Hooks:
+    """The plugins of one process, called so that none can harm the caller or another plugin."""
+
+    def __init__(self) -> None:
+        """Start without plugins."""
+        self._manager = pluggy.PluginManager(_PROJECT)
+        self._manager.add_hookspecs(_Specs)
+
+    def register(self, plugin: object, name: str | None = None) -> None:
+        """Add a plugin. Raises `ValueError` where its hooks do not fit the specification."""
+        try:
+            self._manager.register(plugin, name=name)
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            if self._manager.is_registered(plugin):
+                self._manager.unregister(plugin)
+            raise ValueError(str(error)) from error
+
+    def unregister(self, plugin: object) -> None:
+        """Remove a plugin."""
+        self._manager.unregister(plugin)
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The names of the registered plugins."""
+        return tuple(name for name, plugin in self._manager.list_name_plugin() if plugin)
+
+    def wants(self, hook: str) -> bool:
+        """Whether any plugin implements ``hook``; lets hot paths skip the rest."""
+        return bool(getattr(self._manager.hook, hook).get_hookimpls())
+
+    def fire(self, hook: str, **arguments: Any) -> None:
+        """Call every implementation of ``hook``; log those that fail."""
+        for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
+            self._call(hook, implementation, arguments)
+
+    def first(self, hook: str, **arguments: Any) -> Any:
+        """Return the first answer that is not ``None``. A failing plugin gives no answer."""
+        for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
+            answer = self._call(hook, implementation, arguments)
+            if answer is not None:
+                return answer
+        return None
+
+    # pluggy's own call stops at the first failing implementation; calling them one by one isolates each.
+    def _call(self, hook: str, implementation: pluggy.HookImpl, arguments: dict[str, Any]) -> Any:
+        try:
+            return implementation.function(*(arguments[name] for name in implementation.argnames))
+        except Exception:
+            _log.exception("plugin %s failed in hook %s", implementation.plugin_name, hook)
+            return None

@@ -1,0 +1,104 @@
+"""Every limit on what may come from outside, in one table, and the checks that apply them.
+
+Checks take linear time in the length of their input. They raise `InvalidInput` and never echo the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import isfinite
+
+import msgspec
+
+from taskqueue_core.errors import InvalidInput
+
+__all__ = ["LIMITS", "Limits", "check_headers", "check_json", "check_name", "check_time", "kind_of"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes are in bytes unless said otherwise."""
+
+    name: int = 200
+    """characters of a key, task id, tenant, ordering key, worker id"""
+    payload: int = 256 * 1024
+    """a task's JSON text"""
+    result: int = 256 * 1024
+    """a result's JSON text"""
+    headers: int = 32
+    """entries in a task's headers"""
+    header_bytes: int = 8 * 1024
+    """all header names and values together"""
+    text: int = 4 * 1024
+    """characters of an error, a reason or a progress text; longer ones are cut, not refused"""
+    frame: int = 1024 * 1024
+    """one websocket frame in either direction"""
+    keys: int = 1000
+    """keys of one subscription"""
+    batch: int = 1000
+    """tasks of one publish call, receipts of one frame, ids of one look-up"""
+    credit: int = 10_000
+    """deliveries that one socket may hold"""
+    body: int = 16 * 1024 * 1024
+    """one HTTP request body"""
+
+
+LIMITS = Limits()
+
+_NAME = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9._:@=+<>~-]*")
+_END_OF_TIME = 253_402_300_800.0  # the year 10000, where most calendars stop
+_json = msgspec.json.Decoder(msgspec.Raw)
+
+
+def kind_of(value: object) -> str:
+    """Describe a value without showing it: its type, and its length where it has one."""
+    if isinstance(value, str | bytes | list | tuple | dict):
+        return f"{type(value).__name__} of length {len(value)}"
+    return type(value).__name__
+
+
+def check_name(field: str, value: object) -> None:
+    """Check a key, id, tenant, ordering key or worker id: short, printable, without braces, blanks or slashes."""
+    if isinstance(value, str) and len(value) <= LIMITS.name and _NAME.fullmatch(value):
+        return
+    raise InvalidInput(
+        field,
+        kind_of(value),
+        f"1 to {LIMITS.name} of A-Z a-z 0-9 . _ : @ = + < > ~ -, not starting with a sign or dot",
+    )
+
+
+def check_json(field: str, value: object, limit: int) -> None:
+    """Check that ``value`` is bytes of one JSON text in UTF-8, at most ``limit`` long."""
+    if not isinstance(value, bytes) or len(value) > limit:
+        raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
+    try:
+        value.decode()
+        _json.decode(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(field, f"{kind_of(value)} that is not JSON", "JSON text") from error
+
+
+def check_time(field: str, value: object) -> None:
+    """Check a point in time: Unix seconds, finite, between 1970 and the year 10000."""
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and isfinite(value)
+        and 0 <= value < _END_OF_TIME
+    ):
+        return
+    raise InvalidInput(field, kind_of(value), "Unix seconds, finite, before the year 10000")
+
+
+def check_headers(field: str, value: object) -> None:
+    """Check a task's headers: short text without control characters."""
+    if not isinstance(value, Mapping) or len(value) > LIMITS.headers:
+        raise InvalidInput(field, kind_of(value), f"at most {LIMITS.headers} entries of text")
+    size = 0
+    for name, text in value.items():
+        if not isinstance(name, str) or not isinstance(text, str) or not (name + text).isprintable():
+            raise InvalidInput(field, f"an entry of {kind_of(name)}: {kind_of(text)}", "printable text")
+        size += len(name.encode()) + len(text.encode())
+    if size > LIMITS.header_bytes:
+        raise InvalidInput(field, f"{size} bytes", f"at most {LIMITS.header_bytes} bytes in all")

@@ -1,0 +1,136 @@
+"""From a word in the configuration to a backend.
+
+The word is the name of an entry point in the group ``taskqueue.backends``, a module path, or ``module:attr``. A module must
+have ``create_backend``; that, or the attribute named, is called without arguments, reads its own settings and returns the
+backend without input or output.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from inspect import getattr_static
+from typing import Any, cast
+
+from taskqueue_core.backend import Backend, Capabilities, Capability
+from taskqueue_core.errors import BackendNotFound, ConfigurationError, InvalidBackend
+
+__all__ = ["BACKEND_GROUP", "FACTORY", "check_backend", "installed_backends", "load_backend"]
+
+BACKEND_GROUP = "taskqueue.backends"
+FACTORY = "create_backend"
+
+_MEMBERS = ("capabilities", "publisher", "subscribe", "now", "health", "aclose")
+_PUBLISHER = ("publish", "schedule_retry")
+_ATTRIBUTES = {Capability.DEAD_LETTERS: "dead_letters", Capability.CONTROL: "control"}
+
+
+def installed_backends() -> tuple[str, ...]:
+    """Return the names of the installed backends."""
+    return tuple(sorted({point.name for point in entry_points(group=BACKEND_GROUP)}))
+
+
+def load_backend(word: str) -> Backend:
+    """Make the backend that ``word`` names.
+
+    Raises `BackendNotFound` or `InvalidBackend` with what is installed, what the module lacks, or how to install; errors
+    of the backend's own configuration (`ConfigurationError`) pass through.
+    """
+    factory = _factory(word)
+    try:
+        backend = factory()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise InvalidBackend(f"backend {word!r}: making it failed: {_describe(error)}") from error
+    check_backend(backend, word)
+    return cast("Backend", backend)
+
+
+def check_backend(backend: object, word: str) -> None:
+    """Raise `InvalidBackend` that lists what ``backend`` lacks of the contract and of what it declares."""
+    missing = [name for name in _MEMBERS if not _has(backend, name)]
+    if not missing:
+        declared = backend.capabilities  # type: ignore[attr-defined]
+        if not isinstance(declared, Capabilities):
+            missing.append("capabilities (must be taskqueue_core.backend.Capabilities)")
+        else:
+            missing += [
+                f"{attribute} (declared as a capability)"
+                for name, attribute in _ATTRIBUTES.items()
+                if name in declared.names and not _has(backend, attribute)
+            ]
+        publisher = backend.publisher  # type: ignore[attr-defined]
+        missing += [f"publisher.{name}" for name in _PUBLISHER if not _has(publisher, name)]
+    if missing:
+        raise InvalidBackend(
+            f"backend {word!r}: {type(backend).__name__} is not a backend, it lacks: {', '.join(missing)}; "
+            "see docs/writing-a-backend.md"
+        )
+
+
+def _factory(word: str) -> Callable[[], Any]:
+    for point in entry_points(group=BACKEND_GROUP):
+        if point.name == word:
+            return _callable(word, lambda: point.load())  # noqa: B023, PLW0108 - called before the loop goes on
+    path, _, attribute = word.partition(":")
+    if not all(part.isidentifier() for part in [*path.split("."), *filter(None, attribute.split("."))]):
+        raise BackendNotFound(_not_found(word, "it is neither a name nor a module path"))
+    return _callable(word, lambda: _attribute(word, path, attribute or FACTORY))
+
+
+def _attribute(word: str, path: str, attribute: str) -> object:
+    try:
+        found: object = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (path == error.name or path.startswith(error.name + ".")):
+            raise BackendNotFound(_not_found(word, f"there is no module {error.name!r}")) from error
+        raise
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise InvalidBackend(
+                f"backend {word!r}: the module {path!r} lacks {attribute!r}, a callable without arguments that returns a "
+                f"backend; name another one as '{path}:NAME'; see docs/writing-a-backend.md"
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _callable(word: str, load: Callable[[], object]) -> Callable[[], Any]:
+    try:
+        found = load()
+    except ConfigurationError:
+        raise
+    except ModuleNotFoundError as error:
+        raise InvalidBackend(
+            f"backend {word!r}: importing it needs the module {error.name!r}, which is not installed; try: "
+            f"pip install 'taskqueue-backends[{word.removeprefix('taskqueue_').partition('.')[0]}]'"
+        ) from error
+    except Exception as error:
+        raise InvalidBackend(f"backend {word!r}: importing it failed: {_describe(error)}") from error
+    if not callable(found):
+        raise InvalidBackend(
+            f"backend {word!r}: got {type(found).__name__}; allowed: a callable without arguments that returns a backend"
+        )
+    return found
+
+
+def _not_found(word: str, why: str) -> str:
+    names = ", ".join(installed_backends()) or "none"
+    return (
+        f"no backend {word!r}: {why}. Installed backends: {names}. Set TASKQUEUE_BACKEND to one of them, to a module path "
+        "or to 'module:attr'; install others with pip install 'taskqueue-backends[NAME]' or from their own packages"
+    )
+
+
+def _has(thing: object, name: str) -> bool:
+    try:
+        getattr_static(thing, name)
+    except AttributeError:
+        return hasattr(thing, name)
+    return True
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,356 @@
+"""The frames of the socket protocol, version 1, and their encoding. `docs/protocol.md` describes them for any language.
+
+A frame is one JSON object in a text message; ``type`` names it. Unknown fields are ignored, so that either side may be newer.
+Payloads and results are spliced in and out as raw JSON: nobody between publisher and worker decodes them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw, field
+
+from taskqueue_core.errors import InvalidInput, ProtocolViolation
+from taskqueue_core.limits import LIMITS, check_json
+from taskqueue_core.tasks import DEFAULT_PRIORITY, Delivery, Task
+
+__all__ = [
+    "CLOSE_CLEAN",
+    "CLOSE_PROTOCOL",
+    "CLOSE_RESTART",
+    "CLOSE_TIMEOUT",
+    "CLOSE_TRY_LATER",
+    "CLOSE_UNAUTHENTICATED",
+    "PROTOCOL_VERSION",
+    "SUBPROTOCOL",
+    "Ack",
+    "Bye",
+    "ClientFrame",
+    "Credit",
+    "DeadLetter",
+    "Degraded",
+    "Deliver",
+    "Drain",
+    "Error",
+    "Hello",
+    "Ping",
+    "Pong",
+    "Progress",
+    "Redeliver",
+    "Retry",
+    "Revoke",
+    "ServerFrame",
+    "Settled",
+    "Welcome",
+    "WireDelivery",
+    "WireLimits",
+    "WireTask",
+    "decode_client",
+    "decode_server",
+    "encode",
+    "result_text",
+    "to_delivery",
+    "to_wire",
+    "to_wire_task",
+]
+
+SUBPROTOCOL = "taskqueue.v1"
+PROTOCOL_VERSION = 1
+
+CLOSE_CLEAN = 1000
+CLOSE_RESTART = 1012
+"""the server is going away: reconnect, to any replica"""
+CLOSE_TRY_LATER = 1013
+"""too many connections"""
+CLOSE_PROTOCOL = 4400
+CLOSE_UNAUTHENTICATED = 4401
+CLOSE_TIMEOUT = 4408
+"""no hello in time, or silence for longer than the lease"""
+
+_Name = Annotated[str, Meta(max_length=LIMITS.name)]
+_Text = Annotated[str, Meta(max_length=LIMITS.text)]
+_Receipt = Annotated[str, Meta(min_length=1, max_length=LIMITS.name)]
+_Receipts = Annotated[list[_Receipt], Meta(max_length=LIMITS.batch)]
+_Keys = Annotated[list[_Name], Meta(min_length=1, max_length=LIMITS.keys)]
+_Count = Annotated[int, Meta(ge=0, le=LIMITS.credit)]
+
+
+class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """A message of the protocol."""
+
+
+# worker -> server
+
+
+class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
+    """The first frame of a worker."""
+
+    worker_id: _Name
+    keys: _Keys
+    credit: _Count = 0
+    token: Annotated[str, Meta(max_length=1024)] | None = None
+    holding: Annotated[list[_Receipt], Meta(max_length=LIMITS.credit)] = []
+    """receipts that it still runs, after a reconnect"""
+    protocol: int = PROTOCOL_VERSION
+
+
+class Credit(_Frame, tag="credit", frozen=True, kw_only=True):
+    """``n`` more deliveries are welcome."""
+
+    n: Annotated[int, Meta(ge=1, le=LIMITS.credit)]
+
+
+class Ack(_Frame, tag="ack", frozen=True, kw_only=True):
+    """Executed; a result may come with each receipt."""
+
+    receipts: _Receipts
+    results: dict[str, Raw] = {}
+
+
+class Redeliver(_Frame, tag="redeliver", frozen=True, kw_only=True):
+    """Handed back."""
+
+    receipts: _Receipts
+
+
+class Retry(_Frame, tag="retry", frozen=True, kw_only=True):
+    """Failed; the server applies the queue's retry policy. ``delay`` overrides its wait."""
+
+    receipt: _Receipt
+    error: _Text = ""
+    delay: Annotated[float, Meta(ge=0, le=365 * 86_400)] | None = None
+
+
+class DeadLetter(_Frame, tag="dead_letter", frozen=True, kw_only=True):
+    """Given up."""
+
+    receipt: _Receipt
+    reason: _Text
+    error: _Text | None = None
+
+
+class Progress(_Frame, tag="progress", frozen=True, kw_only=True):
+    """How far a task is: 0..1 or a short text."""
+
+    receipt: _Receipt
+    value: Annotated[float, Meta(ge=0, le=1)] | Annotated[str, Meta(max_length=200)]
+
+
+class Bye(_Frame, tag="bye", frozen=True, kw_only=True):
+    """No more; what is still held is handed back."""
+
+
+# both ways
+
+
+class Ping(_Frame, tag="ping", frozen=True, kw_only=True):
+    """Are you there?"""
+
+    n: int = 0
+
+
+class Pong(_Frame, tag="pong", frozen=True, kw_only=True):
+    """Yes; ``n`` is the ping's."""
+
+    n: int = 0
+
+
+# server -> worker
+
+
+class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server accepts, in bytes or counts."""
+
+    frame: int = LIMITS.frame
+    payload: int = LIMITS.payload
+    result: int = LIMITS.result
+    credit: int = LIMITS.credit
+    batch: int = LIMITS.batch
+
+
+class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
+    """The answer to a hello. Held receipts that are not among ``adopted`` are lost and follow in a `Revoke`."""
+
+    connection_id: str
+    lease: float
+    """seconds of silence after which either side gives the other up; ping at least every third of it"""
+    server: str
+    limits: WireLimits = WireLimits()
+    adopted: list[str] = []
+
+
+class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A task as it travels."""
+
+    id: str
+    key: str
+    payload: Raw = field(default_factory=lambda: Raw(b"null"))
+    headers: dict[str, str] = {}
+    priority: int = DEFAULT_PRIORITY
+    tenant: str | None = None
+    ordering_key: str | None = None
+    deadline: float | None = None
+    not_before: float | None = None
+    max_attempts: int | None = None
+
+
+class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A delivery as it travels."""
+
+    receipt: str
+    attempt: int
+    losses: int = 0
+    prior: int = 0
+    delivered_at: float
+    task: WireTask
+
+
+class Deliver(_Frame, tag="deliver", frozen=True, kw_only=True):
+    """Work. Each delivery uses up one credit."""
+
+    deliveries: list[WireDelivery]
+
+
+class Settled(_Frame, tag="settled", frozen=True, kw_only=True):
+    """What became of settlements."""
+
+    ok: list[str] = []
+    lease_lost: list[str] = []
+    """stale or unknown; nothing was changed"""
+
+
+class Revoke(_Frame, tag="revoke", frozen=True, kw_only=True):
+    """No longer yours: stop working on them, settle nothing."""
+
+    receipts: list[str]
+
+
+class Drain(_Frame, tag="drain", frozen=True, kw_only=True):
+    """The server is going away and delivers no more: settle what you can within ``seconds``, then reconnect."""
+
+    seconds: float
+
+
+class Degraded(_Frame, tag="degraded", frozen=True, kw_only=True):
+    """The store is out of reach (or ``ok`` again): keep what you run, credit stands still."""
+
+    ok: bool = False
+    reason: str = ""
+
+
+class Error(_Frame, tag="error", frozen=True, kw_only=True):
+    """The frame before was not accepted. Where it is fatal, a close follows."""
+
+    code: str
+    message: str
+
+
+ClientFrame = (
+    Hello | Credit | Ack | Redeliver | Retry | DeadLetter | Progress | Ping | Pong | Bye
+)
+ServerFrame = Welcome | Deliver | Settled | Revoke | Drain | Degraded | Error | Ping | Pong
+
+_client = msgspec.json.Decoder(ClientFrame)
+_server = msgspec.json.Decoder(ServerFrame)
+_encoder = msgspec.json.Encoder()
+
+
+def encode(frame: ClientFrame | ServerFrame) -> str:
+    """Return the text of a frame."""
+    return _encoder.encode(frame).decode()
+
+
+def decode_client(text: str | bytes) -> ClientFrame:
+    """Read a worker's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the peer may be newer."""
+    frame: ClientFrame = _decode(_client, text)
+    return frame
+
+
+def decode_server(text: str | bytes) -> ServerFrame:
+    """Read a server's frame, or raise `ProtocolViolation`. An unknown type is not fatal."""
+    frame: ServerFrame = _decode(_server, text)
+    return frame
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
+    if len(text) > LIMITS.frame:
+        raise ProtocolViolation("too_large", f"a frame may have {LIMITS.frame} bytes at the most")
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        if message.endswith("`$.type`") and message.startswith("Invalid value"):
+            raise ProtocolViolation(
+                "unknown_type", "this type of frame is unknown here", fatal=False
+            ) from None
+        raise ProtocolViolation("invalid_frame", _without_values(message)) from None
+    except (ValueError, RecursionError):
+        raise ProtocolViolation("not_json", "a frame must be one JSON object in UTF-8") from None
+
+
+def _without_values(message: str) -> str:
+    # The library names the field and the types; only a few messages quote the value, which may be anything.
+    return "a field is not allowed" if "Invalid value" in message else message[:120]
+
+
+def to_wire_task(task: Task) -> WireTask:
+    """Turn a task into its wire form; the payload's bytes are shared, not copied."""
+    return WireTask(
+        id=task.id,
+        key=task.key,
+        payload=Raw(task.payload),
+        headers=task.headers,
+        priority=task.priority,
+        tenant=task.tenant,
+        ordering_key=task.ordering_key,
+        deadline=task.deadline,
+        not_before=task.not_before,
+        max_attempts=task.max_attempts,
+    )
+
+
+def to_wire(delivery: Delivery) -> WireDelivery:
+    """Turn a delivery into its wire form."""
+    return WireDelivery(
+        receipt=delivery.receipt,
+        attempt=delivery.attempt,
+        losses=delivery.losses,
+        prior=delivery.prior,
+        delivered_at=delivery.delivered_at,
+        task=to_wire_task(delivery.task),
+    )
+
+
+def to_delivery(wire: WireDelivery) -> Delivery:
+    """Turn a wire delivery back, checking the task. Raises `InvalidInput`."""
+    task = wire.task
+    return Delivery(
+        receipt=wire.receipt,
+        attempt=wire.attempt,
+        losses=wire.losses,
+        prior=wire.prior,
+        delivered_at=wire.delivered_at,
+        task=Task(
+            id=task.id,
+            key=task.key,
+            payload=bytes(task.payload),
+            headers=task.headers,
+            priority=task.priority,
+            tenant=task.tenant,
+            ordering_key=task.ordering_key,
+            deadline=task.deadline,
+            not_before=task.not_before,
+            max_attempts=task.max_attempts,
+        ),
+    )
+
+
+def result_text(raw: Raw) -> bytes:
+    """Return a result's JSON text, checked against the limit. Raises `ProtocolViolation`."""
+    text = bytes(raw)
+    try:
+        check_json("results", text, LIMITS.result)
+    except InvalidInput as error:
+        raise ProtocolViolation("invalid_frame", str(error)) from None
+    return text

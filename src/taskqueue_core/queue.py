@@ -1,0 +1,160 @@
+"""The entry for applications: publish tasks and read results, on whatever backend is configured."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.backend import Backend, Subscription
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull
+from taskqueue_core.hooks import Hooks
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.loading import load_backend
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.plugins import load_plugins
+from taskqueue_core.tasks import (
+    DEFAULT_PRIORITY,
+    Confirmation,
+    Ledger,
+    Published,
+    Task,
+    TaskStatus,
+    new_id,
+)
+
+__all__ = ["Queue", "connect", "open_backend"]
+
+_RESENDS = 3
+
+
+def open_backend(word: str | None = None, settings: Settings | None = None) -> ObservedBackend:
+    """Make the configured backend (or the one that ``word`` names), with the installed plugins around it."""
+    settings = settings or load_settings(Settings)
+    hooks = Hooks()
+    load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
+    return ObservedBackend(load_backend(word or settings.backend), hooks)
+
+
+@asynccontextmanager
+async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
+    """Open a queue on a backend: a given one (left open at the end), a named one, or the configured one."""
+    if isinstance(backend, str | None):
+        opened = open_backend(backend)
+        try:
+            yield Queue(opened)
+        finally:
+            await opened.aclose()
+    else:
+        yield Queue(backend)
+
+
+class Queue:
+    """Publishes and looks up. Safe for concurrent use."""
+
+    def __init__(self, backend: Backend) -> None:
+        """Use ``backend``, which the caller owns."""
+        self.backend = backend
+
+    async def publish(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        id: str | None = None,  # noqa: A002 - the field's name everywhere else
+        priority: int = DEFAULT_PRIORITY,
+        delay: float | None = None,
+        not_before: float | None = None,
+        expires_in: float | None = None,
+        deadline: float | None = None,
+        tenant: str | None = None,
+        ordering_key: str | None = None,
+        headers: dict[str, str] | None = None,
+        max_attempts: int | None = None,
+    ) -> Confirmation:
+        """Publish one task and return the store's confirmation (``accepted`` or ``duplicate``).
+
+        ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds. A lost answer
+        is asked for again with the same id. Raises `InvalidInput`, `QueueFull`, `IdConflict`, and
+        `PublishUnconfirmed` where the store stays silent: publish again with the id that the error carries.
+        """
+        task = Task.of(
+            key,
+            payload,
+            id=id or new_id(),
+            priority=priority,
+            not_before=self._instant("delay", delay, "not_before", not_before),
+            deadline=self._instant("expires_in", expires_in, "deadline", deadline),
+            tenant=tenant,
+            ordering_key=ordering_key,
+            headers=headers or {},
+            max_attempts=max_attempts,
+        )
+        (confirmation,) = await self.publish_many([task])
+        if confirmation.status is Published.REFUSED:
+            raise QueueFull(
+                f"queue {key!r} refused the task: {confirmation.reason}",
+                task_id=task.id,
+                retry_after=confirmation.retry_after,
+            )
+        if confirmation.status is Published.CONFLICT:
+            raise IdConflict(
+                f"the id is taken in queue {key!r} by a task with another payload", task_id=task.id
+            )
+        return confirmation
+
+    async def publish_many(self, tasks: Iterable[Task]) -> tuple[Confirmation, ...]:
+        """Publish tasks in batches; return a confirmation for each, in order. Nothing is raised for a single refused one."""
+        pending = list(tasks)
+        confirmations: list[Confirmation] = []
+        for start in range(0, len(pending), LIMITS.batch):
+            confirmations += await self._send(pending[start : start + LIMITS.batch])
+        return tuple(confirmations)
+
+    async def _send(self, tasks: list[Task]) -> tuple[Confirmation, ...]:
+        for _ in range(_RESENDS):
+            try:
+                return await self.backend.publisher.publish(*tasks)
+            except PublishUnconfirmed:
+                continue
+        try:
+            return await self.backend.publisher.publish(*tasks)
+        except PublishUnconfirmed as error:
+            error.task_id = tasks[0].id
+            raise
+
+    def subscribe(self, *keys: str, consumer: str) -> Subscription:
+        """Open a subscription of one's own, without a server in between."""
+        return self.backend.subscribe(keys, consumer)
+
+    async def status(self, key: str, task_id: str) -> TaskStatus | None:
+        """Say what is known of a task; ``None`` if it is unknown or forgotten."""
+        return (await control_of(self.backend).statuses(key, task_id))[0]
+
+    async def result(self, key: str, task_id: str) -> Any:
+        """Return a task's decoded result, ``None`` where there is none (yet, or any more)."""
+        (text,) = await control_of(self.backend).results(key, task_id)
+        return None if text is None else msgspec.json.decode(text)
+
+    async def ledger(self, *keys: str) -> Ledger:
+        """Return the ledger of some queues, or of all."""
+        control = control_of(self.backend)
+        total = Ledger()
+        for key in keys or await control.queues():
+            total += await control.ledger(key)
+        return total
+
+    def _instant(
+        self, name: str, seconds: float | None, other: str, instant: float | None
+    ) -> float | None:
+        if seconds is None:
+            return instant
+        if instant is not None:
+            raise InvalidInput(name, f"both {name} and {other}", "one of them")
+        if not 0 <= seconds < float("inf"):
+            raise InvalidInput(name, "a number out of range", "a finite number of seconds from 0 on")
+        return self.backend.now() + seconds

@@ -1,0 +1,92 @@
+"""The memory backend, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from taskqueue_core.authoring import checked_keys
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.clock import Clock, SystemClock
+from taskqueue_core.config import load_settings
+from taskqueue_core.limits import check_name
+from taskqueue_core.tasks import Confirmation, Delivery, Health, Task
+from taskqueue_memory.config import MemorySettings
+from taskqueue_memory.journal import Journal
+from taskqueue_memory.operators import MemoryControl, MemoryDeadLetters
+from taskqueue_memory.store import Store
+from taskqueue_memory.subscription import MemorySubscription
+
+__all__ = ["MemoryBackend", "MemoryPublisher", "create_backend"]
+
+
+class MemoryPublisher:
+    """See `taskqueue_core.backend.Publisher`. Every call is one atomic step."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        self._store.forget(2 * len(tasks))
+        return tuple([self._store.publish(task) for task in tasks])
+
+    async def schedule_retry(
+        self,
+        task: Task,
+        at: float,
+        *,
+        error: str | None = None,
+        token: str | None = None,
+        settles: Delivery | None = None,
+    ) -> Confirmation:
+        return self._store.retry(task, at, error, token, settles)
+
+
+class MemoryBackend:
+    """See `taskqueue_core.backend.Backend`. Tasks live as long as the object; one event loop at a time."""
+
+    capabilities = Capabilities(names=frozenset(Capability))
+
+    def __init__(self, *, clock: Clock | None = None, settings: MemorySettings | None = None) -> None:
+        """Start empty. A ``clock`` other than the system's is for tests."""
+        settings = settings or MemorySettings()
+        self._journal = Journal(settings.journal) if settings.journal else None
+        self._store = Store(clock or SystemClock(), self._journal)
+        self._closed = False
+        self.publisher = MemoryPublisher(self._store)
+        self.control = MemoryControl(self._store)
+        self.dead_letters = MemoryDeadLetters(self._store)
+
+    def subscribe(self, keys: Iterable[str], consumer: str) -> MemorySubscription:
+        """See `taskqueue_core.backend.Backend.subscribe`."""
+        check_name("consumer", consumer)
+        return MemorySubscription(self._store, checked_keys(keys), consumer)
+
+    def now(self) -> float:
+        """Return this process's time."""
+        return self._store.clock.now()
+
+    async def health(self) -> Health:
+        """Report counts."""
+        journal = None if self._journal is None else not self._journal.failed
+        return Health(
+            ok=not self._closed,
+            backend="memory",
+            details={"queues": len(self._store.queues), "durable": False, "journal": journal},
+        )
+
+    async def aclose(self) -> None:
+        """Close every subscription and the journal; the tasks are gone with the object."""
+        if self._closed:
+            return
+        self._closed = True
+        open_ones = {s: None for queue in self._store.queues.values() for s in queue.subscribers}
+        for subscription in open_ones:
+            await subscription.close()
+        self._store.stop()
+        if self._journal is not None:
+            self._journal.close()
+
+
+def create_backend() -> MemoryBackend:
+    """Make a memory backend by its settings."""
+    return MemoryBackend(settings=load_settings(MemorySettings))

@@ -1,0 +1,93 @@
+"""The journal: every transition as one line of JSON, for the data pipeline.
+
+Fields of version 1, in this order: ``v``, ``run`` (random, one per start of the process), ``seq`` (from 1 without gaps within a run),
+``ts`` (Unix seconds), ``event``, ``key``, ``task_id``, ``attempt``, ``losses``, ``state`` (after the event), ``priority``, ``tenant``,
+``worker``, ``error``.
+
+Events: published, available, delivered, acked, redelivered, lost, retried, dead_lettered, redriven, discarded, expired, cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_memory.records import Record
+
+__all__ = ["JOURNAL_VERSION", "Journal", "Line"]
+
+JOURNAL_VERSION = 1
+_log = logging.getLogger("taskqueue.memory")
+_encoder = msgspec.json.Encoder()
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One transition."""
+
+    v: int = JOURNAL_VERSION
+    run: str
+    seq: int
+    ts: float
+    event: str
+    key: str
+    task_id: str
+    attempt: int
+    losses: int
+    state: str
+    priority: int
+    tenant: str | None
+    worker: str | None
+    error: str | None
+
+
+class Journal:
+    """Appends lines, each by one write, so that a killed process leaves whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        """Open (or create, readable by the owner alone) the file. Raises `ConfigurationError` if it can't be."""
+        self._run = secrets.token_hex(4)
+        self._seq = 0
+        self.failed = False
+        """a write failed: lines are missing from there on, which a reader sees by the gap in ``seq``"""
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigurationError(
+                f"TASKQUEUE_MEMORY_JOURNAL: the file cannot be opened for appending: {error.strerror}"
+            ) from error
+
+    def write(
+        self, event: str, record: Record, now: float, worker: str | None, error: str | None
+    ) -> None:
+        """Append one transition. A full disk stops the journal's growth, never the queue's work."""
+        self._seq += 1
+        line = Line(
+            run=self._run,
+            seq=self._seq,
+            ts=now,
+            event=event,
+            key=record.task.key,
+            task_id=record.task.id,
+            attempt=record.attempt,
+            losses=record.losses,
+            state=record.state.value,
+            priority=record.task.priority,
+            tenant=record.task.tenant,
+            worker=worker,
+            error=error,
+        )
+        try:
+            os.write(self._file, _encoder.encode(line) + b"\n")
+        except OSError:
+            if not self.failed:
+                self.failed = True
+                _log.exception("the journal cannot be written; it has gaps from here on")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)

@@ -1,0 +1,148 @@
+"""The operator's side: control and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from taskqueue_core.capabilities import Maintained, QueueSettings
+from taskqueue_core.errors import SettingsConflict
+from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.tasks import (
+    DeadLetter,
+    Delivery,
+    Ledger,
+    QueueStats,
+    State,
+    TaskStatus,
+    WorkerInfo,
+)
+
+if TYPE_CHECKING:
+    from taskqueue_memory.records import Record
+    from taskqueue_memory.store import Store
+    from taskqueue_memory.subscription import MemorySubscription
+
+__all__ = ["MemoryControl", "MemoryDeadLetters"]
+
+
+class MemoryControl:
+    """See `taskqueue_core.capabilities.Control`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def queues(self) -> tuple[str, ...]:
+        return tuple(sorted(self._store.queues))
+
+    async def settings(self, key: str) -> QueueSettings:
+        queue = self._store.queues.get(key)
+        return queue.settings if queue else QueueSettings()
+
+    async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        check_name("key", key)
+        current = self._store.queue(key).settings
+        if settings.version != current.version:
+            raise SettingsConflict(
+                f"queue {key!r} has version {current.version} of its settings, not {settings.version}"
+            )
+        changed = settings.model_copy(update={"version": current.version + 1})
+        self._store.queue(key).settings = changed
+        return changed
+
+    async def ledger(self, key: str) -> Ledger:
+        queue = self._store.queues.get(key)
+        return queue.ledger if queue else Ledger()
+
+    async def stats(self, key: str) -> QueueStats:
+        queue = self._store.queues.get(key)
+        return queue.stats if queue else QueueStats(key=key, ledger=Ledger())
+
+    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
+        records = (self._store.find(key, task_id) for task_id in task_ids)
+        return tuple(record.status if record else None for record in records)
+
+    async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
+        now = self._store.clock.now()
+        records = (self._store.find(key, task_id) for task_id in task_ids)
+        return tuple(
+            record.result if record is not None and now < record.result_until else None
+            for record in records
+        )
+
+    async def progress(self, delivery: Delivery, value: float | str) -> bool:
+        record = self._store.receipts.get(delivery.receipt)
+        if record is None:
+            return False
+        record.progress = value[: LIMITS.name] if isinstance(value, str) else value
+        record.updated_at = self._store.clock.now()
+        return True
+
+    async def cancel(self, key: str, task_id: str) -> bool:
+        record = self._store.find(key, task_id)
+        return record is not None and self._store.cancel(record)
+
+    async def purge(self, key: str) -> int:
+        queue = self._store.queues.get(key)
+        records = list(queue.records.values()) if queue else []
+        idle = [r for r in records if r.state in (State.WAITING, State.SCHEDULED)]
+        return sum(self._store.cancel(record) for record in idle)
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        by_name: dict[str, dict[MemorySubscription, None]] = {}
+        for queue in self._store.queues.values():
+            for subscription in queue.subscribers:
+                by_name.setdefault(subscription.consumer, {})[subscription] = None
+        return tuple(
+            WorkerInfo(
+                worker_id=name,
+                connections=len(subscriptions),
+                keys=tuple(sorted({key for s in subscriptions for key in s.keys})),
+                in_flight=sum(len(s.owned) for s in subscriptions),
+                since=min(s.since for s in subscriptions),
+            )
+            for name, subscriptions in sorted(by_name.items())
+        )
+
+    async def maintain(self) -> Maintained:
+        return Maintained(
+            promoted=self._store.promote(),
+            expired=tuple(self._store.expire()),
+            forgotten=self._store.forget(),
+        )
+
+
+class MemoryDeadLetters:
+    """See `taskqueue_core.capabilities.DeadLetters`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def list(
+        self, key: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[DeadLetter, ...]:
+        dead = self._dead(key)
+        if after is not None:
+            ids = [record.task.id for record in dead]
+            dead = dead[ids.index(after) + 1 :] if after in ids else []
+        return tuple(record.dead_letter for record in dead[:limit])
+
+    async def redrive(self, key: str, *task_ids: str) -> int:
+        chosen = self._dead(key, task_ids)
+        for record in chosen:
+            self._store.redrive(record)
+        return len(chosen)
+
+    async def discard(self, key: str, *task_ids: str) -> int:
+        chosen = self._dead(key, task_ids)
+        for record in chosen:
+            self._store.discard(record)
+        return len(chosen)
+
+    def _dead(self, key: str, task_ids: tuple[str, ...] = ()) -> Sequence[Record]:
+        queue = self._store.queues.get(key)
+        if queue is None:
+            return []
+        if not task_ids:
+            return tuple(queue.dead.values())
+        return [queue.dead[task_id] for task_id in dict.fromkeys(task_ids) if task_id in queue.dead]

@@ -1,0 +1,374 @@
+"""The transitions. Each is one synchronous method, so nothing can come between its steps: that is the atomicity.
+
+Every method leaves the ledger balanced, and every change of state goes through `_enter`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from taskqueue_core.clock import Clock
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.limits import LIMITS, check_time
+from taskqueue_core.tasks import (
+    Confirmation,
+    Delivery,
+    Expired,
+    Published,
+    Settled,
+    State,
+    Task,
+)
+from taskqueue_memory.calendar import Calendar
+from taskqueue_memory.journal import Journal
+from taskqueue_memory.records import QueueState, Record
+
+if TYPE_CHECKING:
+    from taskqueue_memory.subscription import MemorySubscription
+
+__all__ = ["Store"]
+
+_CHUNK = 1000
+
+
+class Store:
+    """All queues of one backend."""
+
+    def __init__(self, clock: Clock, journal: Journal | None) -> None:
+        self.clock = clock
+        self.journal = journal
+        self.queues: dict[str, QueueState] = {}
+        self.receipts: dict[str, Record] = {}
+        self._seq = itertools.count(1)
+        self._calendar = Calendar(clock, self.promote)
+
+    def queue(self, key: str) -> QueueState:
+        """Return the queue of a key, made on first sight."""
+        if key not in self.queues:
+            self.queues[key] = QueueState(key)
+        return self.queues[key]
+
+    def find(self, key: str, task_id: str) -> Record | None:
+        """Return what is known of a task."""
+        queue = self.queues.get(key)
+        return queue.records.get(task_id) if queue else None
+
+    # publish
+
+    def publish(self, task: Task) -> Confirmation:
+        """Add a task, once."""
+        now = self.clock.now()
+        queue = self.queue(task.key)
+        known = queue.records.get(task.id)
+        if known is not None and not self._window_passed(known, now):
+            same = known.task.payload == task.payload
+            status = Published.DUPLICATE if same else Published.CONFLICT
+            return Confirmation(key=task.key, task_id=task.id, status=status)
+        position = queue.states[State.WAITING]
+        record = self._new_entry(queue, task, now)
+        if task.not_before is not None and task.not_before > now:
+            self._schedule(record, task.not_before, "published")
+        else:
+            self._make_available(record, "published")
+            self.ring(queue, 1)
+        return Confirmation(
+            key=task.key, task_id=task.id, status=Published.ACCEPTED, position=position
+        )
+
+    def retry(
+        self, task: Task, at: float, error: str | None, token: str | None, settles: Delivery | None
+    ) -> Confirmation:
+        """Schedule the next attempt, once per token."""
+        check_time("at", at)
+        now = self.clock.now()
+        record = self.find(task.key, task.id)
+        handed_out = settles.attempt if settles else record.handed_out if record else 0
+        token = token or f"attempt:{handed_out}"
+        if record is not None and token in record.tokens:
+            return Confirmation(key=task.key, task_id=task.id, status=Published.DUPLICATE)
+        if settles is not None and (record is None or record.receipt != settles.receipt):
+            raise LeaseLost("the receipt is not current: settled before, taken back, or never issued")
+        if record is None:
+            record = self._new_entry(self.queue(task.key), task, now)
+        elif record.state is State.DEAD:
+            record.prior, record.reason = record.attempt, None
+        elif record.state.live:
+            self._end_receipt(record, "retry" if settles else None, revoke=settles is None)
+        else:
+            record = self._revive(record, now)
+        record.tokens.add(token)
+        if error is not None:
+            record.fail(error[: LIMITS.text], now)
+        record.attempt += 1
+        record.losses = 0
+        record.queue.retried += 1
+        self._schedule(record, at, "retried", error)
+        return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)
+
+    # deliver
+
+    def take(
+        self, subscription: MemorySubscription, queue: QueueState, expired: list[Expired]
+    ) -> Delivery | None:
+        """Hand out the first waiting entry of a queue; what is past its deadline expires instead."""
+        now = self.clock.now()
+        while (record := queue.pop()) is not None:
+            task = record.task
+            if task.deadline is not None and task.deadline <= now:
+                expired.append(self._expire(record))
+                continue
+            receipt = subscription.new_receipt()
+            record.receipt = receipt
+            record.owner = subscription
+            record.handed_out = record.attempt
+            record.delivered_at = now
+            self.receipts[receipt] = record
+            subscription.owned[receipt] = record
+            queue.delivered += 1
+            self._enter(record, State.IN_FLIGHT, "delivered")
+            return Delivery(
+                task=task,
+                receipt=receipt,
+                attempt=record.attempt,
+                losses=record.losses,
+                prior=record.prior,
+                delivered_at=now,
+            )
+        return None
+
+    # settle
+
+    def ack(self, delivery: Delivery, result: bytes | None) -> Settled:
+        """End an entry as done."""
+        record = self.receipts.get(delivery.receipt)
+        if record is None:
+            return self._settled_before(delivery, "ack")
+        record.result = result
+        record.result_until = self.clock.now() + record.queue.settings.result_ttl
+        record.progress = None
+        self._finish(record, State.DONE, "acked", verb="ack")
+        return Settled.OK
+
+    def redeliver(self, delivery: Delivery, *, lost: bool) -> Settled:
+        """Make an entry available again, at its old place; one that was lost too often dies."""
+        verb = "lost" if lost else "redeliver"
+        record = self.receipts.get(delivery.receipt)
+        if record is None:
+            return self._settled_before(delivery, verb)
+        self.hand_back(record, lost=lost)
+        return record.last[2] if record.last else Settled.OK
+
+    def hand_back(self, record: Record, *, lost: bool) -> None:
+        """Take an in-flight entry back."""
+        queue = record.queue
+        queue.redelivered += 1
+        if lost:
+            queue.lost += 1
+            record.losses += 1
+            record.fail("lost with its consumer", self.clock.now())
+            if record.losses > queue.settings.max_losses:
+                record.reason = "max_losses_exceeded"
+                self._finish(record, State.DEAD, "dead_lettered", verb="lost", answer=Settled.DEAD)
+                return
+        event = "lost" if lost else "redelivered"
+        worker = record.owner.consumer if record.owner else None
+        self._end_receipt(record, "lost" if lost else "redeliver")
+        self._offer(queue)
+        queue.lane(record).put_back(record)
+        self._enter(record, State.WAITING, event, worker=worker)
+        self.ring(queue, 1)
+
+    def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
+        """End an entry among the dead letters."""
+        record = self.receipts.get(delivery.receipt)
+        if record is None:
+            return self._settled_before(delivery, "dead")
+        if error is not None:
+            record.fail(error[: LIMITS.text], self.clock.now())
+        record.reason = reason[: LIMITS.text]
+        self._finish(record, State.DEAD, "dead_lettered", verb="dead")
+        return Settled.OK
+
+    def adopt(self, subscription: MemorySubscription, receipt: str) -> Delivery | None:
+        """Move a live delivery to another subscription of the same worker identity."""
+        record = self.receipts.get(receipt)
+        if record is None or record.owner is None or record.owner.consumer != subscription.consumer:
+            return None
+        record.owner.owned.pop(receipt, None)
+        record.owner = subscription
+        subscription.owned[receipt] = record
+        return Delivery(
+            task=record.task,
+            receipt=receipt,
+            attempt=record.attempt,
+            losses=record.losses,
+            prior=record.prior,
+            delivered_at=record.delivered_at,
+        )
+
+    # operate
+
+    def redrive(self, record: Record) -> None:
+        """Make a dead entry waiting again, at the end of its lane."""
+        record.prior = record.attempt - 1
+        record.losses = 0
+        record.reason = None
+        self._make_available(record, "redriven")
+        self.ring(record.queue, 1)
+
+    def discard(self, record: Record) -> None:
+        """Give a dead entry up for good."""
+        self._finish(record, State.DISCARDED, "discarded")
+
+    def cancel(self, record: Record) -> bool:
+        """End a live entry as cancelled."""
+        if not record.state.live:
+            return False
+        self._finish(record, State.CANCELLED, "cancelled", revoke=True)
+        return True
+
+    # time
+
+    def promote(self) -> int:
+        """Make available what has fallen due, in the order of its times."""
+        now = self.clock.now()
+        promoted = 0
+        for queue in tuple(self.queues.values()):
+            due = tuple(queue.take_due(now))
+            for record in due:
+                self._make_available(record, "available")
+            if due:
+                self.ring(queue, len(due))
+            promoted += len(due)
+            self._calendar.arm(queue.due_at())
+        return promoted
+
+    def expire(self) -> Iterator[Expired]:
+        """End live entries that are past their deadline, a bounded number of them."""
+        for record in self._calendar.past_deadline(self.clock.now(), _CHUNK):
+            yield self._expire(record)
+
+    def forget(self, chunk: int = _CHUNK) -> int:
+        """Drop ended records whose windows have passed, a bounded number of them."""
+        gone = tuple(self._calendar.forgettable(self.clock.now(), chunk))
+        for record in gone:
+            del record.queue.records[record.task.id]
+        return len(gone)
+
+    def stop(self) -> None:
+        """Forget the timer."""
+        self._calendar.stop()
+
+    # wake-ups
+
+    def ring(self, queue: QueueState, tasks: int) -> None:
+        """Wake as many waiting subscribers as there are new tasks, in turn."""
+        for subscription in tuple(queue.subscribers):
+            if tasks <= 0:
+                return
+            if subscription.wake():
+                tasks -= 1
+                del queue.subscribers[subscription]
+                queue.subscribers[subscription] = None
+
+    # steps
+
+    def _enter(
+        self, record: Record, state: State, event: str, *, worker: str | None = None, error: str | None = None
+    ) -> None:
+        states = record.queue.states
+        states[record.state] -= 1
+        states[state] += 1
+        if record.state is State.DEAD:
+            del record.queue.dead[record.task.id]
+        if state is State.DEAD:
+            record.queue.dead[record.task.id] = record
+        record.state = state
+        record.updated_at = self.clock.now()
+        if self.journal is not None:
+            worker = worker or (record.owner.consumer if record.owner else None)
+            self.journal.write(event, record, record.updated_at, worker, error)
+
+    def _new_entry(self, queue: QueueState, task: Task, now: float) -> Record:
+        record = queue.records[task.id] = Record(queue, task, now)
+        queue.published += 1
+        queue.states[record.state] += 1
+        if task.deadline is not None:
+            self._calendar.note_deadline(record, task.deadline)
+        return record
+
+    def _revive(self, ended: Record, now: float) -> Record:
+        """Start a new entry of a task that has ended; its history goes on."""
+        record = self._new_entry(ended.queue, ended.task, now)
+        record.attempt, record.handed_out, record.prior = ended.attempt, ended.handed_out, ended.prior
+        record.tokens, record.history, record.last = ended.tokens, ended.history, ended.last
+        record.result, record.result_until = ended.result, ended.result_until
+        return record
+
+    def _offer(self, queue: QueueState) -> None:
+        # A queue that had work before is on everybody's list; a new entry may be counted already.
+        if queue.states[State.WAITING] <= 1:
+            for subscription in queue.subscribers:
+                subscription.ready[queue] = None
+
+    def _make_available(self, record: Record, event: str) -> None:
+        record.seq = next(self._seq)
+        record.available_at = self.clock.now()
+        self._offer(record.queue)
+        record.queue.lane(record).append(record)
+        self._enter(record, State.WAITING, event)
+
+    def _schedule(self, record: Record, at: float, event: str, error: str | None = None) -> None:
+        record.seq = next(self._seq)
+        self._calendar.schedule(record, at)
+        self._enter(record, State.SCHEDULED, event, error=error)
+
+    def _end_receipt(
+        self, record: Record, verb: str | None, answer: Settled = Settled.OK, *, revoke: bool = False
+    ) -> None:
+        if record.receipt is None:
+            return
+        if verb is not None:
+            record.last = (record.receipt, verb, answer)
+        self.receipts.pop(record.receipt, None)
+        if record.owner is not None:
+            record.owner.owned.pop(record.receipt, None)
+            if revoke:
+                record.owner.revoke(record.receipt)
+        record.receipt = record.owner = None
+
+    def _finish(
+        self,
+        record: Record,
+        state: State,
+        event: str,
+        *,
+        verb: str | None = None,
+        answer: Settled = Settled.OK,
+        revoke: bool = False,
+    ) -> None:
+        worker = record.owner.consumer if record.owner else None
+        self._end_receipt(record, verb, answer, revoke=revoke)
+        self._enter(record, state, event, worker=worker, error=record.reason)
+        if state is not State.DEAD:
+            record.seq = next(self._seq)
+            settings = record.queue.settings
+            keep = max(settings.dedupe_window, settings.result_ttl if record.result else 0.0)
+            self._calendar.note_end(record, record.updated_at + keep)
+
+    def _expire(self, record: Record) -> Expired:
+        self._finish(record, State.EXPIRED, "expired", revoke=True)
+        return Expired(record.task.key, record.task.id, record.attempt)
+
+    def _settled_before(self, delivery: Delivery, verb: str) -> Settled:
+        record = self.find(delivery.task.key, delivery.task.id)
+        if record is not None and record.last and record.last[:2] == (delivery.receipt, verb):
+            return record.last[2]
+        return Settled.LEASE_LOST
+
+    def _window_passed(self, record: Record, now: float) -> bool:
+        if record.state.live or record.state is State.DEAD:
+            return False
+        return now >= record.updated_at + record.queue.settings.dedupe_window

@@ -1,0 +1,156 @@
+"""A consumer's view over its keys, and the wake-up of a waiting receive."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from taskqueue_core.authoring import SubscriptionBase, answer, checked_limit, checked_results
+from taskqueue_core.errors import SubscriptionClosed
+from taskqueue_core.tasks import Delivery, Expired, Received, Settled
+
+if TYPE_CHECKING:
+    from taskqueue_memory.records import QueueState, Record
+    from taskqueue_memory.store import Store
+
+__all__ = ["MemorySubscription"]
+
+
+class MemorySubscription(SubscriptionBase):
+    """Owns its deliveries until they are settled, adopted or handed back."""
+
+    def __init__(self, store: Store, keys: tuple[str, ...], consumer: str) -> None:
+        self.consumer = consumer
+        self.keys = keys
+        self.since = store.clock.now()
+        self.owned: dict[str, Record] = {}
+        self.ready: dict[QueueState, None] = {}
+        """queues that may have work, the next one to be served first"""
+        self._store = store
+        self.closed = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._revoked: list[str] = []
+        self._revocation = asyncio.Event()
+        self._secret = secrets.token_urlsafe(12)
+        self._issued = 0
+        for key in keys:
+            queue = store.queue(key)
+            queue.subscribers[self] = None
+            self.ready[queue] = None
+
+    async def receive(self, limit: int, timeout: float | None) -> Received:
+        """See `taskqueue_core.backend.Subscription.receive`."""
+        checked_limit(limit)
+        if self.closed:
+            raise SubscriptionClosed("the subscription is closed")
+        clock = self._store.clock
+        end = None if timeout is None else clock.now() + timeout
+        while True:
+            received = self._take(limit)
+            over = end is not None and end <= clock.now()
+            if received.deliveries or received.expired or over or self.closed:
+                return received
+            await self._wait(end)
+
+    async def ack(
+        self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
+    ) -> tuple[Settled, ...]:
+        """See `taskqueue_core.backend.Subscription.ack`."""
+        checked = checked_results(deliveries, results)
+        pairs = zip(deliveries, checked, strict=True)
+        return answer(self._store.ack(delivery, result) for delivery, result in pairs)
+
+    async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
+        """See `taskqueue_core.backend.Subscription.redeliver`."""
+        return answer(self._store.redeliver(delivery, lost=lost) for delivery in deliveries)
+
+    async def dead_letter(self, delivery: Delivery, reason: str, error: str | None = None) -> Settled:
+        """See `taskqueue_core.capabilities.DeadLettering`."""
+        return answer([self._store.dead_letter(delivery, reason, error)])[0]
+
+    async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
+        """See `taskqueue_core.capabilities.Handover`."""
+        if self.closed:
+            raise SubscriptionClosed("the subscription is closed")
+        return tuple(self._store.adopt(self, receipt) for receipt in receipts)
+
+    async def revoked(self) -> tuple[str, ...]:
+        """See `taskqueue_core.capabilities.Revocation`."""
+        await self._revocation.wait()
+        receipts, self._revoked = tuple(self._revoked), []
+        if not self.closed:
+            self._revocation.clear()
+        return receipts
+
+    async def close(self) -> None:
+        """See `taskqueue_core.backend.Subscription.close`."""
+        if self.closed:
+            return
+        self.closed = True
+        for key in self.keys:
+            del self._store.queue(key).subscribers[self]
+        for record in tuple(self.owned.values()):
+            self._store.hand_back(record, lost=False)
+        self.wake()
+        self._revocation.set()
+
+    def new_receipt(self) -> str:
+        """Return a receipt that nobody can guess."""
+        self._issued += 1
+        return f"{self._secret}.{self._issued}"
+
+    def wake(self) -> bool:
+        """Wake a waiting receive; say whether there was one."""
+        if self._waiter is None or self._waiter.done():
+            return False
+        self._waiter.set_result(None)
+        return True
+
+    def revoke(self, receipt: str) -> None:
+        """Note that a delivery is no longer owned."""
+        self._revoked.append(receipt)
+        self._revocation.set()
+
+    def _take(self, limit: int) -> Received:
+        if self.closed:
+            return Received()
+        self._store.promote()
+        deliveries: list[Delivery] = []
+        expired: list[Expired] = []
+        while self.ready and len(deliveries) < limit:
+            queue = next(iter(self.ready))
+            del self.ready[queue]
+            delivery = self._store.take(self, queue, expired)
+            if delivery is not None:
+                deliveries.append(delivery)
+                self.ready[queue] = None  # to the end: one each in turn, so that no key starves
+        return Received(
+            deliveries=tuple(deliveries),
+            again=bool(self.ready),
+            due_at=None if deliveries else self._due_at(),
+            expired=tuple(expired),
+        )
+
+    def _time_out(self) -> None:
+        self.wake()
+
+    def _due_at(self) -> float | None:
+        dues = (self._store.queue(key).due_at() for key in self.keys)
+        return min((due for due in dues if due is not None), default=None)
+
+    async def _wait(self, end: float | None) -> None:
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        timer = None if end is None else self._store.clock.call_at(end, self._time_out)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                for queue in self.ready:  # woken for work that it will not take: wake another
+                    self._store.ring(queue, 1)
+            raise
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()

@@ -1,0 +1,1 @@
+"""The project's tests, one folder for each area."""

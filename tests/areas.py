@@ -1,0 +1,55 @@
+"""The seconds that each area of the tests takes, against the budget that keeps the whole quick."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+#: Seconds for the folders under tests/ that share a budget; other folders have none.
+BUDGETS = {
+    ("core", "memory", "worker", "cli"): 90,
+    ("server",): 120,
+    ("redis",): 150,
+    ("flow",): 60,
+    ("dispatch",): 60,
+    ("spark",): 120,
+    ("prefect",): 120,
+}
+
+
+def seconds_by_area(reports: Iterable[pytest.TestReport]) -> dict[str, float]:
+    """Set-up, call and tear-down of every test, added up by top-level folder under tests/."""
+    seconds: dict[str, float] = defaultdict(float)
+    for report in reports:
+        folders = report.nodeid.split("::")[0].split("/")[:-1]
+        if folders[:1] == ["tests"]:
+            seconds["/".join(folders[1:2])] += report.duration
+    return seconds
+
+
+def lines(seconds: dict[str, float]) -> Iterator[tuple[str, bool]]:
+    """A line for each budget that was drawn on and each area without one; True if overrun."""
+    left = dict(seconds)
+    for areas, budget in BUDGETS.items():
+        drawn = [area for area in areas if area in left]
+        if drawn:
+            spent = sum(left.pop(area) for area in drawn)
+            over = spent > budget
+            note = f"OVER by {spent - budget:.1f} s" if over else ""
+            yield f"{' + '.join(drawn):<32}{spent:8.1f} s of {budget:4} s  {note}".rstrip(), over
+    for area in sorted(left):
+        yield f"{area or 'tests':<32}{left[area]:8.1f} s", False
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the table; an overrun is printed in red, and fails nothing."""
+    reports = [
+        report
+        for group in terminalreporter.stats.values()
+        for report in group
+        if isinstance(report, pytest.TestReport)
+    ]
+    if reports:
+        terminalreporter.section("seconds by area")
+    for line, over in lines(seconds_by_area(reports)):
+        terminalreporter.write_line(line, red=over, bold=over)

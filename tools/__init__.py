@@ -1,0 +1,1 @@
+"""The project's own checks and generators; each is a script and an importable module."""

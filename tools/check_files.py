@@ -1,0 +1,61 @@
+"""Checks that source files stay small and that the product never runs or unpickles data.
+
+A file over the cap does two things: split it by what it does. Data from outside must not become
+code, so in src no module that can load code from data is imported, and nothing is evaluated.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CAP = 400
+FOLDERS = ("src", "tests", "tools", "examples", "benchmarks")
+MODULES = {"cPickle", "cloudpickle", "dill", "marshal", "pickle", "shelve"}
+CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "builtins.eval", "builtins.exec"}
+
+
+def too_long(root: Path) -> Iterator[str]:
+    """Names each Python or Lua file above the cap."""
+    files = [root / "dev.py", *(path for name in FOLDERS for path in (root / name).rglob("*"))]
+    for path in sorted(files):
+        if path.suffix in {".py", ".lua"} and path.is_file():
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > CAP:
+                yield f"{path.relative_to(root)}: {lines} lines, {CAP} are allowed"
+
+
+def forbidden(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The line and name of each import or call that could turn data into code."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS:
+            yield node.lineno, f"{ast.unparse(node.func)}()"
+            continue
+        else:
+            continue
+        for module in modules:
+            if module.split(".")[0] in MODULES:
+                yield node.lineno, f"import of {module}"
+
+
+def unsafe(root: Path) -> Iterator[str]:
+    """Names each forbidden import or call in src."""
+    for path in sorted((root / "src").rglob("*.py")):
+        for line, what in forbidden(ast.parse(path.read_text(encoding="utf-8"))):
+            yield f"{path.relative_to(root)}:{line}: {what} is forbidden in src"
+
+
+def main(root: Path = ROOT) -> int:
+    """Prints what is wrong; 1 if anything is."""
+    problems = [*too_long(root), *unsafe(root)]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

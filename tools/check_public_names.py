@@ -1,0 +1,112 @@
+"""Checks that the public names of every package in src are a deliberate list.
+
+The `__all__` of a package is written out, sorted as ruff sorts it (RUF022), and is exactly what
+the package defines or re-exports; and a re-exported name is public in the module it comes from.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def declared(tree: ast.Module) -> list[str] | None:
+    """The names in `__all__`, or None if it is absent or not a plain list of strings."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            try:
+                return [str(name) for name in ast.literal_eval(node.value)]  # type: ignore[attr-defined]
+            except ValueError:
+                return None
+    return None
+
+
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def origin(package: Path, source: Path, node: ast.ImportFrom) -> Path | None:
+    """The folder or file stem, inside the package, that an import takes from; None if outside."""
+    if node.level:
+        base = package.parents[node.level - 2] if node.level > 1 else package
+    elif (node.module or "").split(".")[0] == package.relative_to(source).parts[0]:
+        base = source
+    else:
+        return None
+    return base.joinpath(*(node.module or "").split(".")) if node.module else base
+
+
+def public_names(module: Path) -> list[str] | None:
+    """The `__all__` of the module or package at a path without suffix; None if it has none."""
+    for path in (module.with_suffix(".py"), module / "__init__.py"):
+        if path.is_file():
+            return declared(parse(path))
+    return None
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """The public functions and classes that the package itself defines."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    names = {node.name for node in tree.body if isinstance(node, kinds)}
+    return {name for name in names if not name.startswith("_")}
+
+
+def assigned(tree: ast.Module) -> set[str]:
+    """The names that the package assigns: it may list them, and need not."""
+    targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def re_exported(tree: ast.Module, package: Path, source: Path) -> Iterator[tuple[str, str]]:
+    """Each public name that is imported from within the package, and what is wrong with it."""
+    for node in tree.body:
+        module = origin(package, source, node) if isinstance(node, ast.ImportFrom) else None
+        if module is None or not isinstance(node, ast.ImportFrom):
+            continue
+        theirs = public_names(module) or []
+        for alias in node.names:
+            submodule = module / alias.name
+            public = (
+                alias.name in theirs or submodule.is_dir() or submodule.with_suffix(".py").is_file()
+            )
+            where = ".".join(module.relative_to(source).parts)
+            name = alias.asname or alias.name
+            if not name.startswith("_"):
+                yield name, "" if public else f"{name} is not in the __all__ of {where}"
+
+
+def problems(init: Path, source: Path) -> Iterator[str]:
+    """What is wrong with the public names of one package."""
+    tree = parse(init)
+    imported = dict(re_exported(tree, init.parent, source))
+    yield from filter(None, imported.values())
+    offered = {*imported, *defined(tree)}
+    listed = declared(tree)
+    if listed is None:
+        if offered:
+            yield "__all__ is absent, or is not a plain list of strings"
+        return
+    for name in sorted(offered - set(listed)):
+        yield f"{name} is offered but not in __all__"
+    for name in sorted(set(listed) - offered - assigned(tree)):
+        yield f"{name} is in __all__ but neither defined nor re-exported"
+
+
+def main(root: Path = ROOT) -> int:
+    """Prints what is wrong; 1 if anything is."""
+    found = [
+        f"{init.relative_to(root)}: {problem}"
+        for init in sorted((root / "src").rglob("__init__.py"))
+        for problem in problems(init, root / "src")
+    ]
+    print(*found, sep="\n", end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
