@@ -169,6 +169,7 @@ def complaint(command: "list[str]", folder: "str | None" = None) -> str:
             command,
             cwd=ROOT,
             env=environ(folder),
+            close_fds=False,  # it holds the lock of one_at_a_time as long as it lives
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -201,7 +202,7 @@ def recipes(python: Python, folder: str) -> "Iterator[list[list[str]]]":
 
 def create(wanted: "str | None", name: "str | None" = None) -> str:
     """Makes an empty environment with the first Python that can; its folder, by version or name."""
-    found, tried = pythons(wanted), []
+    found, said = pythons(wanted), ""
     for python in found:
         folder = place(name or python.version)
         for commands in recipes(python, folder):
@@ -211,9 +212,8 @@ def create(wanted: "str | None", name: "str | None" = None) -> str:
             if not said:
                 print(f"Setting up Python {python.version} (first time only)...", flush=True)
                 return folder
-            tried.append(said)
     if found:
-        print(*tried, sep="\n", end="\n" if tried else "", file=sys.stderr)
+        print(said, end="\n" if said else "", file=sys.stderr)
         version = found[0].version
         raise Trouble(f"Python {version} cannot make an environment: install {package(version)}.")
     versions = wanted or ", ".join(SUPPORTED[:-1]) + " or " + SUPPORTED[-1]
@@ -237,10 +237,11 @@ def stamps(folder: str) -> "list[str]":
 
 @contextlib.contextmanager
 def one_at_a_time() -> "Iterator[None]":
-    """Lets a second command wait until the first has set up; the lock dies with its process."""
+    """Lets a second command wait until the first has set up, or has died and its children too."""
     os.makedirs(place(""), exist_ok=True)
     with open(place("busy"), "w", encoding="ascii") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
+        os.set_inheritable(guard.fileno(), True)  # noqa: FBT003 - it takes no keyword
         yield
 
 
@@ -333,8 +334,10 @@ def carry_out(arguments: "list[str]") -> int:
         return lock(wanted, rest)
     if name == "clean":
         return clean()
+    if name not in ("help", "--help", "-h"):
+        raise Trouble(f"There is no command {name}: `python3 dev.py help` names them all.")
     print(__doc__.strip())
-    return 0 if name in ("help", "--help", "-h") else 2
+    return 0
 
 
 def main(arguments: "list[str]") -> int:

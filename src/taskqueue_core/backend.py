@@ -1,14 +1,15 @@
 """The contract: what every backend must have. `docs/writing-a-backend.md` explains it, the conformance kit proves it.
 
-A backend stores tasks and performs transitions, each in one atomic step. It decides nothing about policy (core decides
-"retry at T" or "give up"), fires no hooks and measures nothing (core's wrapper does). Further capabilities have a small
-protocol each in `taskqueue_core.capabilities`, and are declared in `Capabilities`.
+A backend stores tasks and performs transitions, each in one atomic step. It decides nothing about
+policy (core decides "retry at T" or "give up"), fires no hooks and measures nothing (core's wrapper
+does). Further capabilities have a small protocol each in `taskqueue_core.capabilities`, and are
+declared in `Capabilities`.
 
 Promises that hold for every method:
 
 * Arguments are valid: a `Task` cannot be made otherwise.
-* Cancelling a call at any point loses nothing: it happened whole or not at all, and what it handed out without
-  anybody seeing it comes back.
+* Cancelling a call at any point loses nothing: it happened whole or not at all, and what it handed
+  out without anybody seeing it comes back.
 * Where the store is out of reach `BackendUnavailable` is raised, and nothing else is.
 * Times are Unix seconds of the store's clock.
 """
@@ -33,11 +34,13 @@ class Publisher(Protocol):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """Store tasks and confirm each, in the order given; one refused task does not hold up the others.
 
-        Confirmed means stored with the queue's durability. Idempotent: the same key and id is stored once while the
-        task lives and for the queue's ``dedupe_window`` after (law 7); ``duplicate`` where the payload is the same,
-        ``conflict`` where it is not. A task with ``not_before`` waits in ``scheduled`` (law 8).
+        Confirmed means stored with the queue's durability. Idempotent: the same key and id is
+        stored once while the task lives and for the queue's ``dedupe_window`` after (law 7);
+        ``duplicate`` where the payload is the same, ``conflict`` where it is not. A task with
+        ``not_before`` waits in ``scheduled`` (law 8).
 
-        Raises `PublishUnconfirmed` where the store's answer was lost: publish again with the same ids.
+        Raises `PublishUnconfirmed` where the store's answer was lost: publish again with the same
+        ids.
         """
         ...
 
@@ -52,15 +55,17 @@ class Publisher(Protocol):
     ) -> Confirmation:
         """Schedule the next attempt of ``task`` at time ``at``, by the verdict of whoever orchestrates.
 
-        With ``settles``, the delivery in hand: one atomic transition ends its receipt and moves the entry to
-        ``scheduled`` with the next attempt. Raises `LeaseLost` if the receipt is stale. (A backend without
-        ``atomic_retry`` ignores it; core then acks after.)
+        With ``settles``, the delivery in hand: one atomic transition ends its receipt and moves the
+        entry to ``scheduled`` with the next attempt. Raises `LeaseLost` if the receipt is stale. (A
+        backend without ``atomic_retry`` ignores it; core then acks after.)
 
-        Without it: the task's entry, if it is live or dead, is moved likewise and its receipt, if any, ends; where it
-        has ended otherwise, a new one is made (so ``published`` grows by one), even if the store has forgotten the task.
+        Without it: the task's entry, if it is live or dead, is moved likewise and its receipt, if
+        any, ends; where it has ended otherwise, a new one is made (so ``published`` grows by one),
+        even if the store has forgotten the task.
 
-        Idempotent by ``token``: a second call with the same one answers ``duplicate`` and changes nothing. The default
-        token is the attempt that was handed out last. Never refused, never dropped under back-pressure (law 6).
+        Idempotent by ``token``: a second call with the same one answers ``duplicate`` and changes
+        nothing. The default token is the attempt that was handed out last. Never refused, never
+        dropped under back-pressure (law 6).
         """
         ...
 
@@ -71,10 +76,10 @@ class Subscription(Protocol):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """Take up to ``limit`` deliveries over all keys, in one atomic step; wait up to ``timeout`` seconds for one.
 
-        ``None`` waits without end, 0 not at all. Returned entries come before new ones of their lane, higher
-        priorities before lower (law 4), and no key starves. An empty answer is not an error: nothing there, paused,
-        limited, or closed meanwhile. One receive at a time per subscription. Raises `SubscriptionClosed` if it was closed
-        before the call.
+        ``None`` waits without end, 0 not at all. Returned entries come before new ones of their
+        lane, higher priorities before lower (law 4), and no key starves. An empty answer is not an
+        error: nothing there, paused, limited, or closed meanwhile. One receive at a time per
+        subscription. Raises `SubscriptionClosed` if it was closed before the call.
         """
         ...
 
@@ -87,12 +92,14 @@ class Subscription(Protocol):
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """Hand deliveries back: available at once, ahead of new tasks of their lane; the attempt stays (law 3).
 
-        ``lost`` says that the consumer vanished with them: that counts a loss. An entry with more than the queue's
-        ``max_losses`` goes to the dead letters instead and its answer is `Settled.DEAD`.
+        ``lost`` says that the consumer vanished with them: that counts a loss. An entry with more
+        than the queue's ``max_losses`` goes to the dead letters instead and its answer is
+        `Settled.DEAD`.
 
-        This and the other settlements answer per receipt. A stale receipt changes nothing (law 2): it answers
-        ``lease_lost`` in a batch, and raises `LeaseLost` when it is the only one. The same settlement sent again answers
-        ok again. Any open subscription of the backend may settle any receipt.
+        This and the other settlements answer per receipt. A stale receipt changes nothing (law 2):
+        it answers ``lease_lost`` in a batch, and raises `LeaseLost` when it is the only one. The
+        same settlement sent again answers ok again. Any open subscription of the backend may settle
+        any receipt.
         """
         ...
 
@@ -109,7 +116,10 @@ class Subscription(Protocol):
         ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Close."""
         ...

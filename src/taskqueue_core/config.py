@@ -1,17 +1,20 @@
 """Settings, from the environment (``TASKQUEUE_…``), a ``.env`` file and ``taskqueue.toml``, in this order.
 
-Each backend reads settings of its own in the same manner (``TASKQUEUE_MEMORY_…``).
+Lists of names are separated by commas in the environment and are arrays in TOML. Each backend reads settings of its own in the same manner (``TASKQUEUE_MEMORY_…``).
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from tomllib import TOMLDecodeError
+from typing import Annotated, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -20,6 +23,15 @@ from taskqueue_core.errors import ConfigurationError
 __all__ = ["Settings", "load_settings"]
 
 S = TypeVar("S", bound=BaseSettings)
+
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return [name for part in value.split(",") if (name := part.strip())]
+    return value
+
+
+_Comma = (NoDecode, BeforeValidator(_split))
 
 
 class Settings(BaseSettings):
@@ -45,9 +57,9 @@ class Settings(BaseSettings):
     """seconds a broken socket's deliveries wait for the worker to come back"""
     drain: float = Field(5.0, ge=0, le=3600, allow_inf_nan=False)
     """seconds the server waits at its end for workers to settle what they run"""
-    plugins_allow: frozenset[str] | None = None
+    plugins_allow: Annotated[frozenset[str] | None, *_Comma] = None
     """names of the plugins that may be loaded; unset allows all that are installed"""
-    plugins_deny: frozenset[str] = frozenset()
+    plugins_deny: Annotated[frozenset[str], *_Comma] = frozenset()
     """names of the plugins that may not"""
 
     @classmethod
@@ -80,3 +92,9 @@ def load_settings(kind: type[S]) -> S:
             for fault in error.errors(include_input=False, include_url=False)
         )
         raise ConfigurationError(f"invalid settings: {faults}") from None
+    except (SettingsError, TOMLDecodeError) as error:
+        raise ConfigurationError(f"the settings cannot be read: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"the settings cannot be read: {type(error).__name__} in .env or taskqueue.toml"
+        ) from None

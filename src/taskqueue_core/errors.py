@@ -80,17 +80,21 @@ class CapabilityMissing(ConfigurationError):
 class InvalidInput(TaskQueueError, ValueError):
     """A value from outside is not acceptable.
 
-    ``field`` names it, ``got`` says what kind of value came (never the value itself, which may be secret or huge),
-    ``allowed`` what would be accepted.
+    ``field`` names it, ``got`` says what kind of value came (never the value itself, which may be
+    secret or huge), ``allowed`` what would be accepted.
     """
 
     code = "invalid_input"
 
     def __init__(self, field: str, got: str, allowed: str) -> None:
-        super().__init__(f"{field}: got {got}; allowed: {allowed}")
+        super().__init__(field, got, allowed)
         self.field = field
         self.got = got
         self.allowed = allowed
+
+    def __str__(self) -> str:
+        """Say all three."""
+        return f"{self.field}: got {self.got}; allowed: {self.allowed}"
 
 
 class UnknownKey(InvalidInput):
@@ -158,11 +162,19 @@ class SettingsConflict(TaskQueueError):
 
 
 class ProtocolViolation(TaskQueueError):
-    """The peer of a socket broke the protocol. ``code`` names the rule, ``fatal`` says if the socket must close."""
+    """The peer of a socket broke the protocol.
+
+    ``rule`` names what was broken, ``fatal`` says if the socket must close.
+    """
 
     code = "protocol"
 
     def __init__(self, rule: str, message: str, *, fatal: bool = True) -> None:
-        super().__init__(message)
+        super().__init__(rule, message)
         self.rule = rule
+        self.message = message
         self.fatal = fatal
+
+    def __str__(self) -> str:
+        """Say what happened."""
+        return self.message

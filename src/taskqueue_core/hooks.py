@@ -1,11 +1,13 @@
 """Hooks: what a plugin may observe. Hooks never settle, and a failing one is logged and passed over.
 
-A plugin is any object or module with functions marked by `hookimpl`; an implementation names only the arguments that it
-wants. Hooks are called in the event loop and must return quickly. Batches come as one call.
+A plugin is any object or module with functions marked by `hookimpl`; an implementation names only
+the arguments that it wants. Hooks are called in the event loop and must return quickly. Batches
+come as one call.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -102,7 +104,7 @@ class Hooks:
         self._manager.add_hookspecs(_Specs)
 
     def register(self, plugin: object, name: str | None = None) -> None:
-        """Add a plugin. Raises `ValueError` where its hooks do not fit the specification."""
+        """Add a plugin. Raises `ValueError` where its hooks do not fit the specification, and adds nothing."""
         try:
             self._manager.register(plugin, name=name)
             self._manager.check_pending()
@@ -110,6 +112,13 @@ class Hooks:
             if self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
             raise ValueError(str(error)) from error
+        for hook in self._manager.get_hookcallers(plugin) or ():
+            for implementation in hook.get_hookimpls():
+                if implementation.plugin is plugin and _cannot_be_called(implementation):
+                    self._manager.unregister(plugin)
+                    raise ValueError(
+                        f"hook {hook.name!r}: must be a plain function, no wrapper, not async"
+                    )
 
     def unregister(self, plugin: object) -> None:
         """Remove a plugin."""
@@ -141,6 +150,14 @@ class Hooks:
     def _call(self, hook: str, implementation: pluggy.HookImpl, arguments: dict[str, Any]) -> Any:
         try:
             return implementation.function(*(arguments[name] for name in implementation.argnames))
-        except Exception:
+        except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged with its trace
             _log.exception("plugin %s failed in hook %s", implementation.plugin_name, hook)
             return None
+
+
+def _cannot_be_called(implementation: pluggy.HookImpl) -> bool:
+    return (
+        implementation.wrapper
+        or implementation.hookwrapper
+        or inspect.iscoroutinefunction(implementation.function)
+    )

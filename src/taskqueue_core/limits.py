@@ -1,19 +1,28 @@
 """Every limit on what may come from outside, in one table, and the checks that apply them.
 
-Checks take linear time in the length of their input. They raise `InvalidInput` and never echo the value.
+Checks take linear time in the length of their input. They raise `InvalidInput` and never echo the
+value.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import isfinite
 
 import msgspec
 
 from taskqueue_core.errors import InvalidInput
 
-__all__ = ["LIMITS", "Limits", "check_headers", "check_json", "check_name", "check_time", "kind_of"]
+__all__ = [
+    "LIMITS",
+    "Limits",
+    "check_duration",
+    "check_headers",
+    "check_json",
+    "check_name",
+    "check_time",
+    "kind_of",
+]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +34,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """a task's JSON text"""
     result: int = 256 * 1024
     """a result's JSON text"""
+    depth: int = 100
+    """arrays and objects inside each other in a payload or result: JSON readers differ in how many they bear"""
     headers: int = 32
     """entries in a task's headers"""
     header_bytes: int = 8 * 1024
@@ -47,7 +58,11 @@ LIMITS = Limits()
 
 _NAME = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9._:@=+<>~-]*")
 _END_OF_TIME = 253_402_300_800.0  # the year 10000, where most calendars stop
+_CENTURY = 100 * 366 * 86_400.0
 _json = msgspec.json.Decoder(msgspec.Raw)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def kind_of(value: object) -> str:
@@ -58,7 +73,10 @@ def kind_of(value: object) -> str:
 
 
 def check_name(field: str, value: object) -> None:
-    """Check a key, id, tenant, ordering key or worker id: short, printable, without braces, blanks or slashes."""
+    """Check a key, id, tenant, ordering key or worker id.
+
+    It is short and printable, without braces, blanks or slashes.
+    """
     if isinstance(value, str) and len(value) <= LIMITS.name and _NAME.fullmatch(value):
         return
     raise InvalidInput(
@@ -69,7 +87,7 @@ def check_name(field: str, value: object) -> None:
 
 
 def check_json(field: str, value: object, limit: int) -> None:
-    """Check that ``value`` is bytes of one JSON text in UTF-8, at most ``limit`` long."""
+    """Check that ``value`` is one JSON text in UTF-8, at most ``limit`` bytes long and not too deep."""
     if not isinstance(value, bytes) or len(value) > limit:
         raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
     try:
@@ -77,6 +95,19 @@ def check_json(field: str, value: object, limit: int) -> None:
         _json.decode(value)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(field, f"{kind_of(value)} that is not JSON", "JSON text") from error
+    if _too_deep(value):
+        raise InvalidInput(field, f"{kind_of(value)}, too deep", f"{LIMITS.depth} levels at most")
+
+
+def _too_deep(text: bytes) -> bool:
+    if text.count(b"[") + text.count(b"{") <= LIMITS.depth:
+        return False
+    brackets = _STRING.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)
+    for _ in range(LIMITS.depth):  # each round peels the innermost level off
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
 
 
 def check_time(field: str, value: object) -> None:
@@ -84,11 +115,17 @@ def check_time(field: str, value: object) -> None:
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and isfinite(value)
-        and 0 <= value < _END_OF_TIME
+        and 0 <= value < _END_OF_TIME  # false for NaN
     ):
         return
     raise InvalidInput(field, kind_of(value), "Unix seconds, finite, before the year 10000")
+
+
+def check_duration(field: str, value: object) -> None:
+    """Check a span of time: seconds, finite, not negative, within a century."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _CENTURY:
+        return
+    raise InvalidInput(field, kind_of(value), "seconds, finite, from 0 to a century")
 
 
 def check_headers(field: str, value: object) -> None:
@@ -97,8 +134,14 @@ def check_headers(field: str, value: object) -> None:
         raise InvalidInput(field, kind_of(value), f"at most {LIMITS.headers} entries of text")
     size = 0
     for name, text in value.items():
-        if not isinstance(name, str) or not isinstance(text, str) or not (name + text).isprintable():
-            raise InvalidInput(field, f"an entry of {kind_of(name)}: {kind_of(text)}", "printable text")
+        if (
+            not isinstance(name, str)
+            or not isinstance(text, str)
+            or not (name + text).isprintable()
+        ):
+            raise InvalidInput(
+                field, f"an entry of {kind_of(name)}: {kind_of(text)}", "printable text"
+            )
         size += len(name.encode()) + len(text.encode())
     if size > LIMITS.header_bytes:
         raise InvalidInput(field, f"{size} bytes", f"at most {LIMITS.header_bytes} bytes in all")

@@ -1,8 +1,8 @@
 """From a word in the configuration to a backend.
 
-The word is the name of an entry point in the group ``taskqueue.backends``, a module path, or ``module:attr``. A module must
-have ``create_backend``; that, or the attribute named, is called without arguments, reads its own settings and returns the
-backend without input or output.
+The word is the name of an entry point in the group ``taskqueue.backends``, a module path, or
+``module:attr``. A module must have ``create_backend``; that, or the attribute named, is called
+without arguments, reads its own settings and returns the backend without input or output.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def installed_backends() -> tuple[str, ...]:
 def load_backend(word: str) -> Backend:
     """Make the backend that ``word`` names.
 
-    Raises `BackendNotFound` or `InvalidBackend` with what is installed, what the module lacks, or how to install; errors
-    of the backend's own configuration (`ConfigurationError`) pass through.
+    Raises `BackendNotFound` or `InvalidBackend` with what is installed, what the module lacks, or
+    how to install; errors of the backend's own configuration (`ConfigurationError`) pass through.
     """
     factory = _factory(word)
     try:
@@ -75,7 +75,9 @@ def _factory(word: str) -> Callable[[], Any]:
         if point.name == word:
             return _callable(word, lambda: point.load())  # noqa: B023, PLW0108 - called before the loop goes on
     path, _, attribute = word.partition(":")
-    if not all(part.isidentifier() for part in [*path.split("."), *filter(None, attribute.split("."))]):
+    if not all(
+        part.isidentifier() for part in [*path.split("."), *filter(None, attribute.split("."))]
+    ):
         raise BackendNotFound(_not_found(word, "it is neither a name nor a module path"))
     return _callable(word, lambda: _attribute(word, path, attribute or FACTORY))
 
@@ -108,7 +110,9 @@ def _callable(word: str, load: Callable[[], object]) -> Callable[[], Any]:
             f"pip install 'taskqueue-backends[{word.removeprefix('taskqueue_').partition('.')[0]}]'"
         ) from error
     except Exception as error:
-        raise InvalidBackend(f"backend {word!r}: importing it failed: {_describe(error)}") from error
+        raise InvalidBackend(
+            f"backend {word!r}: importing it failed: {_describe(error)}"
+        ) from error
     if not callable(found):
         raise InvalidBackend(
             f"backend {word!r}: got {type(found).__name__}; allowed: a callable without arguments that returns a backend"

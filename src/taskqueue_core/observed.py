@@ -1,6 +1,7 @@
 """The one wrapper around any backend: it fires the hooks, so that backends stay silent.
 
-It adds no await and no per-task call of its own: a batch is one hook call, and without plugins nothing is done.
+It adds no await and no per-task call of its own: a batch is one hook call, and without plugins
+nothing is done.
 """
 
 from __future__ import annotations
@@ -129,7 +130,9 @@ class _ObservedSubscription(SubscriptionBase):
                     self._hooks.fire("dead_lettered", delivery=delivery, verdict=_LOST_TOO_OFTEN)
         return outcomes
 
-    async def dead_letter(self, delivery: Delivery, reason: str, error: str | None = None) -> Settled:
+    async def dead_letter(
+        self, delivery: Delivery, reason: str, error: str | None = None
+    ) -> Settled:
         outcome: Settled = await self._inner.dead_letter(delivery, reason, error)  # type: ignore[attr-defined]
         self._hooks.fire("dead_lettered", delivery=delivery, verdict=Bury(reason, error))
         return outcome

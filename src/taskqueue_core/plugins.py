@@ -23,9 +23,9 @@ def load_plugins(
 ) -> tuple[str, ...]:
     """Register the installed plugins; return the names of those that were.
 
-    ``allow`` (``None``: all) and ``deny`` hold entry-point names; ``deny`` wins, and what is not allowed is not even
-    imported. A plugin that fails to import, does not declare ``TASKQUEUE_HOOK_API``, or declares another than `HOOK_API` is logged and passed
-    over.
+    ``allow`` (``None``: all) and ``deny`` hold entry-point names; ``deny`` wins, and what is not
+    allowed is not even imported. A plugin that fails to import, does not declare
+    ``TASKQUEUE_HOOK_API``, or declares another than `HOOK_API` is logged and passed over.
     """
     loaded = []
     for point in sorted(found if found is not None else entry_points(group=PLUGIN_GROUP)):
@@ -37,11 +37,14 @@ def load_plugins(
             written_for = getattr(plugin, "TASKQUEUE_HOOK_API", None)
             if written_for != HOOK_API:
                 _log.error(
-                    "plugin %s is for hook API %s, this is %s: not loaded", point.name, written_for, HOOK_API
+                    "plugin %s is for hook API %s, this is %s: not loaded",
+                    point.name,
+                    written_for,
+                    HOOK_API,
                 )
                 continue
             hooks.register(plugin, name=point.name)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged with its trace
             _log.exception("plugin %s could not be loaded", point.name)
         else:
             loaded.append(point.name)

@@ -13,7 +13,7 @@ from taskqueue_core.capabilities import control_of
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.loading import load_backend
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.plugins import load_plugins
@@ -78,20 +78,21 @@ class Queue:
     ) -> Confirmation:
         """Publish one task and return the store's confirmation (``accepted`` or ``duplicate``).
 
-        ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds. A lost answer
-        is asked for again with the same id. Raises `InvalidInput`, `QueueFull`, `IdConflict`, and
-        `PublishUnconfirmed` where the store stays silent: publish again with the id that the error carries.
+        ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix
+        seconds. A lost answer is asked for again with the same id. Raises `InvalidInput`,
+        `QueueFull`, `IdConflict`, and `PublishUnconfirmed` where the store stays silent: publish
+        again with the id that the error carries.
         """
         task = Task.of(
             key,
             payload,
-            id=id or new_id(),
+            id=new_id() if id is None else id,
             priority=priority,
             not_before=self._instant("delay", delay, "not_before", not_before),
             deadline=self._instant("expires_in", expires_in, "deadline", deadline),
             tenant=tenant,
             ordering_key=ordering_key,
-            headers=headers or {},
+            headers={} if headers is None else headers,
             max_attempts=max_attempts,
         )
         (confirmation,) = await self.publish_many([task])
@@ -108,7 +109,7 @@ class Queue:
         return confirmation
 
     async def publish_many(self, tasks: Iterable[Task]) -> tuple[Confirmation, ...]:
-        """Publish tasks in batches; return a confirmation for each, in order. Nothing is raised for a single refused one."""
+        """Publish tasks in batches; return a confirmation for each, in order. Refusals are answers, not errors."""
         pending = list(tasks)
         confirmations: list[Confirmation] = []
         for start in range(0, len(pending), LIMITS.batch):
@@ -155,6 +156,5 @@ class Queue:
             return instant
         if instant is not None:
             raise InvalidInput(name, f"both {name} and {other}", "one of them")
-        if not 0 <= seconds < float("inf"):
-            raise InvalidInput(name, "a number out of range", "a finite number of seconds from 0 on")
+        check_duration(name, seconds)
         return self.backend.now() + seconds

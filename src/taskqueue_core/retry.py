@@ -17,6 +17,7 @@ from collections.abc import Callable
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from taskqueue_core.limits import check_duration
 from taskqueue_core.tasks import Delivery
 
 __all__ = [
@@ -41,7 +42,9 @@ EXHAUSTED = "max_retries_exceeded"
 
 
 class RetryPolicy(BaseModel):
-    """When to try again, and how often. The n-th retry waits ``min(base * 2**(n-1), cap)`` seconds, give or take jitter."""
+    """When to try again, and how often. The n-th retry waits ``min(base * 2**(n-1), cap)`` seconds,
+    give or take jitter.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +59,7 @@ class RetryPolicy(BaseModel):
 
     def delay(self, attempt: int, uniform: Callable[[], float] = random.random) -> float:
         """Return the seconds to wait after failed attempt number ``attempt`` (from 1). ``uniform`` gives 0 <= x < 1."""
-        wait = self.cap if attempt > 64 else min(self.base * 2.0 ** (attempt - 1), self.cap)
+        wait = min(self.base * 2.0 ** min(attempt - 1, 900), self.cap)  # 2.0 ** 1024 would overflow
         return wait * (1 + self.jitter * (2 * uniform() - 1))
 
 
@@ -77,6 +80,11 @@ class RetryLater(msgspec.Struct, frozen=True):
 
     delay: float | None = None
     error: str = "retry requested"
+
+    def __post_init__(self) -> None:
+        """Check the delay. Raises `InvalidInput`."""
+        if self.delay is not None:
+            check_duration("delay", self.delay)
 
 
 class Failed(msgspec.Struct, frozen=True):

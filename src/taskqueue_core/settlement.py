@@ -16,8 +16,8 @@ async def settle(
 ) -> Settled:
     """Settle one delivery; a stale receipt is an answer (`Settled.LEASE_LOST`), not an error.
 
-    On a backend without ``atomic_retry`` the retry is published first and the delivery acked after: a crash in
-    between runs the task once more rather than never.
+    On a backend without ``atomic_retry`` the retry is published first and the delivery acked after:
+    a crash in between runs the task once more rather than never.
     """
     try:
         match verb:

@@ -1,6 +1,7 @@
 """The synchronous twin of `connect`, for code without an event loop: scripts, Django, Flask.
 
-One background thread runs the loop; calls block until it answers. Safe for concurrent use from many threads.
+One background thread runs the loop; calls block until it answers. Safe for concurrent use from many
+threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The data of the contract: tasks, deliveries and what is known about them. All of it is frozen.
 
-Times are Unix seconds of the store's clock. A payload is JSON text in bytes: the publisher encodes it once, the worker
-decodes it once, and everything in between forwards the bytes.
+Times are Unix seconds of the store's clock. A payload is JSON text in bytes: the publisher encodes
+it once, the worker decodes it once, and everything in between forwards the bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ __all__ = [
 DEFAULT_PRIORITY = 5
 _PRIORITIES = range(10)
 _MAX_ATTEMPTS = range(1, 1001)
+_EXPRESSIBLE = "a value that JSON can express: no NaN, no bytes, text as keys, no cycles"
+_BYTES = (bytes, bytearray, memoryview)
 _encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder()
 
 
 def new_id() -> str:
@@ -48,15 +51,33 @@ def new_id() -> str:
 
 
 def encode_json(field: str, value: object) -> bytes:
-    """Encode ``value`` as JSON text. Raise `InvalidInput`, naming ``field``, for what JSON cannot say (NaN, cycles)."""
+    """Encode ``value`` as JSON text that decodes to what was meant.
+
+    Tuples and sets become arrays, dataclasses objects, dates and UUIDs text. Raises `InvalidInput`,
+    naming ``field``, for what JSON cannot say: NaN and infinity, bytes, keys that are not text,
+    cycles, lone surrogates.
+    """
     try:
         text = _encoder.encode(value)
         check_json(field, text, LIMITS.payload)
-    except (TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise InvalidInput(field, kind_of(value), "a value that JSON can express") from error
+        # The encoder writes NaN as null, bytes as base64 and turns keys into text, without a word.
+        told = _decoder.decode(text)
+        said = told == value or _same(told, msgspec.to_builtins(value, builtin_types=_BYTES))
+    except InvalidInput:
+        raise
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise InvalidInput(field, kind_of(value), _EXPRESSIBLE) from error
+    if not said:
+        raise InvalidInput(field, kind_of(value), _EXPRESSIBLE)
     return text
+
+
+def _same(told: object, meant: object) -> bool:
+    if isinstance(told, dict) and isinstance(meant, dict):
+        return told.keys() == meant.keys() and all(_same(told[key], meant[key]) for key in told)
+    if isinstance(told, list) and isinstance(meant, list | tuple):
+        return len(told) == len(meant) and all(map(_same, told, meant))
+    return told == meant
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,8 +109,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         check_name("key", self.key)
         check_name("id", self.id)
         check_json("payload", self.payload, LIMITS.payload)
-        if self.headers:
+        if self.headers != {}:
             check_headers("headers", self.headers)
+            msgspec.structs.force_setattr(
+                self, "headers", dict(self.headers)
+            )  # the caller's may change
         if type(self.priority) is not int or self.priority not in _PRIORITIES:
             raise InvalidInput("priority", f"{kind_of(self.priority)} out of range", "0 to 9")
         if self.tenant is not None:
@@ -110,8 +134,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return cls(key=key, payload=encode_json("payload", payload), **fields)
 
     def value(self) -> Any:
-        """Decode the payload."""
-        return msgspec.json.decode(self.payload)
+        """Decode the payload. Raises `InvalidInput` for a number that Python cannot hold, as ``1e999``."""
+        try:
+            return _decoder.decode(self.payload)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput("payload", "a number out of range", "64-bit floats") from error
 
 
 class State(StrEnum):

@@ -46,7 +46,9 @@ class MemoryBackend:
 
     capabilities = Capabilities(names=frozenset(Capability))
 
-    def __init__(self, *, clock: Clock | None = None, settings: MemorySettings | None = None) -> None:
+    def __init__(
+        self, *, clock: Clock | None = None, settings: MemorySettings | None = None
+    ) -> None:
         """Start empty. A ``clock`` other than the system's is for tests."""
         settings = settings or MemorySettings()
         self._journal = Journal(settings.journal) if settings.journal else None

@@ -26,7 +26,8 @@ class Calendar:
         self._deadlines: _Dates = []
         self._ends: _Dates = []
         self._timer: Timer | None = None
-        self._timer_at = float("inf")
+        self.next_at = float("inf")
+        """when the timer rings"""
 
     def schedule(self, record: Record, at: float) -> None:
         """Note when an entry falls due. Its sequence must be new."""
@@ -35,15 +36,16 @@ class Calendar:
 
     def arm(self, at: float | None) -> None:
         """See to it that the timer rings at ``at`` or before."""
-        if at is not None and at < self._timer_at:
+        if at is not None and at < self.next_at:
             self.stop()
-            self._timer_at = at
+            self.next_at = at
             self._timer = self._clock.call_at(at, self._ring)
 
     def stop(self) -> None:
         """Forget the timer."""
         if self._timer is not None:
             self._timer.cancel()
+        self._timer, self.next_at = None, float("inf")
 
     def note_deadline(self, record: Record, at: float) -> None:
         """Note a task's deadline."""
@@ -67,8 +69,12 @@ class Calendar:
                 yield record
 
     def _ring(self) -> None:
-        self._timer, self._timer_at = None, float("inf")
-        self._on_due()
+        at = self.next_at
+        if self._clock.now() < at:  # event loops may ring a hair too early
+            self.stop()
+            self.arm(at)
+        else:
+            self._on_due()
 
 
 def _take(dates: _Dates, now: float, chunk: int) -> Iterator[tuple[float, int, Record]]:

@@ -1,10 +1,12 @@
 """The journal: every transition as one line of JSON, for the data pipeline.
 
-Fields of version 1, in this order: ``v``, ``run`` (random, one per start of the process), ``seq`` (from 1 without gaps within a run),
-``ts`` (Unix seconds), ``event``, ``key``, ``task_id``, ``attempt``, ``losses``, ``state`` (after the event), ``priority``, ``tenant``,
-``worker``, ``error``.
+Fields of version 1, in this order: ``v``, ``run`` (random, one per start of the process), ``seq``
+(from 1 without gaps within a run), ``ts`` (Unix seconds), ``event``, ``key``, ``task_id``,
+``attempt``, ``losses``, ``state`` (after the event), ``priority``, ``tenant``, ``worker``,
+``error``.
 
-Events: published, available, delivered, acked, redelivered, lost, retried, dead_lettered, redriven, discarded, expired, cancelled.
+Events: published, available, delivered, acked, redelivered, lost, retried, dead_lettered, redriven,
+discarded, expired, cancelled.
 """
 
 from __future__ import annotations

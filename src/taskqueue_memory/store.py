@@ -89,7 +89,9 @@ class Store:
         if record is not None and token in record.tokens:
             return Confirmation(key=task.key, task_id=task.id, status=Published.DUPLICATE)
         if settles is not None and (record is None or record.receipt != settles.receipt):
-            raise LeaseLost("the receipt is not current: settled before, taken back, or never issued")
+            raise LeaseLost(
+                "the receipt is not current: settled before, taken back, or never issued"
+            )
         if record is None:
             record = self._new_entry(self.queue(task.key), task, now)
         elif record.state is State.DEAD:
@@ -234,6 +236,9 @@ class Store:
     def promote(self) -> int:
         """Make available what has fallen due, in the order of its times."""
         now = self.clock.now()
+        if now < self._calendar.next_at:
+            return 0
+        self._calendar.stop()
         promoted = 0
         for queue in tuple(self.queues.values()):
             due = tuple(queue.take_due(now))
@@ -276,7 +281,13 @@ class Store:
     # steps
 
     def _enter(
-        self, record: Record, state: State, event: str, *, worker: str | None = None, error: str | None = None
+        self,
+        record: Record,
+        state: State,
+        event: str,
+        *,
+        worker: str | None = None,
+        error: str | None = None,
     ) -> None:
         states = record.queue.states
         states[record.state] -= 1
@@ -302,7 +313,11 @@ class Store:
     def _revive(self, ended: Record, now: float) -> Record:
         """Start a new entry of a task that has ended; its history goes on."""
         record = self._new_entry(ended.queue, ended.task, now)
-        record.attempt, record.handed_out, record.prior = ended.attempt, ended.handed_out, ended.prior
+        record.attempt, record.handed_out, record.prior = (
+            ended.attempt,
+            ended.handed_out,
+            ended.prior,
+        )
         record.tokens, record.history, record.last = ended.tokens, ended.history, ended.last
         record.result, record.result_until = ended.result, ended.result_until
         return record
@@ -326,7 +341,12 @@ class Store:
         self._enter(record, State.SCHEDULED, event, error=error)
 
     def _end_receipt(
-        self, record: Record, verb: str | None, answer: Settled = Settled.OK, *, revoke: bool = False
+        self,
+        record: Record,
+        verb: str | None,
+        answer: Settled = Settled.OK,
+        *,
+        revoke: bool = False,
     ) -> None:
         if record.receipt is None:
             return

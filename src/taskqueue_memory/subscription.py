@@ -66,7 +66,9 @@ class MemorySubscription(SubscriptionBase):
         """See `taskqueue_core.backend.Subscription.redeliver`."""
         return answer(self._store.redeliver(delivery, lost=lost) for delivery in deliveries)
 
-    async def dead_letter(self, delivery: Delivery, reason: str, error: str | None = None) -> Settled:
+    async def dead_letter(
+        self, delivery: Delivery, reason: str, error: str | None = None
+    ) -> Settled:
         """See `taskqueue_core.capabilities.DeadLettering`."""
         return answer([self._store.dead_letter(delivery, reason, error)])[0]
 

@@ -1,4 +1,4 @@
-"""What a backend may have beyond the contract: one small protocol per capability, each with its own laws and kit module."""
+"""What a backend may have beyond the contract: one small protocol per capability, with a kit module each."""
 
 from taskqueue_core.capabilities.control import Control, Maintained, QueueSettings
 from taskqueue_core.capabilities.dead_letters import DeadLetters

@@ -21,8 +21,8 @@ class DeadLetters(Protocol):
     async def redrive(self, key: str, *task_ids: str) -> int:
         """Make dead tasks waiting again, at the end of their lanes; no ids means all. Returns how many moved.
 
-        The attempt stays, `Delivery.prior` tells what was spent, losses start again from 0. Idempotent: ids that are
-        not dead are passed over.
+        The attempt stays, `Delivery.prior` tells what was spent, losses start again from 0.
+        Idempotent: ids that are not dead are passed over.
         """
         ...
 

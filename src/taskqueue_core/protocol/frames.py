@@ -1,7 +1,8 @@
 """The frames of the socket protocol, version 1, and their encoding. `docs/protocol.md` describes them for any language.
 
-A frame is one JSON object in a text message; ``type`` names it. Unknown fields are ignored, so that either side may be newer.
-Payloads and results are spliced in and out as raw JSON: nobody between publisher and worker decodes them.
+A frame is one JSON object in a text message; ``type`` names it. Unknown fields are ignored, so that
+either side may be newer. Payloads and results are spliced in and out as raw JSON: nobody between
+publisher and worker decodes them.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
 
 
 class Credit(_Frame, tag="credit", frozen=True, kw_only=True):
-    """``n`` more deliveries are welcome."""
+    """Room for ``n`` more deliveries."""
 
     n: Annotated[int, Meta(ge=1, le=LIMITS.credit)]
 
@@ -246,9 +247,7 @@ class Error(_Frame, tag="error", frozen=True, kw_only=True):
     message: str
 
 
-ClientFrame = (
-    Hello | Credit | Ack | Redeliver | Retry | DeadLetter | Progress | Ping | Pong | Bye
-)
+ClientFrame = Hello | Credit | Ack | Redeliver | Retry | DeadLetter | Progress | Ping | Pong | Bye
 ServerFrame = Welcome | Deliver | Settled | Revoke | Drain | Degraded | Error | Ping | Pong
 
 _client = msgspec.json.Decoder(ClientFrame)

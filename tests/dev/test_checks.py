@@ -1,0 +1,133 @@
+"""Tests of the project's own checks."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tools import check, check_files, check_lock, check_public_names
+
+ROOT = Path(__file__).parents[2]
+HASH = "    --hash=sha256:" + "0" * 64
+
+
+def put(root: Path, name: str, text: str) -> None:
+    """Writes a file and its folders."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_all_checks_run_after_one_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A failing check does not hide the next; its words are shown and its name is summed up."""
+    assert check.main({"bad": ["sh", "-c", "echo why; exit 1"], "good": ["true"]}) == 1
+    words = capsys.readouterr().out.split()
+    assert words[0:2] == ["bad", "FAILED"]
+    assert words[4:7] == ["why", "good", "ok"]
+    assert words[-2:] == ["Failed:", "bad."]
+    assert check.main({"good": ["true"]}) == 0
+
+
+def test_a_file_over_the_cap_is_named(tmp_path: Path) -> None:
+    """A file may have as many lines as the cap, and not one more."""
+    put(tmp_path, "src/at_the_cap.py", "\n" * check_files.CAP)
+    put(tmp_path, "src/over.lua", "\n" * (check_files.CAP + 1))
+    put(tmp_path, "docs/long.md", "\n" * 1000)
+    assert list(check_files.too_long(tmp_path)) == ["src/over.lua: 401 lines, 400 are allowed"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "import os, marshal as m",
+        "from shelve import open",
+        "def f():\n    import pickle.x",
+        "eval('1')",
+        "exec('1')",
+        "yaml.load('')",
+    ],
+)
+def test_what_turns_data_into_code_is_found(code: str) -> None:
+    """Each forbidden import and call is found, wherever it stands."""
+    assert len(list(check_files.forbidden(ast.parse(code)))) == 1
+
+
+@pytest.mark.parametrize(
+    "code", ["from . import pickles", "yaml.safe_load('')", "model.eval()", "'eval(1)'"]
+)
+def test_what_only_looks_like_it_is_allowed(code: str) -> None:
+    """Names that merely resemble a forbidden one pass."""
+    assert list(check_files.forbidden(ast.parse(code))) == []
+
+
+PARTS = {
+    "src/pkg/part.py": "__all__ = ['A', 'B']\nclass A: ...\nclass B: ...\nclass C: ...",
+    "src/pkg/sub/__init__.py": "from ..part import A\n__all__ = ['A']",
+}
+
+
+@pytest.mark.parametrize(
+    ("init", "problem"),
+    [
+        ("from pkg.part import A\nfrom .sub import A as D\n__all__ = ['A', 'D']", ""),
+        ("from pkg import part\n__all__ = ['part']\ndef _private(): ...", ""),
+        ("import os\nfrom typing import Any\n__version__ = '1'\n__all__ = ['__version__']", ""),
+        ("'''Nothing is public.'''", ""),
+        ("from pkg.part import A, B\n__all__ = ['A']", "B is offered but not in __all__"),
+        ("from .part import C\n__all__ = ['C']", "C is not in the __all__ of pkg.part"),
+        ("__all__ = ['A']", "A is in __all__ but neither defined nor re-exported"),
+        ("def f(): ...", "__all__ is absent, or is not a plain list of strings"),
+        ("def f(): ...\n__all__ = list('f')", "__all__ is absent, or is not a plain list"),
+    ],
+)
+def test_public_names_are_a_deliberate_list(init: str, problem: str, tmp_path: Path) -> None:
+    """A package's list is exactly what it offers, and all of it is public where it comes from."""
+    for name, text in (PARTS | {"src/pkg/__init__.py": init}).items():
+        put(tmp_path, name, text)
+    source = tmp_path / "src"
+    found = list(check_public_names.problems(source / "pkg" / "__init__.py", source))
+    assert [one.startswith(problem) for one in found] == ([True] if problem else [])
+    assert list(check_public_names.problems(source / "pkg/sub/__init__.py", source)) == []
+
+
+def test_the_lock_is_pure_and_fits() -> None:
+    """The committed lock holds pins and hashes alone, and every dependency within its bounds."""
+    assert check_lock.main(ROOT) == 0
+    assert "://" not in (ROOT / "requirements.lock").read_text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--index-url https://example.org/simple",
+        "-i https://example.org/simple",
+        "--find-links /wheels",
+        "# made by a tool with --output-file /somewhere/requirements.lock",
+        "-e .",
+        "pkg @ https://example.org/pkg.whl \\",
+        "pkg @ file:///wheels/pkg.whl \\",
+        "pkg==1.0",
+        "pkg>=1.0 \\",
+    ],
+)
+def test_an_impure_line_is_found(line: str) -> None:
+    """An address, a path, an option, a comment, or a pin without hash is no line of a lock."""
+    lock = f"good-name==1.0 ; sys_platform == 'win32' \\\n{HASH} \\\n{HASH}\n{line}\n"
+    assert [one.split(":")[1] for one in check_lock.impurities(lock)] == ["4"]
+
+
+def test_a_lock_that_lags_behind_is_found() -> None:
+    """A dependency that is not pinned, or not within its bounds, tells to solve the lock anew."""
+    project = """
+        [project]
+        name = "own"
+        dependencies = ["fine>=1,<2", "Not_There>=1"]
+        [project.optional-dependencies]
+        more = ["own[other]", "old>=2"]
+        [dependency-groups]
+        dev = []
+    """
+    lock = f"fine==1.5 \\\n{HASH}\nold==1.9 \\\n{HASH}\n"
+    found = [one.split()[0] for one in check_lock.misfits(lock, project)]
+    assert found == ["Not_There>=1", "old>=2"]

@@ -1,0 +1,138 @@
+"""Tests of the table that says which test proves which capability."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import coverage_table
+
+ROWS = """
+current_part = 1
+
+[[row]]
+id = "A17"
+text = "one | two"
+part = 1
+
+[[row]]
+id = "fault A1"
+text = "a crash"
+part = 2
+
+[[row]]
+id = "law 5"
+text = "limits"
+part = 2
+applies = false
+why = "it is checked elsewhere"
+"""
+TEST = '"""A17 here is no proof."""\n\n\ndef test_it() -> None:\n    """{}"""\n'
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A project with rows and one test that proves the first of them."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "docs" / "coverage-rows.toml").write_text(ROWS)
+    (tmp_path / "tests" / "test_x.py").write_text(TEST.format("It holds (A17)."))
+    return tmp_path
+
+
+def test_the_table_names_the_proof_of_each_row(root: Path) -> None:
+    """A row shows its tests, else the part in which they are due, or why it needs none."""
+    assert coverage_table.main([], root) == 0
+    assert (root / "docs" / "coverage.md").read_text().splitlines()[-3:] == [
+        r"| A17 | one \| two | 1 | `tests/test_x.py::test_it` |",
+        "| fault A1 | a crash | 2 | part 2 |",
+        "| law 5 | limits | 2 | not applicable: it is checked elsewhere |",
+    ]
+    assert coverage_table.main(["--check"], root) == 0
+
+
+def test_a_stale_table_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The check fails, and changes nothing, while the page differs from what it would be."""
+    assert coverage_table.main(["--check"], root) == 1
+    assert "stale" in capsys.readouterr().out
+    assert not (root / "docs" / "coverage.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("docstring", "problem"),
+    [
+        ("No row is named.", "A17 has no test: one | two"),
+        ("A17 and A18.", "tests/test_x.py::test_it names A18, which is no row"),
+        ("A17, OPEN-A9.", "tests/test_x.py::test_it names OPEN-A9, which is no row"),
+        ("A17, fault A2.", "tests/test_x.py::test_it names fault A2, which is no row"),
+        ("fault A17.", "A17 has no test: one | two"),
+    ],
+)
+def test_a_gap_is_refused(
+    docstring: str, problem: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row that is due and has no test, and an id that is no row, fail the check."""
+    (root / "tests" / "test_x.py").write_text(TEST.format(docstring))
+    assert coverage_table.main([], root) == 1
+    assert problem in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("A17, FIX-C3 and GOAL-AB.", ["A17", "FIX-C3", "GOAL-AB"]),
+        ("(OPEN-A1); BUG-D1/REV-E1", ["OPEN-A1", "BUG-D1", "REV-E1"]),
+        ("law 5", ["law 5"]),
+        ("Laws 2, 3 and\n  7 hold, A2.", ["law 2", "law 3", "law 7", "A2"]),
+        ("fault A1 and A17's", ["fault A1", "fault A17"]),
+        ("A17, faults A1, G9, and K3: all", ["A17", "fault A1", "fault G9", "fault K3"]),
+        ("fault K3, law 5", ["fault K3", "law 5"]),
+        ("S3, E2E, UTF-A17, A17b, default A1", ["A1"]),
+        ("within 5 laws", []),
+    ],
+)
+def test_ids_are_read_from_prose(text: str, ids: list[str]) -> None:
+    """Rows stand bare; faults and laws follow their word, one or several; the rest is prose."""
+    assert list(coverage_table.ids_in(text, families=set("ABCDEFG"))) == ids
+
+
+def test_classes_and_their_tests_are_read(root: Path) -> None:
+    """A class of the kit may name rows for all its tests; helpers prove nothing."""
+    kit = root / "src" / "taskqueue_core" / "conformance"
+    kit.mkdir(parents=True)
+    (kit / "publish.py").write_text(
+        'class Publish:\n    """A1."""\n    async def test_x(self):\n        """A2."""\n'
+        '    def helper(self):\n        """A3."""\n'
+    )
+    found = coverage_table.find_tests(root, {"A"})
+    path = "src/taskqueue_core/conformance/publish.py::Publish"
+    assert found == {"A17": ["tests/test_x.py::test_it"], "A1": [path], "A2": [f"{path}::test_x"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("current_part = 1", "", "'current_part' is absent"),
+        ('"law 5"', '"A17"', "A17 is there twice"),
+        ('"law 5"', '"five"', "five is not an id"),
+        ("part = 1\n\n", "part = 8\n\n", "A17: part is not 1 to 7"),
+        ("why =", "because =", "because"),
+        ('why = "it is checked elsewhere"', "", "law 5: applies = false needs a why"),
+        ("[[row]]", "[[row", "Expected"),
+    ],
+)
+def test_bad_rows_are_told_clearly(
+    old: str, new: str, problem: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong with the rows is one line that names the file and the row."""
+    (root / "docs" / "coverage-rows.toml").write_text(ROWS.replace(old, new))
+    assert coverage_table.main(["--check"], root) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("docs/coverage-rows.toml: ")
+    assert problem in said
+    assert said.count("\n") == 1
+
+
+def test_absent_rows_are_told_clearly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the rows the error says which file is absent."""
+    assert coverage_table.main(["--check"], tmp_path) == 1
+    assert capsys.readouterr().out == "docs/coverage-rows.toml: the file is absent\n"

@@ -1,0 +1,314 @@
+"""Tests of dev.py, the developer's commands; nothing is installed, pip and Pythons are stubs."""
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import dev
+
+Script = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Writes an executable shell script below the test's folder."""
+
+    def write(place: str, body: str) -> Path:
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty checkout with a lock and a project, for dev.py to work in."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    (root / "requirements.lock").write_text("a lock")
+    (root / "pyproject.toml").write_text("a project")
+    monkeypatch.setattr(dev, "ROOT", str(root))
+    return root
+
+
+@pytest.fixture
+def installs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is installed into the environments of the checkout, by the last word of the command."""
+    done: list[str] = []
+
+    def create(wanted: str | None) -> str:
+        folder = checkout / ".venv" / (wanted or "3.13")
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        (folder / "bin" / "python").write_text("an interpreter")
+        (folder / "stamp").unlink(missing_ok=True)
+        done.append("new")
+        return str(folder)
+
+    def install(_folder: str, *arguments: str) -> None:
+        done.append(arguments[-1])
+
+    monkeypatch.setattr(dev, "create", create)
+    monkeypatch.setattr(dev, "install", install)
+    return done
+
+
+WHOLE = ["new", "requirements.lock", "."]
+
+
+def test_a_failing_shim_proves_nothing(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shim that fails is passed over, and the Python installed beside the shims is found."""
+    script("shims/python3.13", "echo 'command not found' >&2; exit 127")
+    older = script("shims/python3", "echo 3.12 venv ensurepip")
+    real = script("versions/3.13.0/bin/python3", "echo 3.13 venv ensurepip")
+    monkeypatch.setenv("PATH", str(tmp_path / "shims"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    assert dev.pythons(None) == [
+        dev.Python(str(real), "3.13", ("venv", "ensurepip")),
+        dev.Python(str(older), "3.12", ("venv", "ensurepip")),
+    ]
+    assert [python.path for python in dev.pythons("3.12")] == [str(older)]
+
+
+def test_a_hanging_shim_is_given_up(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that hangs is killed with its children when its time is over."""
+    monkeypatch.setattr(dev, "PROBE_SECONDS", 0.2)
+    start = time.monotonic()
+    assert dev.probe(str(script("python3", "sleep 60; echo 3.13"))) is None
+    assert time.monotonic() - start < 10
+
+
+def test_the_running_python_is_probed_truly() -> None:
+    """A Python that works is reported with its version and the modules that it has."""
+    python = dev.probe(sys.executable)
+    assert python is not None
+    assert python.version == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert "venv" in python.modules
+
+
+def test_an_old_python_can_read_the_file() -> None:
+    """The syntax is that of Python 3.6, so that an old Python gets as far as the sentence."""
+    ast.parse(Path(dev.__file__).read_text(), feature_version=(3, 6))
+
+
+@pytest.mark.parametrize(
+    ("modules", "sentence"),
+    [
+        (None, "No working Python 3.13, 3.12 or 3.11 was found: install the package"),
+        ("venv", "Python 3.11 cannot make an environment: install the package python3.11-venv."),
+    ],
+)
+@pytest.mark.usefixtures("checkout")
+def test_what_to_install_is_said_in_one_sentence(
+    modules: str | None,
+    sentence: str,
+    script: Script,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without a Python that can make an environment one sentence names the package; code 2."""
+    release = tmp_path / "os-release"
+    release.write_text("ID=ubuntu\nID_LIKE=debian\n")
+    named = dev.package
+    monkeypatch.setattr(dev, "package", lambda version: named(version, str(release)))
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    if modules:
+        script("bin/python3", f"echo 3.11 {modules}")
+    assert dev.main(["test"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"dev.py: {sentence}")
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("platform", "release", "package"),
+    [
+        ("linux", "ID=debian\n", "the package python3.12-venv"),
+        ("linux", 'ID="rocky"\nID_LIKE="rhel centos fedora"\n', "the package python3.12"),
+        ("linux", "ID=arch\n", "Python 3.12 with its venv and ensurepip modules"),
+        ("darwin", "", "python@3.12 with Homebrew"),
+    ],
+)
+def test_each_system_has_its_package(
+    platform: str, release: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is named as the system at hand names it."""
+    monkeypatch.setattr(sys, "platform", platform)
+    (tmp_path / "os-release").write_text(release)
+    assert dev.package("3.12", str(tmp_path / "os-release")) == package
+
+
+def test_other_makers_stand_in_for_ensurepip(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ensurepip an environment is made with virtualenv or uv, whichever is there."""
+    bare = dev.Python("/python3", "3.13", ("venv",))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert list(dev.recipes(bare, "here")) == []
+    script("bin/uv", "exit 0")
+    script("bin/virtualenv", "exit 0")
+    assert [commands[0][0] for commands in dev.recipes(bare, "here")] == ["virtualenv", "uv"]
+
+
+def test_the_next_python_is_tried(
+    checkout: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the newest Python fails to make an environment, the next one makes it."""
+    newest = script("new/python3", "exit 1")
+    make = 'mkdir -p "$3/bin" && cp "$0" "$3/bin/python"'
+    next_one = script("old/python3", f'case "$2" in venv) {make} ;; esac')
+    found = [
+        dev.Python(str(newest), "3.13", ("venv", "ensurepip")),
+        dev.Python(str(next_one), "3.11", ("venv", "ensurepip")),
+    ]
+    monkeypatch.setattr(dev, "pythons", lambda _wanted: found)
+    assert dev.create(None) == str(checkout / ".venv" / "3.11")
+
+
+def test_the_second_time_nothing_is_done(installs: list[str]) -> None:
+    """A finished environment is used as it is, whether its version is asked for or not."""
+    first = dev.environment(None)
+    assert installs == WHOLE
+    assert dev.environment(None) == dev.environment("3.13") == first
+    assert installs == WHOLE
+
+
+def test_a_change_renews_what_depends_on_it(checkout: Path, installs: list[str]) -> None:
+    """A new project is installed again; with a new lock or interpreter all is made anew."""
+    folder = Path(dev.environment(None))
+    (checkout / "pyproject.toml").write_text("another project")
+    dev.environment(None)
+    assert installs == [*WHOLE, "."]
+    (checkout / "requirements.lock").write_text("another lock")
+    dev.environment(None)
+    assert installs == [*WHOLE, ".", *WHOLE]
+    (folder / "bin" / "python").write_text("an upgraded interpreter")
+    dev.environment(None)
+    assert installs == [*WHOLE, ".", *WHOLE, *WHOLE]
+
+
+def test_an_interrupted_set_up_is_made_anew(
+    installs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stops during the installation leaves no stamp, and the next command starts over."""
+
+    def interrupted(_folder: str, *_arguments: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dev, "install", interrupted)
+        assert dev.main(["env"]) == 130
+    assert dev.main(["env"]) == 0
+    assert installs == ["new", *WHOLE]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_second_command_waits_for_the_first(checkout: Path) -> None:
+    """While one command sets up, the lock is held, also by the children of one that was killed."""
+    with dev.one_at_a_time():
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    probe = [sys.executable, "-c", LOCKED, str(checkout / ".venv" / "busy")]
+    assert subprocess.run(probe, check=False).returncode == 1
+    child.kill()
+    child.wait()
+    assert subprocess.run(probe, check=False).returncode == 0
+
+
+LOCKED = """
+import fcntl, sys
+try:
+    fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit(1)
+"""
+
+
+def test_pip_is_quiet_until_it_fails(
+    checkout: Path, script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command's noise is hidden; of one that fails the end is shown, with one sentence."""
+    folder = str(checkout)
+    dev.must([str(script("fine", "echo noise"))], folder)
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(dev.Trouble, match="failed, as shown above"):
+        dev.must([str(script("bad", "seq 100; exit 3"))], folder)
+    assert capsys.readouterr().err.split() == [str(number) for number in range(86, 101)]
+
+
+def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command sees the environment's programs first, and nothing of another environment."""
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
+    variables = dev.environ("/here")
+    assert "PYTHONPATH" not in variables
+    assert variables["VIRTUAL_ENV"] == "/here"
+    assert variables["PATH"].split(os.pathsep)[0] == "/here/bin"
+
+
+@pytest.mark.usefixtures("installs")
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("run --fast", "taskqueue demo --fast"),
+        ("test -k x --python=3.12 -q", "python -m pytest -k x -q"),
+        ("--python 3.12 check", "python tools/check.py"),
+        ("chaos -x", "python -m pytest -m chaos tests -x"),
+        ("soak", "python -m pytest -m not chaos -k fuzz tests/server"),
+    ],
+)
+def test_a_command_becomes_its_program(
+    line: str, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command runs its program in the chosen environment with the arguments passed on."""
+    became: list[tuple[str, str]] = []
+
+    def become(folder: str, command: list[str], **_variables: str) -> int:
+        became.append((Path(folder).name, " ".join(command)))
+        return 0
+
+    monkeypatch.setattr(dev, "become", become)
+    assert dev.main(line.split()) == 0
+    assert became == [("3.12" if "3.12" in line else "3.13", program)]
+
+
+@pytest.mark.parametrize("line", ["test --python 3.10", "test --python", "bench", "unknown"])
+@pytest.mark.usefixtures("installs")
+def test_a_wrong_command_line_is_one_sentence(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be done is refused in one sentence, with code 2."""
+    assert dev.main(line.split()) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Help is what a bare call shows, and it names the commands."""
+    assert dev.main([]) == dev.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    for name in ("run", "test", "check", "bench", "chaos", "soak", "env", "lock", "clean"):
+        assert said.count(f"\n  {name} ") == 2
+
+
+def test_clean_removes_only_what_was_made(checkout: Path) -> None:
+    """Environments, caches and compiled files go; sources and settings stay."""
+    gone = [".venv/3.13", ".mypy_cache", "src/pkg/__pycache__", "tests/dev/__pycache__"]
+    stay = ["src/pkg", "docs", ".git", "examples"]
+    for name in gone + stay:
+        (checkout / name).mkdir(parents=True, exist_ok=True)
+    assert dev.main(["clean"]) == 0
+    assert [name for name in gone if (checkout / name).exists()] == []
+    assert all((checkout / name).is_dir() for name in stay)
