@@ -62,9 +62,16 @@ def assigned(tree: ast.Module) -> set[str]:
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
+def statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements of the module; those under `if TYPE_CHECKING` name what it loads lazily."""
+    for node in tree.body:
+        lazy = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        yield from node.body if lazy and isinstance(node, ast.If) else [node]
+
+
 def re_exported(tree: ast.Module, package: Path, source: Path) -> Iterator[tuple[str, str]]:
     """Each public name that is imported from within the package, and what is wrong with it."""
-    for node in tree.body:
+    for node in statements(tree):
         module = origin(package, source, node) if isinstance(node, ast.ImportFrom) else None
         if module is None or not isinstance(node, ast.ImportFrom):
             continue

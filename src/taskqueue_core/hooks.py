@@ -104,21 +104,15 @@ class Hooks:
         self._manager.add_hookspecs(_Specs)
 
     def register(self, plugin: object, name: str | None = None) -> None:
-        """Add a plugin. Raises `ValueError` where its hooks do not fit the specification, and adds nothing."""
+        """Add a plugin. Raises `ValueError` where its hooks do not fit the specification; adds nothing then."""
         try:
             self._manager.register(plugin, name=name)
             self._manager.check_pending()
+            self._check_plain(plugin)
         except pluggy.PluginValidationError as error:
             if self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
             raise ValueError(str(error)) from error
-        for hook in self._manager.get_hookcallers(plugin) or ():
-            for implementation in hook.get_hookimpls():
-                if implementation.plugin is plugin and _cannot_be_called(implementation):
-                    self._manager.unregister(plugin)
-                    raise ValueError(
-                        f"hook {hook.name!r}: must be a plain function, no wrapper, not async"
-                    )
 
     def unregister(self, plugin: object) -> None:
         """Remove a plugin."""
@@ -146,6 +140,17 @@ class Hooks:
                 return answer
         return None
 
+    def _check_plain(self, plugin: object) -> None:
+        for hook in self._manager.get_hookcallers(plugin) or ():
+            for implementation in hook.get_hookimpls():
+                wraps = implementation.wrapper or implementation.hookwrapper
+                if implementation.plugin is plugin and (
+                    wraps or inspect.iscoroutinefunction(implementation.function)
+                ):
+                    raise pluggy.PluginValidationError(
+                        plugin, f"{hook.name} must be a plain function: no wrapper, not async"
+                    )
+
     # pluggy's own call stops at the first failing implementation; calling them one by one isolates each.
     def _call(self, hook: str, implementation: pluggy.HookImpl, arguments: dict[str, Any]) -> Any:
         try:
@@ -153,11 +158,3 @@ class Hooks:
         except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged with its trace
             _log.exception("plugin %s failed in hook %s", implementation.plugin_name, hook)
             return None
-
-
-def _cannot_be_called(implementation: pluggy.HookImpl) -> bool:
-    return (
-        implementation.wrapper
-        or implementation.hookwrapper
-        or inspect.iscoroutinefunction(implementation.function)
-    )

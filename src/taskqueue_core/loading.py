@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, metadata
 from inspect import getattr_static
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ __all__ = ["BACKEND_GROUP", "FACTORY", "check_backend", "installed_backends", "l
 
 BACKEND_GROUP = "taskqueue.backends"
 FACTORY = "create_backend"
+_DISTRIBUTION = "taskqueue-backends"
 
 _MEMBERS = ("capabilities", "publisher", "subscribe", "now", "health", "aclose")
 _PUBLISHER = ("publish", "schedule_retry")
@@ -92,8 +93,8 @@ def _attribute(word: str, path: str, attribute: str) -> object:
     for name in attribute.split("."):
         if not hasattr(found, name):
             raise InvalidBackend(
-                f"backend {word!r}: the module {path!r} lacks {attribute!r}, a callable without arguments that returns a "
-                f"backend; name another one as '{path}:NAME'; see docs/writing-a-backend.md"
+                f"backend {word!r}: the module {path!r} lacks {attribute!r}, a callable without "
+                f"arguments that returns a backend; name another one as '{path}:NAME'; see docs/writing-a-backend.md"
             )
         found = getattr(found, name)
     return found
@@ -106,8 +107,8 @@ def _callable(word: str, load: Callable[[], object]) -> Callable[[], Any]:
         raise
     except ModuleNotFoundError as error:
         raise InvalidBackend(
-            f"backend {word!r}: importing it needs the module {error.name!r}, which is not installed; try: "
-            f"pip install 'taskqueue-backends[{word.removeprefix('taskqueue_').partition('.')[0]}]'"
+            f"backend {word!r}: importing it needs the module {error.name!r}, which is not installed; "
+            f"{_how_to_install(word)}"
         ) from error
     except Exception as error:
         raise InvalidBackend(
@@ -115,16 +116,29 @@ def _callable(word: str, load: Callable[[], object]) -> Callable[[], Any]:
         ) from error
     if not callable(found):
         raise InvalidBackend(
-            f"backend {word!r}: got {type(found).__name__}; allowed: a callable without arguments that returns a backend"
+            f"backend {word!r}: got {type(found).__name__}; "
+            "allowed: a callable without arguments that returns a backend"
         )
     return found
+
+
+def _how_to_install(word: str) -> str:
+    extra = word.removeprefix("taskqueue_").partition(".")[0].partition(":")[0]
+    try:
+        ours = metadata(_DISTRIBUTION).get_all("Provides-Extra") or []
+    except PackageNotFoundError:
+        ours = []
+    if extra in ours:
+        return f"try: pip install '{_DISTRIBUTION}[{extra}]'"
+    return "install what the backend's own package asks for"
 
 
 def _not_found(word: str, why: str) -> str:
     names = ", ".join(installed_backends()) or "none"
     return (
-        f"no backend {word!r}: {why}. Installed backends: {names}. Set TASKQUEUE_BACKEND to one of them, to a module path "
-        "or to 'module:attr'; install others with pip install 'taskqueue-backends[NAME]' or from their own packages"
+        f"no backend {word!r}: {why}. Installed backends: {names}. Set TASKQUEUE_BACKEND to one of "
+        "them, to a module path or to 'module:attr'; install others with "
+        "pip install 'taskqueue-backends[NAME]' or from their own packages"
     )
 
 

@@ -46,6 +46,11 @@ class ObservedBackend:
         return self._inner
 
     @property
+    def hooks(self) -> Hooks:
+        """The hooks that it fires."""
+        return self._hooks
+
+    @property
     def control(self) -> Control:
         """The backend's control, observed where it ends tasks."""
         return _ObservedControl(self._inner.control, self._hooks)  # type: ignore[attr-defined]

@@ -42,8 +42,9 @@ EXHAUSTED = "max_retries_exceeded"
 
 
 class RetryPolicy(BaseModel):
-    """When to try again, and how often. The n-th retry waits ``min(base * 2**(n-1), cap)`` seconds,
-    give or take jitter.
+    """When to try again, and how often.
+
+    The n-th retry waits ``min(base * 2**(n-1), cap)`` seconds, give or take jitter.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import asyncio
 from collections.abc import Callable, Iterator
 
 from taskqueue_core.clock import Clock, Timer
 from taskqueue_core.tasks import State
-from taskqueue_memory.records import Record
+from taskqueue_memory.agenda import Agenda
+from taskqueue_memory.records import Record, is_scheduled
 
 __all__ = ["Calendar"]
 
-_Dates = list[tuple[float, int, Record]]
+_NEVER = float("inf")
 
 
 class Calendar:
@@ -22,62 +22,76 @@ class Calendar:
         """Call ``on_due`` when a scheduled entry falls due."""
         self._clock = clock
         self._on_due = on_due
-        self._order = itertools.count()
-        self._deadlines: _Dates = []
-        self._ends: _Dates = []
+        self._scheduled = Agenda(is_scheduled)
+        self._deadlines = Agenda(_may_expire)
+        self._ends = Agenda(_may_be_forgotten)
         self._timer: Timer | None = None
-        self.next_at = float("inf")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.next_at = _NEVER
         """when the timer rings"""
 
     def schedule(self, record: Record, at: float) -> None:
         """Note when an entry falls due. Its sequence must be new."""
-        heapq.heappush(record.queue.scheduled, (at, record.seq, record))
-        self.arm(at)
+        self._scheduled.add(at, record)
+        record.queue.scheduled.add(at, record)
+        self._arm(at)
 
-    def arm(self, at: float | None) -> None:
-        """See to it that the timer rings at ``at`` or before."""
-        if at is not None and at < self.next_at:
+    def due(self, now: float) -> Iterator[Record]:
+        """Take the scheduled entries that have fallen due, in the order of their times, and set the timer again."""
+        if now >= self.next_at:
             self.stop()
-            self.next_at = at
-            self._timer = self._clock.call_at(at, self._ring)
+            yield from self._scheduled.take(now)
+            self._arm(self._scheduled.next_at())
+
+    def follow(self) -> None:
+        """Move the timer to the running event loop: the one it was set in may have ended."""
+        at = self.next_at
+        if at < _NEVER and self._loop is not asyncio.get_running_loop():
+            self.stop()
+            self._arm(at)
 
     def stop(self) -> None:
         """Forget the timer."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self.next_at = None, float("inf")
+        self._timer, self.next_at = None, _NEVER
 
     def note_deadline(self, record: Record, at: float) -> None:
         """Note a task's deadline."""
-        heapq.heappush(self._deadlines, (at, next(self._order), record))
+        self._deadlines.add(at, record)
 
     def note_end(self, record: Record, at: float) -> None:
         """Note when an ended record may be forgotten. Its sequence must be new."""
-        heapq.heappush(self._ends, (at, record.seq, record))
+        self._ends.add(at, record)
 
     def past_deadline(self, now: float, chunk: int) -> Iterator[Record]:
-        """Take up to ``chunk`` dates; yield the records that are live still."""
-        for _, _, record in _take(self._deadlines, now, chunk):
-            if record.state.live and record.queue.records.get(record.task.id) is record:
-                yield record
+        """Take up to ``chunk`` live records that are past their deadline."""
+        return self._deadlines.take(now, chunk)
 
     def forgettable(self, now: float, chunk: int) -> Iterator[Record]:
-        """Take up to ``chunk`` dates; yield the records that ended at that time and are known still."""
-        for _, seq, record in _take(self._ends, now, chunk):
-            known = record.queue.records.get(record.task.id) is record
-            if known and record.seq == seq and record.state is not State.DEAD:
-                yield record
+        """Take up to ``chunk`` records that ended so long ago that they may be forgotten."""
+        return self._ends.take(now, chunk)
+
+    def _arm(self, at: float | None) -> None:
+        if at is not None and at < self.next_at:
+            self.stop()
+            self.next_at = at
+            self._loop = asyncio.get_running_loop()
+            self._timer = self._clock.call_at(at, self._ring)
 
     def _ring(self) -> None:
         at = self.next_at
         if self._clock.now() < at:  # event loops may ring a hair too early
             self.stop()
-            self.arm(at)
+            self._arm(at)
         else:
             self._on_due()
 
 
-def _take(dates: _Dates, now: float, chunk: int) -> Iterator[tuple[float, int, Record]]:
-    while chunk > 0 and dates and dates[0][0] <= now:
-        chunk -= 1
-        yield heapq.heappop(dates)
+def _may_expire(record: Record, _seq: int) -> bool:
+    return record.state.live and record.queue.records.get(record.task.id) is record
+
+
+def _may_be_forgotten(record: Record, seq: int) -> bool:
+    ended = record.seq == seq and not record.state.live and record.state is not State.DEAD
+    return ended and record.queue.records.get(record.task.id) is record

@@ -24,6 +24,7 @@ from taskqueue_memory.records import Record
 __all__ = ["JOURNAL_VERSION", "Journal", "Line"]
 
 JOURNAL_VERSION = 1
+_CLOSED = -1
 _log = logging.getLogger("taskqueue.memory")
 _encoder = msgspec.json.Encoder()
 
@@ -54,6 +55,7 @@ class Journal:
         """Open (or create, readable by the owner alone) the file. Raises `ConfigurationError` if it can't be."""
         self._run = secrets.token_hex(4)
         self._seq = 0
+        self._torn = False
         self.failed = False
         """a write failed: lines are missing from there on, which a reader sees by the gap in ``seq``"""
         try:
@@ -83,13 +85,25 @@ class Journal:
             worker=worker,
             error=error,
         )
+        data = _encoder.encode(line) + b"\n"
         try:
-            os.write(self._file, _encoder.encode(line) + b"\n")
-        except OSError:
-            if not self.failed:
-                self.failed = True
-                _log.exception("the journal cannot be written; it has gaps from here on")
+            if self._torn:  # so that what came through of that line does not spoil this one
+                data = b"\n" + data
+            written = os.write(self._file, data)
+        except OSError as refusal:
+            self._fail(refusal)
+        else:
+            self._torn = written < len(data)
+            if self._torn:
+                self._fail(OSError("the disk took a part of a line"))
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file. Idempotent; what is written after is lost."""
+        if self._file != _CLOSED:
+            os.close(self._file)
+            self._file = _CLOSED  # the number may be given to another file
+
+    def _fail(self, error: OSError) -> None:
+        if not self.failed:
+            self.failed = True
+            _log.error("the journal cannot be written (%s); it has gaps from here on", error)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterator
+from hashlib import blake2b
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import (
@@ -18,13 +20,15 @@ from taskqueue_core.tasks import (
     Task,
     TaskStatus,
 )
+from taskqueue_memory.agenda import ROOM, Agenda
 
 if TYPE_CHECKING:
     from taskqueue_memory.subscription import MemorySubscription
 
-__all__ = ["Lane", "QueueState", "Record"]
+__all__ = ["Lane", "QueueState", "Record", "is_scheduled"]
 
 _HISTORY = 20
+_SMALL = 512  # bytes of a payload that are not worth a digest
 
 
 class Record:
@@ -34,6 +38,7 @@ class Record:
         "attempt",
         "available_at",
         "delivered_at",
+        "digest",
         "handed_out",
         "history",
         "last",
@@ -56,6 +61,8 @@ class Record:
     def __init__(self, queue: QueueState, task: Task, now: float) -> None:
         self.queue = queue
         self.task = task
+        self.digest: bytes | None = None
+        """what is kept of a long payload after the end"""
         self.state = State.WAITING
         self.seq = 0
         """its place in its lane; an item of a lane or heap with another one is out of date"""
@@ -77,6 +84,18 @@ class Record:
         self.progress: float | str | None = None
         self.result: bytes | None = None
         self.result_until = 0.0
+
+    def is_of(self, payload: bytes) -> bool:
+        """Whether the task has, or had, this payload."""
+        if self.digest is None:
+            return self.task.payload == payload
+        return self.digest == _digest(payload)
+
+    def shed(self) -> None:
+        """Let go of a long payload: an ended task is kept to recognise it, not to run it again."""
+        if self.digest is None and len(self.task.payload) > _SMALL:
+            self.digest = _digest(self.task.payload)
+            self.task = msgspec.structs.replace(self.task, payload=b"null")
 
     def fail(self, error: str, now: float) -> None:
         """Add to the history; the oldest failures fall out."""
@@ -113,15 +132,20 @@ class Record:
 class Lane:
     """The waiting entries of one priority, in the order of becoming available; returned ones first.
 
-    Entries leave lazily: one that was cancelled or moved meanwhile is dropped when it comes up.
+    Entries leave lazily: one that was cancelled or moved meanwhile is dropped when it comes up, or once such entries
+    outnumber the rest.
     """
 
     def __init__(self) -> None:
+        self._bound = ROOM
         self._fresh: deque[tuple[int, Record]] = deque()
         self._returned: list[tuple[int, Record]] = []
 
     def append(self, record: Record) -> None:
         """Add a newly available entry."""
+        if len(self._fresh) >= self._bound:  # before the new item, which waits only in a moment
+            self._fresh = deque(item for item in self._fresh if _waits(item))
+            self._bound = 2 * len(self._fresh) + ROOM
         self._fresh.append((record.seq, record))
 
     def put_back(self, record: Record) -> None:
@@ -141,16 +165,28 @@ class Lane:
     def peek(self) -> Record | None:
         """Return the first entry, after dropping those that are out of date."""
         while self._returned:
-            seq, record = self._returned[0]
-            if record.state is State.WAITING and record.seq == seq:
-                return record
+            if _waits(self._returned[0]):
+                return self._returned[0][1]
             heapq.heappop(self._returned)
         while self._fresh:
-            seq, record = self._fresh[0]
-            if record.state is State.WAITING and record.seq == seq:
-                return record
+            if _waits(self._fresh[0]):
+                return self._fresh[0][1]
             self._fresh.popleft()
         return None
+
+
+def _waits(item: tuple[int, Record]) -> bool:
+    seq, record = item
+    return record.state is State.WAITING and record.seq == seq
+
+
+def is_scheduled(record: Record, seq: int) -> bool:
+    """Whether a record still waits for the date it had at that sequence."""
+    return record.state is State.SCHEDULED and record.seq == seq
+
+
+def _digest(payload: bytes) -> bytes:
+    return blake2b(payload, digest_size=16).digest()
 
 
 class QueueState:
@@ -162,7 +198,9 @@ class QueueState:
         self.records: dict[str, Record] = {}
         self.dead: dict[str, Record] = {}
         self.subscribers: dict[MemorySubscription, None] = {}
-        self.scheduled: list[tuple[float, int, Record]] = []
+        self.waiting: dict[MemorySubscription, None] = {}
+        """subscribers in a waiting receive, the longest first"""
+        self.scheduled = Agenda(is_scheduled)
         self.published = 0
         self.states: Counter[State] = Counter()
         self.delivered = self.redelivered = self.retried = self.lost = 0
@@ -183,20 +221,6 @@ class QueueState:
             if record is not None:
                 return record
         return None
-
-    def due_at(self) -> float | None:
-        """Return when the next scheduled entry is due."""
-        while self.scheduled:
-            due, seq, record = self.scheduled[0]
-            if record.state is State.SCHEDULED and record.seq == seq:
-                return due
-            heapq.heappop(self.scheduled)
-        return None
-
-    def take_due(self, now: float) -> Iterator[Record]:
-        """Take the scheduled entries that have fallen due, in the order of their times."""
-        while (at := self.due_at()) is not None and at <= now:
-            yield heapq.heappop(self.scheduled)[2]
 
     @property
     def ledger(self) -> Ledger:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Store"]
 
 _CHUNK = 1000
+_KEPT = ("attempt", "handed_out", "prior", "tokens", "history", "last", "result", "result_until")
+"""what a new entry of an ended task takes over"""
 
 
 class Store:
@@ -63,8 +65,7 @@ class Store:
         queue = self.queue(task.key)
         known = queue.records.get(task.id)
         if known is not None and not self._window_passed(known, now):
-            same = known.task.payload == task.payload
-            status = Published.DUPLICATE if same else Published.CONFLICT
+            status = Published.DUPLICATE if known.is_of(task.payload) else Published.CONFLICT
             return Confirmation(key=task.key, task_id=task.id, status=status)
         position = queue.states[State.WAITING]
         record = self._new_entry(queue, task, now)
@@ -82,6 +83,7 @@ class Store:
     ) -> Confirmation:
         """Schedule the next attempt, once per token."""
         check_time("at", at)
+        error = None if error is None else error[: LIMITS.text]
         now = self.clock.now()
         record = self.find(task.key, task.id)
         handed_out = settles.attempt if settles else record.handed_out if record else 0
@@ -92,6 +94,7 @@ class Store:
             raise LeaseLost(
                 "the receipt is not current: settled before, taken back, or never issued"
             )
+        worker = record.owner.consumer if record and record.owner else None
         if record is None:
             record = self._new_entry(self.queue(task.key), task, now)
         elif record.state is State.DEAD:
@@ -99,14 +102,14 @@ class Store:
         elif record.state.live:
             self._end_receipt(record, "retry" if settles else None, revoke=settles is None)
         else:
-            record = self._revive(record, now)
+            record = self._revive(record, task, now)
         record.tokens.add(token)
         if error is not None:
-            record.fail(error[: LIMITS.text], now)
+            record.fail(error, now)
         record.attempt += 1
         record.losses = 0
         record.queue.retried += 1
-        self._schedule(record, at, "retried", error)
+        self._schedule(record, at, "retried", worker=worker, error=error)
         return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)
 
     # deliver
@@ -114,9 +117,9 @@ class Store:
     def take(
         self, subscription: MemorySubscription, queue: QueueState, expired: list[Expired]
     ) -> Delivery | None:
-        """Hand out the first waiting entry of a queue; what is past its deadline expires instead."""
+        """Hand out the first waiting entry of a queue; up to a chunk of those past their deadline expire."""
         now = self.clock.now()
-        while (record := queue.pop()) is not None:
+        while len(expired) < _CHUNK and (record := queue.pop()) is not None:
             task = record.task
             if task.deadline is not None and task.deadline <= now:
                 expired.append(self._expire(record))
@@ -235,19 +238,11 @@ class Store:
 
     def promote(self) -> int:
         """Make available what has fallen due, in the order of its times."""
-        now = self.clock.now()
-        if now < self._calendar.next_at:
-            return 0
-        self._calendar.stop()
         promoted = 0
-        for queue in tuple(self.queues.values()):
-            due = tuple(queue.take_due(now))
-            for record in due:
-                self._make_available(record, "available")
-            if due:
-                self.ring(queue, len(due))
-            promoted += len(due)
-            self._calendar.arm(queue.due_at())
+        for record in self._calendar.due(self.clock.now()):
+            self._make_available(record, "available")
+            self.ring(record.queue, 1)
+            promoted += 1
         return promoted
 
     def expire(self) -> Iterator[Expired]:
@@ -262,6 +257,10 @@ class Store:
             del record.queue.records[record.task.id]
         return len(gone)
 
+    def follow(self) -> None:
+        """Have the timer ring in the running event loop."""
+        self._calendar.follow()
+
     def stop(self) -> None:
         """Forget the timer."""
         self._calendar.stop()
@@ -269,14 +268,12 @@ class Store:
     # wake-ups
 
     def ring(self, queue: QueueState, tasks: int) -> None:
-        """Wake as many waiting subscribers as there are new tasks, in turn."""
-        for subscription in tuple(queue.subscribers):
-            if tasks <= 0:
-                return
+        """Wake as many waiting subscriptions as there are new tasks, the one that waits longest first."""
+        while tasks > 0 and queue.waiting:
+            subscription = next(iter(queue.waiting))
+            del queue.waiting[subscription]
             if subscription.wake():
                 tasks -= 1
-                del queue.subscribers[subscription]
-                queue.subscribers[subscription] = None
 
     # steps
 
@@ -292,11 +289,14 @@ class Store:
         states = record.queue.states
         states[record.state] -= 1
         states[state] += 1
-        if record.state is State.DEAD:
+        risen = record.state is State.DEAD
+        if risen:
             del record.queue.dead[record.task.id]
         if state is State.DEAD:
             record.queue.dead[record.task.id] = record
         record.state = state
+        if risen and record.task.deadline is not None:  # its date may have come while it was dead
+            self._calendar.note_deadline(record, record.task.deadline)
         record.updated_at = self.clock.now()
         if self.journal is not None:
             worker = worker or (record.owner.consumer if record.owner else None)
@@ -310,16 +310,11 @@ class Store:
             self._calendar.note_deadline(record, task.deadline)
         return record
 
-    def _revive(self, ended: Record, now: float) -> Record:
+    def _revive(self, ended: Record, task: Task, now: float) -> Record:
         """Start a new entry of a task that has ended; its history goes on."""
-        record = self._new_entry(ended.queue, ended.task, now)
-        record.attempt, record.handed_out, record.prior = (
-            ended.attempt,
-            ended.handed_out,
-            ended.prior,
-        )
-        record.tokens, record.history, record.last = ended.tokens, ended.history, ended.last
-        record.result, record.result_until = ended.result, ended.result_until
+        record = self._new_entry(ended.queue, task, now)
+        for kept in _KEPT:
+            setattr(record, kept, getattr(ended, kept))
         return record
 
     def _offer(self, queue: QueueState) -> None:
@@ -335,10 +330,10 @@ class Store:
         record.queue.lane(record).append(record)
         self._enter(record, State.WAITING, event)
 
-    def _schedule(self, record: Record, at: float, event: str, error: str | None = None) -> None:
+    def _schedule(self, record: Record, at: float, event: str, **told: str | None) -> None:
         record.seq = next(self._seq)
+        self._enter(record, State.SCHEDULED, event, **told)
         self._calendar.schedule(record, at)
-        self._enter(record, State.SCHEDULED, event, error=error)
 
     def _end_receipt(
         self,
@@ -374,6 +369,7 @@ class Store:
         self._enter(record, state, event, worker=worker, error=record.reason)
         if state is not State.DEAD:
             record.seq = next(self._seq)
+            record.shed()
             settings = record.queue.settings
             keep = max(settings.dedupe_window, settings.result_ttl if record.result else 0.0)
             self._calendar.note_end(record, record.updated_at + keep)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from taskqueue_core.authoring import SubscriptionBase, answer, checked_limit, checked_results
 from taskqueue_core.errors import SubscriptionClosed
-from taskqueue_core.tasks import Delivery, Expired, Received, Settled
+from taskqueue_core.tasks import Delivery, Expired, Received, Settled, State
 
 if TYPE_CHECKING:
     from taskqueue_memory.records import QueueState, Record
@@ -35,8 +35,8 @@ class MemorySubscription(SubscriptionBase):
         self._revocation = asyncio.Event()
         self._secret = secrets.token_urlsafe(12)
         self._issued = 0
-        for key in keys:
-            queue = store.queue(key)
+        self._queues = tuple(store.queue(key) for key in keys)
+        for queue in self._queues:
             queue.subscribers[self] = None
             self.ready[queue] = None
 
@@ -47,12 +47,16 @@ class MemorySubscription(SubscriptionBase):
             raise SubscriptionClosed("the subscription is closed")
         clock = self._store.clock
         end = None if timeout is None else clock.now() + timeout
+        waited = False
         while True:
             received = self._take(limit)
             over = end is not None and end <= clock.now()
             if received.deliveries or received.expired or over or self.closed:
+                if waited:
+                    self._pass_on()
                 return received
             await self._wait(end)
+            waited = True
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
@@ -91,11 +95,12 @@ class MemorySubscription(SubscriptionBase):
         if self.closed:
             return
         self.closed = True
-        for key in self.keys:
-            del self._store.queue(key).subscribers[self]
+        for queue in self._queues:
+            del queue.subscribers[self]
         for record in tuple(self.owned.values()):
             self._store.hand_back(record, lost=False)
-        self.wake()
+        if self._waiter is not None and not self.wake():
+            self._pass_on()
         self._revocation.set()
 
     def new_receipt(self) -> str:
@@ -125,9 +130,12 @@ class MemorySubscription(SubscriptionBase):
             queue = next(iter(self.ready))
             del self.ready[queue]
             delivery = self._store.take(self, queue, expired)
+            if queue.states[State.WAITING]:
+                self.ready[queue] = None  # to the end: one each in turn, so that no key starves
             if delivery is not None:
                 deliveries.append(delivery)
-                self.ready[queue] = None  # to the end: one each in turn, so that no key starves
+            elif queue in self.ready:
+                break  # enough has expired for one call
         return Received(
             deliveries=tuple(deliveries),
             again=bool(self.ready),
@@ -139,20 +147,30 @@ class MemorySubscription(SubscriptionBase):
         self.wake()
 
     def _due_at(self) -> float | None:
-        dues = (self._store.queue(key).due_at() for key in self.keys)
+        dues = (queue.scheduled.next_at() for queue in self._queues)
         return min((due for due in dues if due is not None), default=None)
 
     async def _wait(self, end: float | None) -> None:
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         timer = None if end is None else self._store.clock.call_at(end, self._time_out)
+        self._store.follow()
+        for queue in self._queues:
+            queue.waiting[self] = None
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                for queue in self.ready:  # woken for work that it will not take: wake another
-                    self._store.ring(queue, 1)
+                self._pass_on()
             raise
         finally:
-            self._waiter = None
+            if self._waiter is waiter:
+                self._waiter = None
+                for queue in self._queues:
+                    queue.waiting.pop(self, None)
             if timer is not None:
                 timer.cancel()
+
+    def _pass_on(self) -> None:
+        """Wake others for the work that this one was woken for and has not taken."""
+        for queue in self.ready:
+            self._store.ring(queue, queue.states[State.WAITING])

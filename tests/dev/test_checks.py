@@ -76,6 +76,7 @@ PARTS = {
         ("'''Nothing is public.'''", ""),
         ("from pkg.part import A, B\n__all__ = ['A']", "B is offered but not in __all__"),
         ("from .part import C\n__all__ = ['C']", "C is not in the __all__ of pkg.part"),
+        ("if TYPE_CHECKING:\n    from .part import A\n__all__ = ['A']", ""),
         ("__all__ = ['A']", "A is in __all__ but neither defined nor re-exported"),
         ("def f(): ...", "__all__ is absent, or is not a plain list of strings"),
         ("def f(): ...\n__all__ = list('f')", "__all__ is absent, or is not a plain list"),

@@ -41,7 +41,8 @@ class Revocation(Protocol):
     async def revoked(self) -> tuple[str, ...]:
         """Wait for receipts that ended without a settlement by this subscription.
 
-        They were cancelled, have expired, or somebody else scheduled a retry. Returns an empty tuple once the subscription is closed. Adopted receipts are not revoked,
+        They were cancelled, have expired, or somebody else scheduled a retry.
+        Returns an empty tuple once the subscription is closed. Adopted receipts are not revoked,
         they moved.
         """
         ...

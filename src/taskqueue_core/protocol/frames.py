@@ -146,13 +146,13 @@ class Bye(_Frame, tag="bye", frozen=True, kw_only=True):
 
 
 class Ping(_Frame, tag="ping", frozen=True, kw_only=True):
-    """Are you there?"""
+    """A question whether the peer is there."""
 
     n: int = 0
 
 
 class Pong(_Frame, tag="pong", frozen=True, kw_only=True):
-    """Yes; ``n`` is the ping's."""
+    """The answer; ``n`` is the ping's."""
 
     n: int = 0
 

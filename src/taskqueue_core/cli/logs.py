@@ -1,0 +1,21 @@
+"""Logs of long-running commands, on stderr."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Literal
+
+import typer
+
+from taskqueue_core.server.logs import set_up_logs
+
+__all__ = ["LogLevel", "set_up"]
+
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"], typer.Option(help="What to log, on stderr.")
+]
+
+
+def set_up(level: str) -> None:
+    """Log to stderr from ``level`` on."""
+    set_up_logs(level=logging.getLevelNamesMapping()[level.upper()])

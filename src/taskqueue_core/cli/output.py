@@ -1,0 +1,64 @@
+"""What a command says: tables and sentences for people, or one JSON value for programs."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from taskqueue_core.errors import InvalidInput, TaskQueueError
+
+__all__ = ["AsJson", "console", "fail", "note", "paragraphs", "print_json"]
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print exactly one JSON value on stdout, and nothing else.")
+]
+
+console = Console(highlight=False)
+_errors = Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on a line of its own, indented where a person reads it."""
+    text = msgspec.json.encode(value)
+    if sys.stdout.isatty():
+        text = msgspec.json.format(text, indent=2)
+    sys.stdout.write(text.decode() + "\n")
+    sys.stdout.flush()
+
+
+def paragraphs(text: str | None) -> str:
+    """Return a docstring with each paragraph on one line, for a terminal of any width."""
+    parts = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(" ".join(part.split()) for part in parts)
+
+
+def note(text: str, style: str = "") -> None:
+    """Tell a person something aside, on stderr."""
+    _errors.print(Text(text, style), soft_wrap=True)
+
+
+def fail(error: Exception, *, as_json: bool) -> None:
+    """Say what went wrong in one red line on stderr; with ``as_json`` also as one object on stdout."""
+    detail = " ".join(_said(error).split())
+    if as_json:
+        code = error.code if isinstance(error, TaskQueueError) else "internal"
+        told: dict[str, object] = {"code": code, "detail": detail}
+        if isinstance(error, InvalidInput):
+            told["field"] = error.field
+        print_json({"error": told})
+    _errors.print(Text(f"error: {detail}", "bold red"), soft_wrap=True)
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, TaskQueueError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"unexpected {type(error).__name__}: {error}{where}"

@@ -1,0 +1,67 @@
+"""``taskqueue serve``."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from taskqueue_core.cli.logs import LogLevel, set_up
+from taskqueue_core.cli.output import AsJson, console, paragraphs, print_json
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import ConfigurationError
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="serve", help=paragraphs(run.__doc__))(run)
+
+
+def run(
+    host: Annotated[
+        str | None, typer.Option(help="Where to listen. TASKQUEUE_HOST.", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65_535, help="0 takes a free one. TASKQUEUE_PORT.", show_default=False
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="A name, a module path or module:attr. TASKQUEUE_BACKEND.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    log_level: LogLevel = "info",
+    as_json: AsJson = False,
+) -> None:
+    """Serve a backend to workers and publishers, until Ctrl-C or SIGTERM.
+
+    Once it listens it prints its address; with --json, one object with url, backend and pid.
+    """
+    from taskqueue_core.server.serve import serve  # noqa: PLC0415 - no other command needs a server
+
+    settings = load_settings(Settings)
+    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    settings = settings.model_copy(update=given)
+    word = backend or settings.backend
+    if word == "server":
+        raise ConfigurationError("a server needs a store of its own, not another server: --backend")
+    set_up(log_level)
+
+    def ready(url: str) -> None:
+        if as_json:
+            print_json({"url": url, "backend": word, "pid": os.getpid()})
+        else:
+            console.print(
+                f"[green]●[/] serving [bold]{word}[/] at [bold]{url}[/]  [dim]Ctrl-C ends it"
+            )
+
+    serve(settings, word, on_ready=ready)

@@ -1,0 +1,93 @@
+"""``taskqueue stats``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import box
+from rich.table import Table
+
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.cli.backends import REACH, ServerUrl, opened
+from taskqueue_core.cli.failures import FAILED
+from taskqueue_core.cli.output import AsJson, console, print_json
+from taskqueue_core.tasks import Ledger, QueueStats
+
+__all__ = ["add_to"]
+
+_LEDGER = Ledger.__struct_fields__
+_FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    text = "Show queues with their ledgers, all of them or some."
+    after = "Exits with 1 if a ledger does not balance."
+    app.command(name="stats", help=f"{text}\n\n{REACH} {after}", short_help=text)(show)
+
+
+def show(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", show_default=False)] = None,
+    *,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Exit with 1 if a ledger does not balance."""
+    found, now = asyncio.run(_read(keys or [], server))
+    if as_json:
+        print_json([_told(stats) for stats in found])
+    elif found:
+        _print(found, now)
+    else:
+        console.print("No queues yet. Publish something: taskqueue publish KEY PAYLOAD")
+    if not all(stats.ledger.balanced for stats in found):
+        raise typer.Exit(FAILED)
+
+
+async def _read(keys: list[str], server: str | None) -> tuple[list[QueueStats], float]:
+    async with opened(server) as backend:
+        control = control_of(backend)
+        found = [await control.stats(key) for key in keys or await control.queues()]
+        return found, backend.now()
+
+
+def _told(stats: QueueStats) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(stats)
+    told["ledger"]["balanced"] = stats.ledger.balanced
+    return told
+
+
+def _print(found: list[QueueStats], now: float) -> None:
+    ledgers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    ledgers.add_column("queue", style="bold", overflow="fold")
+    for name in _LEDGER:
+        ledgers.add_column(name.replace("_", " "), justify="right")
+    ledgers.add_column("ledger")
+    for stats in found:
+        ledgers.add_row(stats.key, *_cells(stats.ledger))
+    if len(found) > 1:
+        total = sum((stats.ledger for stats in found), Ledger())
+        ledgers.add_section()
+        ledgers.add_row("all", *_cells(total), style="bold")
+    flow = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    flow.add_column("queue", style="bold", overflow="fold")
+    for name in (*_FLOW, "oldest waiting"):
+        flow.add_column(name, justify="right")
+    for stats in found:
+        oldest = stats.oldest_waiting
+        age = "" if oldest is None else f"{max(0.0, now - oldest):,.1f} s"
+        flow.add_row(stats.key, *(_count(getattr(stats, name)) for name in _FLOW), age)
+    console.print(ledgers)
+    console.print(flow)
+
+
+def _cells(ledger: Ledger) -> list[str]:
+    mark = "[green]✔ balanced" if ledger.balanced else f"[bold red]✘ off by {ledger.imbalance:+,}"
+    return [*(_count(getattr(ledger, name)) for name in _LEDGER), mark]
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else "[dim]0"

@@ -1,0 +1,66 @@
+"""``taskqueue worker``."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from taskqueue_core.cli.logs import LogLevel, set_up
+from taskqueue_core.cli.output import AsJson, console, paragraphs, print_json
+from taskqueue_core.worker import Worker, load_worker
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="worker", help=paragraphs(run.__doc__))(run)
+
+
+def run(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:ATTR", help="Where the Worker is.", show_default=False)
+    ],
+    *,
+    url: Annotated[
+        str | None, typer.Option(help="The server. TASKQUEUE_SERVER_URL.", show_default=False)
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many handlers run at once.", show_default=False),
+    ] = None,
+    worker_id: Annotated[
+        str | None, typer.Option(help="A name of its own.", show_default=False)
+    ] = None,
+    log_level: LogLevel = "info",
+    as_json: AsJson = False,
+) -> None:
+    """Run a worker until Ctrl-C or SIGTERM; a second one hands back at once what still runs.
+
+    Exits with 3 if its handlers only fail, and with 4 if the server will not have it.
+    """
+    set_up(log_level)
+    worker = load_worker(target)
+    _override(worker, url, concurrency, worker_id)
+    if as_json:
+        print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
+    else:
+        console.print(
+            f"[green]●[/] working for [bold]{', '.join(worker.keys)}[/]  [dim]Ctrl-C ends it"
+        )
+    worker.run()
+
+
+def _override(
+    worker: Worker, url: str | None, concurrency: int | None, worker_id: str | None
+) -> None:
+    """The command line wins over what the module says."""
+    given = Worker(url, worker_id=worker_id, concurrency=concurrency or 1)  # checks all of them
+    if url is not None:
+        worker._address = given._address  # noqa: SLF001
+    if worker_id is not None:
+        worker._worker_id = worker_id  # noqa: SLF001
+    if concurrency is not None:
+        worker._concurrency = concurrency  # noqa: SLF001

@@ -1,0 +1,231 @@
+"""One backend under test, with the few moves that most tests are made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from taskqueue_core.backend import Backend, Capability, Subscription
+from taskqueue_core.capabilities import (
+    Control,
+    DeadLetters,
+    QueueSettings,
+    control_of,
+    dead_letters_of,
+    handover_of,
+    has,
+    revocation_of,
+)
+from taskqueue_core.capabilities.require import dead_lettering_of
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.tasks import Delivery, Ledger, Published, Settled, State, Task
+
+if TYPE_CHECKING:
+    from taskqueue_core.conformance.harness import Harness
+
+__all__ = ["KEY", "OTHER", "Bench", "ids"]
+
+KEY = "alpha"
+"""the queue that tests use unless they need two"""
+OTHER = "beta"
+"""the second queue"""
+
+T = TypeVar("T")
+
+
+def ids(deliveries: Iterable[Delivery]) -> list[str]:
+    """Return the task ids of deliveries, in their order."""
+    return [delivery.task.id for delivery in deliveries]
+
+
+class Bench:
+    """A fresh backend, its clock, and moves on it. Reaching for an undeclared capability skips the test."""
+
+    def __init__(self, harness: Harness, backend: Backend, clock: ManualClock) -> None:
+        """Work on ``backend``; `close` closes it and all that was opened here."""
+        self.backend = backend
+        self.clock = clock
+        self.short = harness.short
+        self._harness = harness
+        self._opened: list[Backend] = [backend]
+        self._waiting: list[asyncio.Task[Any]] = []
+
+    def needs(self, capability: Capability) -> None:
+        """Skip the test on a backend that does not declare ``capability``."""
+        if not has(self.backend, capability):
+            pytest.skip(f"the backend does not declare the capability {capability.value!r}")
+
+    def needs_atomic_retry(self) -> None:
+        """Skip the test on a backend whose retry takes two steps."""
+        if not self.backend.capabilities.atomic_retry:
+            pytest.skip("the backend does not declare 'atomic_retry'")
+
+    @property
+    def now(self) -> float:
+        """The store's time."""
+        return self.backend.now()
+
+    @property
+    def control(self) -> Control:
+        """The operator's side."""
+        self.needs(Capability.CONTROL)
+        return control_of(self.backend)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters."""
+        self.needs(Capability.DEAD_LETTERS)
+        return dead_letters_of(self.backend)
+
+    def task(self, task_id: str, **fields: Any) -> Task:
+        """Make a task, on `KEY` and with its id as the payload unless ``fields`` say otherwise."""
+        return Task.of(fields.pop("key", KEY), fields.pop("payload", task_id), id=task_id, **fields)
+
+    async def publish(self, *task_ids: str, **fields: Any) -> tuple[Task, ...]:
+        """Publish one task per id in one batch; all must be accepted."""
+        tasks = tuple(self.task(task_id, **fields) for task_id in task_ids)
+        for confirmation in await self.backend.publisher.publish(*tasks):
+            assert confirmation.status is Published.ACCEPTED, (
+                f"fresh task not accepted: {confirmation}"
+            )
+        return tasks
+
+    def subscribe(self, *keys: str, consumer: str = "worker") -> Subscription:
+        """Subscribe to ``keys``, or to `KEY`."""
+        return self.backend.subscribe(keys or (KEY,), consumer)
+
+    async def take(self, subscription: Subscription, limit: int = 1) -> list[Delivery]:
+        """Receive without waiting, until there are ``limit`` deliveries or nothing more is to be had."""
+        taken: list[Delivery] = []
+        for _ in range(limit + 10 if limit else 0):
+            received = await subscription.receive(limit - len(taken), 0)
+            taken += received.deliveries
+            if len(taken) >= limit or not (received.deliveries or received.again):
+                break
+        return taken
+
+    async def one(self, subscription: Subscription) -> Delivery:
+        """Receive the one delivery that must be available."""
+        taken = await self.take(subscription)
+        assert taken, "nothing delivered although a task is available"
+        return taken[0]
+
+    async def eventually(self, subscription: Subscription, limit: int) -> list[Delivery]:
+        """Take ``limit`` deliveries, giving a backend that works in the background time to bring them."""
+        taken = await self.take(subscription, limit)
+        for _ in range(50):
+            if len(taken) >= limit:
+                break
+            await self.hop(4)
+            taken += await self.take(subscription, limit - len(taken))
+        return taken
+
+    async def redeliver_until_dead(self, subscription: Subscription) -> None:
+        """Lose the one available task until the poison guard buries it."""
+        for _ in range(1001):
+            outcome = await subscription.redeliver(await self.one(subscription), lost=True)
+            if outcome == (Settled.DEAD,):
+                return
+        pytest.fail("a task lost 1001 times is still alive (law 3, max_losses)")
+
+    async def bury(
+        self, subscription: Subscription, delivery: Delivery, reason: str = "bad"
+    ) -> Settled:
+        """Put a delivery among the dead letters."""
+        self.needs(Capability.DEAD_LETTERS)
+        return await dead_lettering_of(self.backend, subscription).dead_letter(
+            delivery, reason, f"{reason}: details"
+        )
+
+    async def adopt(
+        self, subscription: Subscription, *receipts: str
+    ) -> tuple[Delivery | None, ...]:
+        """Move deliveries to ``subscription``."""
+        self.needs(Capability.HANDOVER)
+        return await handover_of(self.backend, subscription).adopt(*receipts)
+
+    async def revoked(self, subscription: Subscription) -> tuple[str, ...]:
+        """Wait for the next revoked receipts of ``subscription``."""
+        self.needs(Capability.REVOCATION)
+        return await revocation_of(self.backend, subscription).revoked()
+
+    async def configure(self, **settings: Any) -> QueueSettings:
+        """Change settings of `KEY`."""
+        present = await self.control.settings(KEY)
+        return await self.control.configure(KEY, present.model_copy(update=settings))
+
+    async def expect(self, **counts: int) -> None:
+        """Compare the ledger of `KEY`: states that are not named must be 0. Does nothing without ``control``."""
+        if not has(self.backend, Capability.CONTROL):
+            return
+        ledger = await self.control.ledger(KEY)
+        counts.setdefault("published", sum(counts.values()))
+        expected = Ledger(**counts)
+        assert ledger == expected, f"the ledger is {ledger}, it must be {expected} (law 1)"
+
+    async def state(self, task_id: str, key: str = KEY) -> State | None:
+        """Return a task's state, ``None`` where it is not known."""
+        (status,) = await self.control.statuses(key, task_id)
+        return None if status is None else status.state
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass for the store."""
+        await self._harness.advance(self.clock, seconds)
+
+    async def hop(self, hops: int) -> None:
+        """Let other coroutines run: ``hops`` rounds of the event loop, or the time a store far away takes for them."""
+        if self._harness.manual_clock:
+            for _ in range(hops):
+                await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(hops * self.short / 100)
+
+    async def start(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a call and let it come to where it waits."""
+        task = asyncio.ensure_future(call)
+        self._waiting.append(task)
+        await self.hop(20)
+        return task
+
+    async def outcome(self, task: asyncio.Task[T]) -> T:
+        """Return what a started call answers; fail where it hangs."""
+        done, _ = await asyncio.wait({task}, timeout=self._harness.patience)
+        if not done:
+            pytest.fail("the call still waits, although what it waits for has happened")
+        return task.result()
+
+    async def replica(self) -> Bench:
+        """Open another backend on the same store, as another process would."""
+        if not self.backend.capabilities.shared:
+            pytest.skip("the backend does not declare 'shared'")
+        return self._beside(await self._harness.replica(self.backend))
+
+    async def reopen(self) -> Bench:
+        """Close the backend and open another one on what it left behind."""
+        if not self.backend.capabilities.durable:
+            pytest.skip("the backend does not declare 'durable'")
+        return self._beside(await self._harness.reopen(self.backend))
+
+    def _beside(self, backend: Backend) -> Bench:
+        self._opened.append(backend)
+        beside = Bench(self._harness, backend, self.clock)
+        beside._waiting = self._waiting
+        return beside
+
+    async def check_books(self) -> None:
+        """Fail where a ledger does not balance."""
+        if has(self.backend, Capability.CONTROL):
+            for key in await self.control.queues():
+                ledger = await self.control.ledger(key)
+                assert ledger.balanced, f"the ledger of {key!r} does not balance: {ledger} (law 1)"
+
+    async def close(self) -> None:
+        """End what still waits and close every backend."""
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+        for backend in reversed(self._opened):
+            await backend.aclose()

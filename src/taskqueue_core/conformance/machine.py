@@ -1,0 +1,330 @@
+"""Random histories: a Hypothesis state machine drives the backend and holds it against the model.
+
+A failure prints the shortest history that shows it, a call a line, with what the backend answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    initialize,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.capabilities import QueueSettings, has
+from taskqueue_core.conformance.bench import KEY, OTHER, Bench
+from taskqueue_core.conformance.entries import Entry, Span
+from taskqueue_core.conformance.harness import Harness
+from taskqueue_core.conformance.model import Model
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
+
+__all__ = ["MachineSuite", "QueueMachine"]
+
+T = TypeVar("T")
+
+_KEYS = (KEY, OTHER)
+_WORKERS = ("w1", "w1", "w2")
+_WINDOW = 6
+_MAX_LOSSES = 2
+
+keys = st.sampled_from(_KEYS)
+names = st.sampled_from(["t1", "t2", "t3", "t4", "t5"])
+delays = st.sampled_from([None, None, None, None, None, 1, 3])
+batches = st.lists(names, min_size=1, max_size=4)
+owners = st.integers(0, len(_WORKERS) - 1)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Publishers, three subscriptions of two workers, an operator, and time. Its unit of time is half of ``short``."""
+
+    harness: ClassVar[Harness]
+    deliveries = Bundle("deliveries")
+
+    def __init__(self) -> None:
+        """Open an event loop of its own."""
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.opened = self.harness.opened()
+        self.bench: Bench = self.runner.run(self.opened.__aenter__())
+        self.unit = self.bench.short / 2
+        self.slack = 0.0 if self.harness.manual_clock else self.unit / 5
+        self.subscriptions: list[Subscription] = []
+        self.model = Model(None)
+
+    @initialize()
+    def open(self) -> None:
+        """Set short windows, where settings can be set, and open the subscriptions."""
+        self.model = Model(self._run(self._configure()))
+        self.subscriptions = [self.bench.subscribe(*_KEYS, consumer=name) for name in _WORKERS]
+
+    @rule(
+        key=keys,
+        chosen=batches,
+        payload=st.sampled_from([1, 1, 1, 2]),
+        priority=st.sampled_from([5, 5, 8]),
+        delay=delays,
+        deadline=delays,
+    )
+    def publish(
+        self,
+        *,
+        key: str,
+        chosen: list[str],
+        payload: int,
+        priority: int,
+        delay: int | None,
+        deadline: int | None,
+    ) -> None:
+        """Publish tasks: fresh ones, known ones, ones with another payload."""
+        fields = {"not_before": self._at(delay), "deadline": self._at(deadline)}
+        tasks = [
+            self.bench.task(name, key=key, payload=payload, priority=priority, **fields)
+            for name in chosen
+        ]
+        answers, span = self._timed(self.bench.backend.publisher.publish(*tasks))
+        for task, answer in zip(tasks, answers, strict=True):
+            self.model.published(task, answer, span)
+        self._done(", ".join(answer.status for answer in answers))
+
+    @rule(target=deliveries, owner=owners, limit=st.integers(1, 4))
+    def receive(self, owner: int, limit: int) -> MultipleResults[Delivery]:
+        """Receive what is there."""
+        answer, span = self._timed(self.subscriptions[owner].receive(limit, 0))
+        self.model.received(owner, _KEYS, limit, answer, span)
+        told = [f"{d.task.key}/{d.task.id} attempt {d.attempt}" for d in answer.deliveries]
+        told += [f"expired {entry.key}/{entry.task_id}" for entry in answer.expired]
+        self._done(", ".join(told) or "nothing")
+        return multiple(*answer.deliveries)
+
+    @rule(owner=owners, chosen=st.lists(deliveries, min_size=1, max_size=3))
+    def ack(self, owner: int, chosen: list[Delivery]) -> None:
+        """Ack deliveries, current or not."""
+        self._settle("ack", chosen, self.subscriptions[owner].ack(*chosen))
+
+    @rule(owner=owners, chosen=st.lists(deliveries, min_size=1, max_size=3))
+    def redeliver(self, owner: int, chosen: list[Delivery]) -> None:
+        """Hand deliveries back."""
+        self._settle("redeliver", chosen, self.subscriptions[owner].redeliver(*chosen))
+
+    @precondition(lambda self: self._has(Capability.DEAD_LETTERS))
+    @rule(owner=owners, delivery=deliveries)
+    def lose(self, owner: int, delivery: Delivery) -> None:
+        """Hand a delivery back as lost."""
+        self._settle("lost", [delivery], self.subscriptions[owner].redeliver(delivery, lost=True))
+
+    @precondition(lambda self: self._has(Capability.DEAD_LETTERS))
+    @rule(owner=owners, delivery=deliveries)
+    def dead_letter(self, owner: int, delivery: Delivery) -> None:
+        """Bury a delivery."""
+
+        async def bury() -> tuple[Settled, ...]:
+            return (await self.bench.bury(self.subscriptions[owner], delivery),)
+
+        self._settle("dead_letter", [delivery], bury())
+
+    @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
+    @rule(delivery=deliveries, delay=st.integers(0, 3))
+    def retry(self, delivery: Delivery, delay: int) -> None:
+        """Schedule a retry that settles a delivery, current or not."""
+        self._retry(delivery.task, delay, None, delivery)
+
+    @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
+    @rule(
+        key=keys,
+        name=names,
+        delay=st.integers(0, 3),
+        token=st.sampled_from([None, None, "a", "attempt:1"]),
+    )
+    def retry_from_afar(self, key: str, name: str, delay: int, token: str | None) -> None:
+        """Schedule a retry with no delivery in hand, of a live, a dead, an ended or an unheard-of task."""
+        entry = self.model.entries.get((key, name))
+        task = self.bench.task(name, key=key, payload=1) if entry is None else entry.task
+        if entry is None or self.model.surely_known(entry, self._span()):
+            self._retry(task, delay, token, None)
+
+    @precondition(lambda self: self._any(State.DEAD))
+    @rule(key=keys, chosen=st.lists(names, max_size=2, unique=True))
+    def redrive(self, key: str, chosen: list[str]) -> None:
+        """Redrive some dead tasks, or all."""
+        moved, span = self._timed(self.bench.dead_letters.redrive(key, *chosen))
+        for entry in self._dead(key, chosen, moved):
+            self.model.redriven(entry, span)
+        self._done(f"{moved} redriven")
+
+    @precondition(lambda self: self._any(State.DEAD))
+    @rule(key=keys, chosen=st.lists(names, max_size=2, unique=True))
+    def discard(self, key: str, chosen: list[str]) -> None:
+        """Discard some dead tasks, or all."""
+        moved, span = self._timed(self.bench.dead_letters.discard(key, *chosen))
+        for entry in self._dead(key, chosen, moved):
+            self.model.ended(entry, State.DISCARDED, span)
+        self._done(f"{moved} discarded")
+
+    @precondition(lambda self: self._has(Capability.CONTROL) and self._any(*State))
+    @rule(key=keys, name=names)
+    def cancel(self, key: str, name: str) -> None:
+        """Cancel a task."""
+        answer, span = self._timed(self.bench.control.cancel(key, name))
+        entry = self.model.entries.get((key, name))
+        live = entry is not None and entry.state.live
+        if entry is None or not entry.maybe_late(span):
+            assert answer is live, f"cancel answered {answer} for a task that was live: {live}"
+        if answer and entry is not None:
+            self.model.ended(entry, State.CANCELLED, span)
+        self._done("cancelled" if answer else "not live")
+
+    @rule(owner=owners)
+    def close(self, owner: int) -> None:
+        """Close a subscription and open another in its place."""
+        self._run(self.subscriptions[owner].close())
+        self.model.closed(owner)
+        self.subscriptions[owner] = self.bench.subscribe(*_KEYS, consumer=_WORKERS[owner])
+        self._done("closed, and another one opened")
+
+    @precondition(lambda self: self._has(Capability.HANDOVER))
+    @rule(owner=owners, delivery=deliveries)
+    def adopt(self, owner: int, delivery: Delivery) -> None:
+        """Adopt a delivery, one's own worker's or another's, current or not."""
+        (answer,), span = self._timed(self.bench.adopt(self.subscriptions[owner], delivery.receipt))
+        same = [index for index, worker in enumerate(_WORKERS) if worker == _WORKERS[owner]]
+        self.model.adopted(owner, same, delivery, answer, span)
+        self._done("adopted" if answer else "not adopted")
+
+    @rule(units=st.integers(1, 7))
+    def advance(self, units: int) -> None:
+        """Let time pass."""
+        self._run(self.bench.advance(units * self.unit))
+        self._done("")
+
+    @precondition(lambda self: self._has(Capability.CONTROL) and self._any(*State))
+    @rule()
+    def maintain(self) -> None:
+        """Do the housekeeping, until nothing is left to do."""
+        span = self._span()
+        expired = 0
+        for _ in range(10):
+            done, (_, end) = self._timed(self.bench.control.maintain())
+            expired += len(done.expired)
+            self.model.expired(done.expired, (span[0], end))
+            if not (done.promoted or done.expired or done.forgotten or done.recovered):
+                break
+        late = [entry.name for entry in self.model.entries.values() if entry.surely_late(span)]
+        assert not late, f"housekeeping left {late} alive after their deadlines (law 8)"
+        self._done(f"{expired} expired")
+
+    def teardown(self) -> None:
+        """Close the backend and the loop."""
+        try:
+            self.runner.run(self.opened.__aexit__(None, None, None))
+        finally:
+            self.runner.close()
+
+    async def _configure(self) -> QueueSettings | None:
+        if not self._has(Capability.CONTROL):
+            return None
+        chosen = QueueSettings(max_losses=_MAX_LOSSES, dedupe_window=_WINDOW * self.unit)
+        for key in _KEYS:
+            await self.bench.control.configure(key, chosen)
+        return chosen
+
+    def _settle(
+        self, verb: str, chosen: Sequence[Delivery], call: Coroutine[Any, Any, tuple[Settled, ...]]
+    ) -> None:
+        start, _ = self._span()
+        try:
+            answers = self._run(call)
+        except LeaseLost:
+            answers = (Settled.LEASE_LOST,)
+            assert len(chosen) == 1, "a batch answers per receipt, it does not raise (law 2)"
+        else:
+            assert answers != (Settled.LEASE_LOST,), (
+                "a single stale receipt must raise LeaseLost (law 2)"
+            )
+        for delivery, answer in zip(chosen, answers, strict=True):
+            self.model.settled(verb, delivery, answer, (start, self._span()[1]))
+        self._done(", ".join(answers))
+
+    def _retry(self, task: Task, delay: int, token: str | None, settles: Delivery | None) -> None:
+        publisher, at = self.bench.backend.publisher, self.bench.now + delay * self.unit
+        answer: Published | None = None
+        start, _ = self._span()
+        try:
+            call = publisher.schedule_retry(task, at, error="failed", token=token, settles=settles)
+            answer = self._run(call).status
+        except LeaseLost:
+            assert settles is not None, "LeaseLost without a delivery in hand"
+        span = (start, self._span()[1])
+        self.model.retried(task, at, answer, span, token=token, settles=settles)
+        self._done(answer or "lease_lost")
+
+    def _dead(self, key: str, chosen: Sequence[str], moved: int) -> list[Entry]:
+        entries = [self.model.entries.get((key, name)) for name in chosen]
+        if not chosen:
+            entries = [entry for entry in self.model.entries.values() if entry.task.key == key]
+        dead = [entry for entry in entries if entry is not None and entry.state is State.DEAD]
+        assert moved == len(dead), f"{moved} moved of {len(dead)} dead (law 1)"
+        return sorted(dead, key=lambda entry: entry.end)
+
+    def _any(self, *states: State) -> bool:
+        return any(entry.state in states for entry in self.model.entries.values())
+
+    def _done(self, answer: str) -> None:
+        """Print what was answered above the call, and compare the store's accounts with the model's."""
+        note(f"# {self.bench.now:.3f}: {answer}")
+        for key in _KEYS if self._has(Capability.CONTROL) else ():
+            known = [task_id for queue, task_id in self.model.entries if queue == key]
+            start, _ = self._span()
+            ledger = self._run(self.bench.control.ledger(key))
+            found = self._run(self.bench.control.statuses(key, *known))
+            span = (start, self._span()[1])
+            self.model.check(key, ledger, dict(zip(known, found, strict=True)), span)
+
+    def _at(self, units: int | None) -> float | None:
+        return None if units is None else self.bench.now + units * self.unit
+
+    def _has(self, capability: Capability) -> bool:
+        return has(self.bench.backend, capability)
+
+    def _span(self) -> Span:
+        now = self.bench.now
+        return now - self.slack, now + self.slack
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(call)
+
+    def _timed(self, call: Coroutine[Any, Any, T]) -> tuple[T, Span]:
+        start, _ = self._span()
+        answer = self._run(call)
+        return answer, (start, self._span()[1])
+
+
+class MachineSuite(Harness):
+    """Random histories against the model."""
+
+    def test_machine(self) -> None:
+        """No history of calls, time and housekeeping breaks a law (laws 1, 2, 3, 4, 7, 8, 10; C26, D5)."""
+        machine = type("Machine", (QueueMachine,), {"harness": self})
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=self.max_examples,
+                stateful_step_count=50,
+                deadline=None,
+                print_blob=True,
+                report_multiple_bugs=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

@@ -1,0 +1,54 @@
+"""The whole kit as one base class."""
+
+from __future__ import annotations
+
+from taskqueue_core.conformance.closing import ClosingSuite
+from taskqueue_core.conformance.concurrency import ConcurrencySuite
+from taskqueue_core.conformance.control import ControlSuite
+from taskqueue_core.conformance.dead_letters import DeadLettersSuite
+from taskqueue_core.conformance.deliver import DeliverSuite
+from taskqueue_core.conformance.expire import ExpireSuite
+from taskqueue_core.conformance.handover import HandoverSuite
+from taskqueue_core.conformance.inputs import InputsSuite
+from taskqueue_core.conformance.ledger import LedgerSuite
+from taskqueue_core.conformance.machine import MachineSuite
+from taskqueue_core.conformance.publish import PublishSuite
+from taskqueue_core.conformance.replicas import ReplicasSuite
+from taskqueue_core.conformance.retry import RetrySuite
+from taskqueue_core.conformance.revocation import RevocationSuite
+from taskqueue_core.conformance.schedule import ScheduleSuite
+from taskqueue_core.conformance.settle import SettleSuite
+from taskqueue_core.conformance.tracking import TrackingSuite
+from taskqueue_core.conformance.waiting import WaitingSuite
+
+__all__ = ["BackendSuite"]
+
+
+class BackendSuite(
+    MachineSuite,
+    ReplicasSuite,
+    ConcurrencySuite,
+    LedgerSuite,
+    TrackingSuite,
+    ControlSuite,
+    RevocationSuite,
+    HandoverSuite,
+    DeadLettersSuite,
+    ExpireSuite,
+    RetrySuite,
+    ScheduleSuite,
+    WaitingSuite,
+    ClosingSuite,
+    SettleSuite,
+    DeliverSuite,
+    PublishSuite,
+    InputsSuite,
+):
+    """Every promise of the contract and of the capabilities that the backend declares.
+
+    ::
+
+        class TestMyBackend(BackendSuite):
+            async def open_backend(self, clock: ManualClock) -> Backend:
+                return MyBackend(clock=clock)
+    """

@@ -1,0 +1,23 @@
+"""What the demonstration can be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["DemoOptions"]
+
+
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    path: Path
+    """a folder, or one file"""
+    backend: str
+    """the word that the server is given"""
+    workers: int = 2
+    limit: int | None = None
+    """the most files to take"""
+    keep_going: bool = False
+    """leave server and workers running after the report, until interrupted"""

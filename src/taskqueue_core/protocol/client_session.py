@@ -1,0 +1,363 @@
+"""The worker's side of the socket protocol, without sockets: frames go in and out as text, and this keeps the books.
+
+::
+
+    connecting ─ connected ─> greeting ─ welcome ─> ready ─ drain ─> draining
+        ^                        │                    │                  │
+        └───────────── disconnected ──────────────────┴──────────────────┘     bye ─> closed
+
+One session outlives many connections. It knows which receipts are held, how much credit the server has left, and
+which outcomes the server has not confirmed; so a reconnect repeats nothing and loses nothing. Not safe for use by
+several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+from taskqueue_core.errors import ProtocolViolation
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.client_outcomes import frames_of
+from taskqueue_core.protocol.frames import (
+    Bye,
+    ClientFrame,
+    Credit,
+    Degraded,
+    Deliver,
+    Drain,
+    Error,
+    Hello,
+    Ping,
+    Pong,
+    Progress,
+    Revoke,
+    Settled,
+    Welcome,
+    WireDelivery,
+    WireLimits,
+    decode_server,
+    encode,
+)
+from taskqueue_core.retry import HandBack, Outcome
+
+__all__ = [
+    "ClientSession",
+    "Complained",
+    "Delivered",
+    "Draining",
+    "Event",
+    "Revoked",
+    "SessionState",
+    "StoreChanged",
+    "Welcomed",
+]
+
+
+class SessionState(StrEnum):
+    """Where the session is."""
+
+    CONNECTING = "connecting"
+    GREETING = "greeting"
+    READY = "ready"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class Welcomed(msgspec.Struct, frozen=True):
+    """The server knows us."""
+
+    connection_id: str
+    adopted: int
+    lost: int
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """Work, each with a slot reserved for it."""
+
+    deliveries: Sequence[WireDelivery]
+
+
+class Revoked(msgspec.Struct, frozen=True):
+    """Receipts that were running here and are no longer ours."""
+
+    receipts: Sequence[str]
+
+
+class Draining(msgspec.Struct, frozen=True):
+    """The server is going away."""
+
+    seconds: float
+
+
+class StoreChanged(msgspec.Struct, frozen=True):
+    """The server's store is out of reach, or back."""
+
+    ok: bool
+    reason: str
+
+
+class Complained(msgspec.Struct, frozen=True):
+    """The server did not accept a frame."""
+
+    code: str
+    message: str
+
+
+T = TypeVar("T")
+Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
+
+
+class ClientSession:
+    """The books of one worker identity. `outgoing` says what to send now; `receive` says what a frame means."""
+
+    def __init__(
+        self, worker_id: str, keys: Iterable[str], capacity: int, token: str | None = None
+    ) -> None:
+        """Start unconnected; up to ``capacity`` deliveries may be here at once."""
+        self._worker_id = worker_id
+        self._keys = list(keys)
+        self._token = token
+        self._capacity = capacity
+        self._state = SessionState.CONNECTING
+        self._greeted = False
+        self._leaving = False
+        self._busy = 0
+        self._granted = 0
+        self._held: dict[str, None] = {}
+        self._outbox: dict[str, Outcome] = {}
+        self._unsent: list[str] = []
+        self._progress: dict[str, float | str] = {}
+        self._echoes: list[int] = []
+        self._pings = 0
+        self._ping_due = False
+        self.limits = WireLimits()
+        self.lease: float | None = None
+
+    @property
+    def state(self) -> SessionState:
+        """Where the session is."""
+        return self._state
+
+    @property
+    def held(self) -> int:
+        """How many receipts are running here."""
+        return len(self._held)
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many outcomes the server has not confirmed."""
+        return len(self._outbox)
+
+    @property
+    def granted(self) -> int:
+        """How many more deliveries the server may send on this connection."""
+        return self._granted
+
+    # The connection
+
+    def connected(self) -> None:
+        """Note that a socket is open: a hello is due, with everything that is held or unconfirmed."""
+        self._demand(SessionState.CONNECTING)
+        self._state = SessionState.GREETING
+        self._greeted = False
+
+    def disconnected(self) -> None:
+        """Note that the socket is gone. What is held stays held until a welcome says otherwise."""
+        if self._state is SessionState.CLOSED:
+            return
+        self._state = SessionState.CONNECTING
+        self._granted = 0
+        self._echoes.clear()
+        self._progress.clear()
+        self._ping_due = False
+
+    def receive(self, text: str | bytes) -> list[Event]:
+        """Read one frame. Raises `ProtocolViolation`; where it is ``fatal``, the connection must end."""
+        self._demand(SessionState.GREETING, SessionState.READY, SessionState.DRAINING)
+        frame = decode_server(text)
+        events: list[Event] = []
+        match frame:
+            case Ping():
+                self._echoes.append(frame.n)
+            case Welcome():
+                events = self._welcome(frame)
+            case Deliver():
+                events = self._deliver(frame.deliveries)
+            case Settled():
+                events = self._settled(frame)
+            case Revoke():
+                events = self._revoked(frame.receipts)
+            case Drain():
+                self._demand(SessionState.READY, SessionState.DRAINING)
+                self._state = SessionState.DRAINING
+                events = [Draining(frame.seconds)]
+            case Degraded():
+                events = [StoreChanged(frame.ok, frame.reason)]
+            case Error():
+                events = [Complained(frame.code[:50], frame.message[:200])]
+            case Pong():
+                pass
+        return events
+
+    def _welcome(self, frame: Welcome) -> list[Event]:
+        self._demand(SessionState.GREETING)
+        if not self._greeted:
+            raise ProtocolViolation("unexpected", "a welcome came before the hello")
+        if not 0 < frame.lease < float("inf"):
+            raise ProtocolViolation(
+                "invalid_frame", "the lease must be a positive number of seconds"
+            )
+        self._state = SessionState.READY
+        self.lease = frame.lease
+        self.limits = frame.limits
+        adopted = set(frame.adopted)
+        lost = [receipt for receipt in (*self._held, *self._outbox) if receipt not in adopted]
+        events: list[Event] = [
+            Welcomed(
+                frame.connection_id, len(self._held) + len(self._outbox) - len(lost), len(lost)
+            )
+        ]
+        events += self._revoked(lost)
+        self._unsent = list(self._outbox)
+        return events
+
+    def _deliver(self, deliveries: Sequence[WireDelivery]) -> list[Event]:
+        self._demand(SessionState.READY, SessionState.DRAINING)
+        taken = []
+        for delivery in deliveries:
+            receipt = delivery.receipt
+            self._granted = max(0, self._granted - 1)
+            if receipt in self._held or receipt in self._outbox:
+                continue
+            if self._busy >= self._capacity:
+                self._put(receipt, HandBack())
+                continue
+            self._held[receipt] = None
+            self._busy += 1
+            taken.append(delivery)
+        return [Delivered(taken)] if taken else []
+
+    def _settled(self, frame: Settled) -> list[Event]:
+        self._demand(SessionState.READY, SessionState.DRAINING)
+        for receipt in frame.ok:
+            self._outbox.pop(receipt, None)
+        return self._revoked(frame.lease_lost)
+
+    def _revoked(self, receipts: Iterable[str]) -> list[Event]:
+        running = []
+        for receipt in receipts:
+            self._outbox.pop(receipt, None)
+            if receipt in self._held:
+                self._drop(receipt)
+                running.append(receipt)
+        return [Revoked(running)] if running else []
+
+    # The worker
+
+    def resize(self, capacity: int) -> None:
+        """Let at most ``capacity`` deliveries be here.
+
+        Credit cannot be taken back, so what comes above it is handed back.
+        """
+        self._capacity = capacity
+
+    def settle(self, receipt: str, outcome: Outcome) -> bool:
+        """Put an outcome on its way; it is kept until confirmed. False where the receipt is not ours (any more)."""
+        if receipt not in self._held:
+            return False
+        self._drop(receipt)
+        self._put(receipt, outcome)
+        return True
+
+    def free(self) -> None:
+        """Give a slot back: its handler has ended."""
+        self._busy = max(0, self._busy - 1)
+
+    def finish(self, receipt: str, outcome: Outcome) -> None:
+        """Settle and free in one."""
+        self.settle(receipt, outcome)
+        self.free()
+
+    def progress(self, receipt: str, value: float | str) -> None:
+        """Report progress of a held receipt. Only the latest value is sent; a lost connection loses it."""
+        if receipt in self._held:
+            self._progress[receipt] = value
+
+    def ping(self) -> None:
+        """Make a ping due."""
+        self._ping_due = True
+
+    def bye(self) -> None:
+        """Make a bye due, after everything else. Nothing can be done afterwards."""
+        self._leaving = True
+
+    def outgoing(self) -> Iterator[str]:
+        """Yield the frames to send now, each once. Empty when there is nothing to say."""
+        if self._state is SessionState.GREETING and not self._greeted:
+            self._greeted = True
+            yield encode(self._hello())
+        if self._state in (SessionState.GREETING, SessionState.READY, SessionState.DRAINING):
+            for n in _take(self._echoes):
+                yield encode(Pong(n=n))
+        if self._state in (SessionState.READY, SessionState.DRAINING):
+            for frame in self._reports():
+                yield encode(frame)
+            if self._leaving:
+                self._state = SessionState.CLOSED
+                yield encode(Bye())
+
+    def _reports(self) -> Iterator[ClientFrame]:
+        progress, self._progress = self._progress, {}
+        for receipt, value in progress.items():
+            yield Progress(receipt=receipt, value=value)
+        unsent = [
+            (receipt, self._outbox[receipt])
+            for receipt in _take(self._unsent)
+            if receipt in self._outbox
+        ]
+        yield from frames_of(unsent, self.limits)
+        if self._state is SessionState.READY and (n := self._wanted()):
+            self._granted += n
+            yield Credit(n=n)
+        if self._ping_due:
+            self._ping_due = False
+            self._pings += 1
+            yield Ping(n=self._pings)
+
+    def _hello(self) -> Hello:
+        # The credit of a hello is what is welcome beyond the receipts that are held.
+        self._granted = self._wanted()
+        return Hello(
+            worker_id=self._worker_id,
+            keys=self._keys,
+            credit=self._granted,
+            token=self._token,
+            holding=[*self._held, *self._outbox],
+        )
+
+    def _wanted(self) -> int:
+        # The second bound keeps `holding` within a frame, whatever the server leaves unconfirmed.
+        books = self._granted + len(self._held) + len(self._outbox)
+        return max(0, min(self._capacity - self._busy - self._granted, LIMITS.credit - books))
+
+    def _put(self, receipt: str, outcome: Outcome) -> None:
+        self._outbox[receipt] = outcome
+        self._unsent.append(receipt)
+
+    def _drop(self, receipt: str) -> None:
+        del self._held[receipt]
+        self._progress.pop(receipt, None)
+
+    def _demand(self, *states: SessionState) -> None:
+        if self._state not in states:
+            raise ProtocolViolation("unexpected", f"not possible while {self._state.value}")
+
+
+def _take(items: list[T]) -> list[T]:
+    taken = items[:]
+    items.clear()
+    return taken

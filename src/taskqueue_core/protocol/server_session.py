@@ -1,0 +1,343 @@
+"""The server's side of the socket protocol, without sockets: frames go in as text, and this keeps the books.
+
+::
+
+    new ── hello, welcome ──> ready ── drain ──> draining
+     │                          │                   │
+     └──────────── bye, hangup, violation ──────────┴──> closed
+
+`feed` says what a worker's frame asks for; it never raises, whatever comes. The other methods return the text of the
+frames to send now, and raise `ProtocolViolation` where the server itself would break the protocol; a closed session
+sends nothing. A receipt is *held* from its delivery until it is settled, revoked or moved; a settlement that is under
+way is *pending* and still held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from taskqueue_core.errors import InvalidInput, ProtocolViolation
+from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.protocol.frames import (
+    CLOSE_PROTOCOL,
+    PROTOCOL_VERSION,
+    Ack,
+    Bye,
+    ClientFrame,
+    Credit,
+    DeadLetter,
+    Degraded,
+    Drain,
+    Error,
+    Hello,
+    Ping,
+    Pong,
+    Progress,
+    Redeliver,
+    Retry,
+    Revoke,
+    ServerFrame,
+    Settled,
+    Welcome,
+    decode_client,
+    encode,
+    result_text,
+    to_wire,
+)
+from taskqueue_core.protocol.server_events import (
+    Acked,
+    Buried,
+    Event,
+    Granted,
+    Greeted,
+    HandedBack,
+    Hangup,
+    Left,
+    Progressed,
+    RetryAsked,
+    Say,
+)
+from taskqueue_core.tasks import Delivery
+
+__all__ = ["ServerSession", "SessionState"]
+
+
+class SessionState(StrEnum):
+    """Where the session is."""
+
+    NEW = "new"
+    READY = "ready"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+_PIECE = 500
+"""receipts in one frame; as many of the longest ones stay below the frame limit"""
+_HEAD, _TAIL = b'{"type":"deliver","deliveries":[', b"]}"
+_REASON_BYTES = 123
+_encoder = msgspec.json.Encoder()
+_OPEN = (SessionState.READY, SessionState.DRAINING)
+
+
+class ServerSession:
+    """The books of one connection. Not safe for use by several threads."""
+
+    def __init__(self) -> None:
+        """Start in `SessionState.NEW`, where nothing but a hello may come."""
+        self._state = SessionState.NEW
+        self._hello: Hello | None = None
+        self._credit = 0
+        self._held: dict[str, Delivery] = {}
+        self._pending: dict[str, Delivery] = {}
+        self._pings = 0
+
+    @property
+    def state(self) -> SessionState:
+        """Where the session is."""
+        return self._state
+
+    @property
+    def credit(self) -> int:
+        """How many more deliveries may be sent; never negative, and 0 unless ready."""
+        return self._credit if self._state is SessionState.READY else 0
+
+    @property
+    def held(self) -> tuple[Delivery, ...]:
+        """The deliveries that the worker has and has not tried to settle, oldest first."""
+        return tuple(self._held.values())
+
+    @property
+    def busy(self) -> int:
+        """How many deliveries are held, those with a settlement under way included."""
+        return len(self._held) + len(self._pending)
+
+    # What the worker says
+
+    def feed(self, data: str | bytes) -> list[Event]:
+        """Take one message; bytes stand for a binary one. Never raises; a closed session ignores everything."""
+        if self._state is SessionState.CLOSED:
+            return []
+        try:
+            return self._handle(_read(data))
+        except ProtocolViolation as error:
+            if error.fatal:
+                return self.refuse(error.rule, str(error))
+            return [Say(encode(Error(code=error.rule, message=str(error))))]
+
+    def refuse(self, rule: str, message: str, code: int = CLOSE_PROTOCOL) -> list[Event]:
+        """Close the session: an error frame that says why, then the end."""
+        if self._state is SessionState.CLOSED:
+            return []
+        self._state = SessionState.CLOSED
+        reason = rule.encode()[:_REASON_BYTES].decode("ascii", "ignore")
+        return [Say(encode(Error(code=rule, message=message))), Hangup(code, reason)]
+
+    def _handle(self, frame: ClientFrame) -> list[Event]:
+        if isinstance(frame, Hello):
+            return self._greet(frame)
+        self._demand(*_OPEN)
+        if isinstance(frame, Ack | Redeliver | Retry | DeadLetter):
+            return self._settle(frame)
+        events: list[Event] = []
+        match frame:
+            case Ping():
+                events.append(Say(encode(Pong(n=frame.n))))
+            case Credit():
+                events += self._grant(frame.n)
+            case Progress():
+                events += self._progress(frame)
+            case Bye():
+                self._state = SessionState.CLOSED
+                events.append(Left())
+            case Pong():
+                pass
+        return events
+
+    def _settle(self, frame: Ack | Redeliver | Retry | DeadLetter) -> list[Event]:
+        results = _results(frame) if isinstance(frame, Ack) else {}
+        receipts = frame.receipts if isinstance(frame, Ack | Redeliver) else [frame.receipt]
+        known, stale = self._claim(receipts)
+        events: list[Event] = []
+        if known:
+            match frame:
+                case Ack():
+                    events.append(Acked(known, tuple(results.get(d.receipt) for d in known)))
+                case Redeliver():
+                    events.append(HandedBack(known))
+                case Retry():
+                    events.append(RetryAsked(known[0], frame.error, frame.delay))
+                case DeadLetter():
+                    events.append(Buried(known[0], frame.reason, frame.error))
+        return [*events, *(Say(encode(Settled(lease_lost=piece))) for piece in _pieces(stale))]
+
+    def _greet(self, hello: Hello) -> list[Event]:
+        self._demand(SessionState.NEW)
+        if self._hello is not None:
+            raise ProtocolViolation("unexpected", "a second hello")
+        if hello.protocol != PROTOCOL_VERSION:
+            raise ProtocolViolation(
+                "unsupported_protocol", f"this server speaks version {PROTOCOL_VERSION}"
+            )
+        try:
+            check_name("worker_id", hello.worker_id)
+            for key in hello.keys:
+                check_name("keys", key)
+        except InvalidInput as error:
+            raise ProtocolViolation("invalid_frame", str(error)) from None
+        self._hello = hello
+        self._check_total(hello.credit + len(hello.holding))
+        return [Greeted(hello)]
+
+    def _grant(self, n: int) -> list[Event]:
+        self._check_total(self._credit + self.busy + n)
+        self._credit += n
+        return [Granted(n)]
+
+    def _check_total(self, total: int) -> None:
+        if total > LIMITS.credit:
+            raise ProtocolViolation(
+                "too_much_credit", f"credit and held deliveries may be {LIMITS.credit} in all"
+            )
+
+    def _progress(self, frame: Progress) -> list[Event]:
+        delivery = self._held.get(frame.receipt)
+        if delivery is not None:
+            return [Progressed(delivery, frame.value)]
+        if frame.receipt in self._pending:
+            return []
+        return [Say(encode(Settled(lease_lost=[frame.receipt])))]
+
+    def _claim(self, receipts: Iterable[str]) -> tuple[tuple[Delivery, ...], list[str]]:
+        # The first settlement of a receipt counts; a repeat while it is under way shares its answer.
+        known, stale = [], []
+        for receipt in dict.fromkeys(receipts):
+            delivery = self._held.pop(receipt, None)
+            if delivery is not None:
+                self._pending[receipt] = delivery
+                known.append(delivery)
+            elif receipt not in self._pending:
+                stale.append(receipt)
+        return tuple(known), stale
+
+    # What the server says
+
+    def welcome(
+        self, connection_id: str, lease: float, server: str, adopted: Sequence[Delivery] = ()
+    ) -> list[str]:
+        """Answer the hello. What it claimed to hold beyond ``adopted`` is revoked."""
+        hello = self._hello
+        if self._state is SessionState.CLOSED:
+            return []
+        self._demand(SessionState.NEW)
+        if hello is None:
+            raise ProtocolViolation("unexpected", "a welcome without a hello")
+        self._state = SessionState.READY
+        self._credit = hello.credit
+        self._held = {delivery.receipt: delivery for delivery in adopted}
+        kept = list(self._held)
+        gone = [receipt for receipt in dict.fromkeys(hello.holding) if receipt not in self._held]
+        welcome = Welcome(connection_id=connection_id, lease=lease, server=server, adopted=kept)
+        return [encode(welcome), *(encode(Revoke(receipts=piece)) for piece in _pieces(gone))]
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[tuple[str, Sequence[Delivery]]]:
+        """Hold deliveries and use up their credit; return frames, each with the deliveries in it."""
+        self._demand(SessionState.READY)
+        if len(deliveries) > self._credit:
+            raise ProtocolViolation("unexpected", "more deliveries than credit")
+        self._credit -= len(deliveries)
+        frames = []
+        texts: list[bytes] = []
+        start, size = 0, len(_HEAD) + len(_TAIL)
+        for index, delivery in enumerate(deliveries):
+            self._held[delivery.receipt] = delivery
+            text = _encoder.encode(to_wire(delivery))
+            if texts and size + len(text) + 1 > LIMITS.frame:
+                frames.append((_joined(texts), deliveries[start:index]))
+                texts, start, size = [], index, len(_HEAD) + len(_TAIL)
+            texts.append(text)
+            size += len(text) + 1
+        if texts:
+            frames.append((_joined(texts), deliveries[start:]))
+        return frames
+
+    def settled(self, outcomes: Mapping[str, bool]) -> list[str]:
+        """End pending settlements: whether each took effect."""
+        for receipt in outcomes:
+            self._pending.pop(receipt, None)
+        if self._state is SessionState.CLOSED:
+            return []
+        return [
+            encode(
+                Settled(
+                    ok=[receipt for receipt in piece if outcomes[receipt]],
+                    lease_lost=[receipt for receipt in piece if not outcomes[receipt]],
+                )
+            )
+            for piece in _pieces(list(outcomes))
+        ]
+
+    def revoke(self, receipts: Iterable[str]) -> list[str]:
+        """Take held receipts away, and say so. Those with a settlement under way get their answer from that."""
+        gone = [receipt for receipt in receipts if self._held.pop(receipt, None) is not None]
+        return self._send(*(Revoke(receipts=piece) for piece in _pieces(gone)))
+
+    def forget(self, receipts: Iterable[str]) -> None:
+        """Let go of held receipts without a word: they moved to another connection or were never sent."""
+        for receipt in receipts:
+            self._held.pop(receipt, None)
+
+    def drain(self, seconds: float) -> list[str]:
+        """Deliver no more; settlements stay welcome. Harmless when repeated."""
+        if self._state is not SessionState.READY:
+            return []
+        self._state = SessionState.DRAINING
+        return [encode(Drain(seconds=seconds))]
+
+    def degraded(self, *, ok: bool, reason: str = "") -> list[str]:
+        """Say that the store is out of reach, or back."""
+        return self._send(Degraded(ok=ok, reason=reason))
+
+    def ping(self) -> list[str]:
+        """Ask whether the worker is there."""
+        self._pings += 1
+        return self._send(Ping(n=self._pings))
+
+    def close(self) -> None:
+        """End the session: nothing more is sent or understood. What is held stays on the books."""
+        self._state = SessionState.CLOSED
+
+    def _send(self, *frames: ServerFrame) -> list[str]:
+        if self._state is SessionState.CLOSED:
+            return []
+        self._demand(*_OPEN)
+        return [encode(frame) for frame in frames]
+
+    def _demand(self, *states: SessionState) -> None:
+        if self._state not in states:
+            raise ProtocolViolation("unexpected", f"not possible while {self._state.value}")
+
+
+def _read(data: str | bytes) -> ClientFrame:
+    if isinstance(data, bytes):
+        raise ProtocolViolation("not_text", "frames are text messages")
+    return decode_client(data)
+
+
+def _results(frame: Ack) -> dict[str, bytes]:
+    return {
+        receipt: result_text(frame.results[receipt])
+        for receipt in frame.receipts
+        if receipt in frame.results
+    }
+
+
+def _pieces(receipts: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(receipts), _PIECE):
+        yield list(receipts[start : start + _PIECE])
+
+
+def _joined(texts: list[bytes]) -> str:
+    return (_HEAD + b",".join(texts) + _TAIL).decode()

@@ -1,0 +1,57 @@
+"""Where the server is."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Self
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.limits import check_name
+
+__all__ = ["ServerAddress", "path"]
+
+_FORM = "the server's address must look like http://host:port or https://host/prefix"
+_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+
+
+class ServerAddress(msgspec.Struct, frozen=True):
+    """A server's address, as used and as shown."""
+
+    base: str
+    shown: str
+    """for errors: without credentials"""
+    loopback: bool
+    tls: bool
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """Read ``http[s]://host[:port][/prefix]`` (``ws[s]`` will do). Raises `ConfigurationError`."""
+        try:
+            parts = urlsplit(url)
+            scheme, host, port = _SCHEMES.get(parts.scheme), parts.hostname, parts.port
+        except ValueError:
+            raise ConfigurationError(_FORM) from None
+        if scheme is None or not host or parts.query or parts.fragment:
+            raise ConfigurationError(_FORM)
+        name = f"[{host}]" if ":" in host else host
+        shown = f"{scheme}://{name}" + (f":{port}" if port else "") + parts.path.rstrip("/")
+        base = f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        return cls(base, shown, _is_loopback(host), scheme == "https")
+
+
+def path(collection: str, key: str, *rest: str) -> str:
+    """Return a path under ``/v1``. Raises `InvalidInput` for a key or id that cannot be one."""
+    check_name("key", key)
+    for part in rest:
+        check_name("id", part)
+    return "/".join(("/v1", collection, *(quote(part, safe="") for part in (key, *rest))))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,83 @@
+"""The application, for any ASGI server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.routing import WebSocketRoute
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.config import Settings
+from taskqueue_core.server import (
+    http_batch,
+    http_dead_letters,
+    http_lookups,
+    http_queues,
+    http_system,
+    http_tasks,
+)
+from taskqueue_core.server.guard import Guard
+from taskqueue_core.server.housekeeping import keep_house
+from taskqueue_core.server.hub import VERSION, Hub
+from taskqueue_core.server.openapi import document
+from taskqueue_core.server.operations import Call, Operation, answer, routes
+from taskqueue_core.server.problems import problem_response
+from taskqueue_core.server.socket import socket
+
+__all__ = ["OPERATIONS", "create_app"]
+
+
+async def describe(call: Call) -> Response:
+    """Return this description."""
+    return answer(call.request.app.state.openapi)
+
+
+OPERATIONS = (
+    *http_batch.OPERATIONS,
+    *http_tasks.OPERATIONS,
+    *http_lookups.OPERATIONS,
+    *http_queues.OPERATIONS,
+    *http_dead_letters.OPERATIONS,
+    *http_system.OPERATIONS,
+    Operation(
+        method="GET", path="/v1/openapi.json", handler=describe, answers={200: dict[str, object]}
+    ),
+)
+
+
+def create_app(backend: Backend, settings: Settings) -> Starlette:
+    """Make the server's application. It owns ``backend`` and closes it in the end.
+
+    The lifespan keeps house and drains. Raises `CapabilityMissing` if the backend lacks ``control`` or
+    ``dead_letters``.
+    """
+    hub = Hub(backend, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        house = asyncio.create_task(keep_house(hub.control))
+        hub.started = True
+        try:
+            yield
+            await hub.drain()
+        finally:
+            house.cancel()
+            await asyncio.gather(house, return_exceptions=True)
+            await hub.backend.aclose()
+
+    app = Starlette(
+        routes=[*routes(OPERATIONS), WebSocketRoute("/v1/socket", socket)],
+        middleware=[Middleware(Guard, hub=hub)],
+        exception_handlers={HTTPException: problem_response, Exception: problem_response},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.hub = hub
+    app.state.openapi = document(OPERATIONS, VERSION)
+    return app

@@ -1,0 +1,104 @@
+"""One accepted websocket: text in and out, with a deadline on every send and one error for every way to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_RESTART
+
+__all__ = ["ABORT", "Channel", "Gone"]
+
+ABORT = "taskqueue.abort"
+"""the scope extension under which our own protocol class offers ``{"abort": callable}``"""
+
+CLOSE_BROKEN = 1006
+"""no close frame came"""
+_ORDERLY = frozenset(
+    {
+        CLOSE_CLEAN,
+        1001,  # the worker goes away
+        1002,  # it broke the rules of websockets: the protocol class has closed it, and likewise:
+        1003,
+        1007,
+        1009,
+        CLOSE_RESTART,
+    }
+)
+_CLOSE_SECONDS = 1.0
+
+
+class Gone(Exception):
+    """The socket is no more. ``orderly`` if either side ended it on purpose."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"closed with {code}")
+        self.code = code
+        self.orderly = code in _ORDERLY
+
+
+class Channel:
+    """Sends and receives. One task may receive; many may send, one after the other."""
+
+    def __init__(self, websocket: WebSocket, send_seconds: float) -> None:
+        """A send that takes longer than ``send_seconds``, its turn included, breaks the socket."""
+        self._websocket = websocket
+        self._seconds = send_seconds
+        self._turn = asyncio.Lock()
+        self._lost = asyncio.Event()
+        self._code = CLOSE_BROKEN
+
+    async def receive(self) -> str | bytes:
+        """Return the next message, a binary one as bytes. Raises `Gone`."""
+        try:
+            message = await self._websocket.receive()
+        except (WebSocketDisconnect, RuntimeError):
+            raise self._gone(CLOSE_BROKEN) from None
+        if message["type"] == "websocket.disconnect":
+            raise self._gone(message.get("code") or CLOSE_BROKEN)
+        text: str | bytes | None = message.get("text")
+        return message["bytes"] if text is None else text
+
+    async def send(self, *texts: str) -> None:
+        """Send messages, in one go. Waits while the peer reads slowly. Raises `Gone`; the rest was not sent then."""
+        try:
+            async with asyncio.timeout(self._seconds), self._turn:
+                for text in texts:
+                    await self._websocket.send_text(text)
+        except TimeoutError:
+            self.abort()
+            raise self._gone(CLOSE_BROKEN) from None
+        # A socket that is closed already answers a send with a RuntimeError.
+        except (WebSocketDisconnect, RuntimeError):
+            raise self._gone(CLOSE_BROKEN) from None
+
+    async def lost(self) -> Gone:
+        """Wait until a send or a receive has found the socket gone."""
+        await self._lost.wait()
+        return Gone(self._code)
+
+    async def close(self, code: int, reason: str) -> None:
+        """Close with a frame that says why, or without if the peer does not read. Never raises."""
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS), self._turn:
+                await self._websocket.close(code, reason)
+                return
+        self.abort()
+
+    def abort(self) -> None:
+        """Break the connection where the server program lets us; elsewhere it breaks when the application returns."""
+        extension: dict[str, Callable[[], Any]] = self._websocket.scope.get("extensions", {}).get(
+            ABORT, {}
+        )
+        if abort := extension.get("abort"):
+            abort()
+
+    def _gone(self, code: int) -> Gone:
+        if not self._lost.is_set():
+            self._code = code
+            self._lost.set()
+        return Gone(code)

@@ -1,0 +1,122 @@
+"""One accepted socket: who it is, and whether it may come in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterable
+
+from starlette.websockets import WebSocket
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.hooks import Connection as ConnectionInfo
+from taskqueue_core.protocol.frames import (
+    CLOSE_PROTOCOL,
+    CLOSE_RESTART,
+    CLOSE_TRY_LATER,
+    CLOSE_UNAUTHENTICATED,
+    Hello,
+)
+from taskqueue_core.protocol.server_events import Hangup, Say
+from taskqueue_core.protocol.server_session import ServerSession
+from taskqueue_core.server.channel import Channel, Gone
+from taskqueue_core.server.conversation import Conversation
+from taskqueue_core.server.greeting import identify, read_hello
+from taskqueue_core.server.handing_back import close
+from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.racing import first
+
+__all__ = ["Connection"]
+
+_log = logging.getLogger("taskqueue.server.socket")
+
+
+class Connection:
+    """A member of the registry for as long as it may hold deliveries. Runs once."""
+
+    def __init__(self, hub: Hub, websocket: WebSocket) -> None:
+        """Serve an accepted websocket."""
+        self.connection_id = secrets.token_hex(8)
+        self.worker_id: str | None = None
+        self._hub = hub
+        self._peer = websocket.client.host if websocket.client else ""
+        self._channel = Channel(websocket, hub.settings.lease)
+        self._session = ServerSession()
+        self._changed = asyncio.Event()
+
+    def forget(self, receipts: Iterable[str]) -> None:
+        """Let go of receipts that move to another connection."""
+        self._session.forget(receipts)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Serve until the end. Whatever happens, nothing stays behind."""
+        self._hub.registry.add(self)
+        try:
+            match await first(self._hello(), self._restart()):
+                case Hello() as hello:
+                    await self._admit(hello)
+                case Hangup(code, reason):
+                    await self._channel.close(code, reason)
+        except Gone:
+            pass  # it left before it was welcome
+        finally:
+            self._hub.registry.remove(self)
+
+    async def _hello(self) -> Hello | Hangup:
+        return await read_hello(self._session, self._channel)
+
+    async def _restart(self) -> Hello | Hangup:
+        await self._hub.draining.wait()
+        return Hangup(CLOSE_RESTART, "restart")
+
+    async def _admit(self, hello: Hello) -> None:
+        hub = self._hub
+        identity = identify(hub.hooks, hello.token, self._peer)
+        if identity is None or "consume" not in identity.verbs:
+            await self._refuse("unauthenticated", "may not consume", CLOSE_UNAUTHENTICATED)
+            return
+        try:
+            subscription = hub.backend.subscribe(hello.keys, hello.worker_id)
+        except InvalidInput as error:
+            await self._refuse("invalid_frame", str(error), CLOSE_PROTOCOL)
+            return
+        try:
+            self.worker_id = hello.worker_id
+            hub.registry.identify(self, hello.worker_id)
+            hub.registry.claim(self, hello.worker_id, hello.holding)
+            talk = Conversation(hub, self._channel, self._session, subscription, self._changed)
+            try:
+                await talk.welcome(hello, self.connection_id)
+            except TimeoutError:
+                await self._refuse("try_later", "the store is out of reach", CLOSE_TRY_LATER)
+                return
+            await self._converse(talk, hello)
+        finally:
+            await close(subscription)
+
+    async def _converse(self, talk: Conversation, hello: Hello) -> None:
+        hooks = self._hub.hooks
+        info = ConnectionInfo(
+            connection_id=self.connection_id,
+            worker_id=hello.worker_id,
+            keys=tuple(dict.fromkeys(hello.keys)),
+        )
+        shown = {"connection_id": info.connection_id, "worker_id": info.worker_id}
+        _log.info("worker connected", extra={**shown, "keys": len(info.keys)})
+        hooks.fire("worker_connected", connection=info)
+        reason = "cancelled"
+        try:
+            reason = (await talk.run()).reason
+        finally:
+            _log.info("worker disconnected", extra={**shown, "reason": reason})
+            hooks.fire("worker_disconnected", connection=info, reason=reason)
+
+    async def _refuse(self, rule: str, message: str, code: int) -> None:
+        for event in self._session.refuse(rule, message, code):
+            match event:
+                case Say(text):
+                    await self._channel.send(text)
+                case Hangup(close_code, reason):
+                    await self._channel.close(close_code, reason)

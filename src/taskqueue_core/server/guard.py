@@ -1,0 +1,48 @@
+"""The door of the HTTP API: this machine's names only, no pages of other sites; answers tell the time."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.origins import is_loopback_host, is_same_origin
+from taskqueue_core.server.problems import ProblemError, respond
+
+__all__ = ["TIME_HEADER", "Guard"]
+
+TIME_HEADER = "taskqueue-time"
+
+
+class Guard:
+    """Middleware. Sockets pass: they have rules of their own."""
+
+    def __init__(self, app: ASGIApp, hub: Hub) -> None:
+        self._app = app
+        self._hub = hub
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=message["headers"])
+                headers[TIME_HEADER] = repr(self._hub.backend.now())
+                headers["x-content-type-options"] = "nosniff"
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refusal = _refusal(Headers(scope=scope), scope["scheme"])
+        app = self._app if refusal is None else respond(refusal)
+        await app(scope, receive, stamped)
+
+
+def _refusal(headers: Headers, scheme: str) -> ProblemError | None:
+    if not is_loopback_host(headers):
+        return ProblemError(421, "wrong_host", "this server answers on loopback names only")
+    if not is_same_origin(headers, scheme):
+        return ProblemError(403, "origin", "pages of other sites may not use this server")
+    return None

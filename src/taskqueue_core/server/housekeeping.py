@@ -1,0 +1,41 @@
+"""The loop that keeps house in the store. Every replica may run it; none has to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+from taskqueue_core.capabilities import Control
+from taskqueue_core.errors import TaskQueueError
+
+__all__ = ["keep_house"]
+
+_EVERY = 2.0
+_JITTER = 0.25
+_PASS_SECONDS = 30.0
+_log = logging.getLogger("taskqueue.server.housekeeping")
+
+
+async def keep_house(control: Control) -> None:
+    """Do a pass every two seconds, a quarter more or less, until cancelled. A failed pass is logged once per series."""
+    failing = False
+    while True:
+        await asyncio.sleep(_EVERY * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - spreads load, no secret
+        try:
+            async with asyncio.timeout(_PASS_SECONDS):
+                done = await control.maintain()
+        except (TaskQueueError, TimeoutError) as error:
+            if not failing:
+                code = error.code if isinstance(error, TaskQueueError) else "timeout"
+                _log.warning("housekeeping fails", extra={"code": code})
+            failing = True
+        except Exception:  # noqa: BLE001 - the loop must not end silently
+            if not failing:
+                _log.exception("housekeeping failed")
+            failing = True
+        else:
+            failing = False
+            if done.expired or done.recovered:
+                figures = {"expired": len(done.expired), "recovered": done.recovered}
+                _log.info("kept house", extra=figures)

@@ -1,0 +1,81 @@
+"""The server itself: health, readiness, workers, housekeeping, and the description of this API."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+
+from taskqueue_core.capabilities import Maintained
+from taskqueue_core.server.hub import VERSION, Hub
+from taskqueue_core.server.models import HealthOut, ReadyOut, WorkersOut
+from taskqueue_core.server.operations import Call, Operation, answer
+from taskqueue_core.tasks import Health
+
+__all__ = ["OPERATIONS"]
+
+_HEALTH_SECONDS = 5.0
+_UNREADY = {"retry-after": "1"}
+
+
+async def health(call: Call) -> Response:
+    """Say whether the store can serve."""
+    told = await _health(call.hub)
+    body = HealthOut(ok=told.ok, backend=told.backend, version=VERSION, details=told.details)
+    return answer(body, 200 if told.ok else 503)
+
+
+async def ready(call: Call) -> Response:
+    """Say whether this server takes work now: not while it starts or drains, nor while its store is away."""
+    hub = call.hub
+    if not hub.started:
+        reason = "starting"
+    elif hub.draining.is_set():
+        reason = "draining"
+    elif not (await _health(hub)).ok:
+        reason = "store"
+    else:
+        return answer(ReadyOut(ready=True, reason="ok"))
+    return answer(ReadyOut(ready=False, reason=reason), 503, _UNREADY)
+
+
+async def _health(hub: Hub) -> Health:
+    try:
+        async with asyncio.timeout(_HEALTH_SECONDS):
+            return await hub.backend.health()
+    except TimeoutError:
+        return Health(ok=False, backend="silent")
+
+
+async def workers(call: Call) -> Response:
+    """Return the workers with an open subscription, on any replica."""
+    return answer(WorkersOut(list(await call.hub.control.workers())))
+
+
+async def maintain(call: Call) -> Response:
+    """Do one pass of housekeeping. The server does so by itself; this is for those who cannot wait."""
+    return answer(await call.hub.control.maintain())
+
+
+OPERATIONS = (
+    Operation(
+        method="GET", path="/health", handler=health, answers={200: HealthOut, 503: HealthOut}
+    ),
+    Operation(method="GET", path="/ready", handler=ready, answers={200: ReadyOut, 503: ReadyOut}),
+    Operation(
+        method="GET",
+        path="/v1/workers",
+        handler=workers,
+        verb="admin",
+        answers={200: WorkersOut},
+        problems=(503,),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/maintain",
+        handler=maintain,
+        verb="admin",
+        answers={200: Maintained},
+        problems=(503,),
+    ),
+)

@@ -1,0 +1,68 @@
+"""What all connections and requests of one server share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import control_of, dead_letters_of
+from taskqueue_core.config import Settings
+from taskqueue_core.hooks import Hooks
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.queue import Queue
+from taskqueue_core.server.registry import Registry
+
+__all__ = ["VERSION", "Hub"]
+
+_log = logging.getLogger("taskqueue.server")
+_SETTLE_SECONDS = 0.5
+"""for closing sockets and handing back, once the time to drain is over"""
+
+try:
+    VERSION = version("taskqueue-backends")
+except PackageNotFoundError:  # run from a source tree
+    VERSION = "0"
+
+
+class Hub:
+    """The backend with its capabilities, who is connected, and whether the server is on its way out."""
+
+    def __init__(
+        self, backend: Backend, settings: Settings, registry: Registry | None = None
+    ) -> None:
+        """Own ``backend``. Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``."""
+        if not isinstance(backend, ObservedBackend):
+            backend = ObservedBackend(backend, Hooks())
+        self.backend = backend
+        self.hooks = backend.hooks
+        self.control = control_of(backend)
+        self.dead_letters = dead_letters_of(backend)
+        self.queue = Queue(backend)
+        self.settings = settings
+        self.registry = registry if registry is not None else Registry()
+        self.started = False
+        self.draining = asyncio.Event()
+        self._drained_at = 0.0
+
+    @property
+    def drain_left(self) -> float:
+        """Seconds that workers still have to settle what they run."""
+        return max(0.0, self._drained_at - time.monotonic())
+
+    async def drain(self) -> None:
+        """Let nobody in, tell every worker, wait until all have settled or ``settings.drain`` is over. Idempotent.
+
+        Each connection closes itself and hands back what is left.
+        """
+        if not self.draining.is_set():
+            self._drained_at = time.monotonic() + self.settings.drain
+            self.draining.set()
+            _log.info("draining", extra={"connections": len(self.registry)})
+        try:
+            async with asyncio.timeout(self.drain_left + _SETTLE_SECONDS):
+                await self.registry.empty()
+        except TimeoutError:
+            _log.warning("connections left behind", extra={"connections": len(self.registry)})

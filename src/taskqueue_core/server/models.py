@@ -1,0 +1,261 @@
+"""What requests and answers of the HTTP API look like. The OpenAPI document is made from these."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.protocol.frames import WireTask, to_wire_task
+from taskqueue_core.tasks import (
+    DEFAULT_PRIORITY,
+    Confirmation,
+    DeadLetter,
+    Failure,
+    Ledger,
+    Published,
+    QueueStats,
+    Task,
+    TaskStatus,
+    WorkerInfo,
+    new_id,
+)
+
+__all__ = [
+    "Cancelled",
+    "ConfirmationOut",
+    "Count",
+    "DeadLetterOut",
+    "DeadLettersOut",
+    "HealthOut",
+    "Ids",
+    "InvalidLine",
+    "LedgerOut",
+    "QueuesOut",
+    "ReadyOut",
+    "RetryIn",
+    "Selection",
+    "StatusesOut",
+    "TaskIn",
+    "WorkersOut",
+    "instant",
+]
+
+_Ids = Annotated[list[str], Meta(max_length=LIMITS.batch)]
+
+
+class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task to publish.
+
+    ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds.
+    """
+
+    key: str
+    payload: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
+    id: str | None = None
+    headers: dict[str, str] = {}
+    priority: int = DEFAULT_PRIORITY
+    tenant: str | None = None
+    ordering_key: str | None = None
+    deadline: float | None = None
+    expires_in: float | None = None
+    not_before: float | None = None
+    delay: float | None = None
+    max_attempts: int | None = None
+
+    def to_task(self, now: float) -> Task:
+        """Return the checked task; the payload's bytes stay as they came. Raises `InvalidInput`."""
+        return Task(
+            key=self.key,
+            payload=bytes(self.payload),
+            id=new_id() if self.id is None else self.id,
+            headers=self.headers,
+            priority=self.priority,
+            tenant=self.tenant,
+            ordering_key=self.ordering_key,
+            deadline=instant(now, "expires_in", self.expires_in, "deadline", self.deadline),
+            not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
+            max_attempts=self.max_attempts,
+        )
+
+
+def instant(
+    now: float, name: str, seconds: float | None, other: str, at: float | None
+) -> float | None:
+    """Return a point in time that was given either as such or as seconds from now. Raises `InvalidInput`."""
+    if seconds is None:
+        return at
+    if at is not None:
+        raise InvalidInput(name, f"both {name} and {other}", "one of them")
+    if not 0 <= seconds < float("inf"):
+        raise InvalidInput(name, "a number out of range", "a finite number of seconds from 0 on")
+    return now + seconds
+
+
+class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The next attempt of a task, at a time or after a delay."""
+
+    task: TaskIn
+    at: float | None = None
+    delay: float | None = None
+    error: str | None = None
+    token: str | None = None
+
+
+class ConfirmationOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The store's word on one task."""
+
+    key: str
+    task_id: str
+    status: Published
+    position: int | None = None
+    reason: str | None = None
+    retry_after: float | None = None
+
+    @classmethod
+    def of(cls, confirmation: Confirmation) -> ConfirmationOut:
+        """Leave out what the backend does not know."""
+        return cls(**msgspec.structs.asdict(confirmation))
+
+
+class InvalidLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of a batch that is no valid task; the others are not held up."""
+
+    line: int
+    status: str = msgspec.field(default_factory=lambda: "invalid")
+    code: str
+    field: str | None = None
+    detail: str
+
+
+class Ids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ids to look up."""
+
+    ids: _Ids
+
+    def checked(self) -> tuple[str, ...]:
+        """Return the ids without repeats. Raises `InvalidInput`."""
+        return _checked(self.ids)
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Some dead letters, or all. Nothing stands for all but saying so."""
+
+    ids: _Ids | None = None
+    all: bool = False
+
+    def checked(self) -> tuple[str, ...]:
+        """Return the ids; none means all. Raises `InvalidInput`."""
+        if self.all:
+            if self.ids is not None:
+                raise InvalidInput("all", "both all and ids", "one of them")
+            return ()
+        if not self.ids:
+            raise InvalidInput("ids", "no ids", 'at least one id, or "all": true')
+        return _checked(self.ids)
+
+
+def _checked(ids: list[str]) -> tuple[str, ...]:
+    for task_id in ids:
+        check_name("ids", task_id)
+    return tuple(dict.fromkeys(ids))
+
+
+class Count(msgspec.Struct, frozen=True):
+    """How many."""
+
+    count: int
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """Whether the task was live, and is cancelled now."""
+
+    cancelled: bool
+
+
+class StatusesOut(msgspec.Struct, frozen=True):
+    """Statuses by id; null for what is not known."""
+
+    statuses: dict[str, TaskStatus | None]
+
+
+class QueuesOut(msgspec.Struct, frozen=True):
+    """All queues at a glance."""
+
+    queues: list[QueueStats]
+
+
+class WorkersOut(msgspec.Struct, frozen=True):
+    """The workers with an open subscription, on any replica."""
+
+    workers: list[WorkerInfo]
+
+
+class LedgerOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger with its sum: what is published and not accounted for is the imbalance, and 0."""
+
+    published: int
+    waiting: int
+    scheduled: int
+    in_flight: int
+    done: int
+    dead: int
+    expired: int
+    cancelled: int
+    discarded: int
+    balanced: bool
+    imbalance: int
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> LedgerOut:
+        """Add up."""
+        counts = msgspec.structs.asdict(ledger)
+        return cls(**counts, balanced=ledger.balanced, imbalance=ledger.imbalance)
+
+
+class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that was given up."""
+
+    task: WireTask
+    attempt: int
+    losses: int
+    reason: str
+    failed_at: float
+    history: tuple[Failure, ...]
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> DeadLetterOut:
+        """Share the payload's bytes."""
+        return cls(
+            task=to_wire_task(letter.task),
+            attempt=letter.attempt,
+            losses=letter.losses,
+            reason=letter.reason,
+            failed_at=letter.failed_at,
+            history=letter.history,
+        )
+
+
+class DeadLettersOut(msgspec.Struct, frozen=True):
+    """A page of dead letters, oldest first."""
+
+    dead_letters: list[DeadLetterOut]
+
+
+class HealthOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the store can serve."""
+
+    ok: bool
+    backend: str
+    version: str
+    details: dict[str, str | int | float | bool | None]
+
+
+class ReadyOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether this server takes work now, and if not, why."""
+
+    ready: bool
+    reason: str

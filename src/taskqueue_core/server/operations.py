@@ -1,0 +1,144 @@
+"""The rows of the table of the HTTP API's operations; routes and the OpenAPI document are both made from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import check_name
+from taskqueue_core.server import bodies
+from taskqueue_core.server.greeting import identify
+from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.problems import ProblemError, problem_of, respond
+
+__all__ = ["Call", "Handler", "Operation", "Query", "answer", "routes", "spliced"]
+
+T = TypeVar("T")
+_CHUNK = 256 * 1024
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_encoder = msgspec.json.Encoder()
+
+
+class Call:
+    """One request, with what its handler needs."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.hub: Hub = request.app.state.hub
+
+    def name(self, part: str) -> str:
+        """Return a name from the path. Raises `InvalidInput`."""
+        value: str = self.request.path_params[part]
+        check_name(part, value)
+        return value
+
+    def number(self, name: str, default: int, highest: int) -> int:
+        """Return a number from the query, from 1 on. Raises `InvalidInput`."""
+        text = self.request.query_params.get(name)
+        if text is None:
+            return default
+        if _NUMBER.fullmatch(text) and 1 <= int(text) <= highest:
+            return int(text)
+        raise InvalidInput(name, f"text of length {len(text)}", f"1 to {highest}")
+
+    def word(self, name: str) -> str | None:
+        """Return a name from the query, if it is there. Raises `InvalidInput`."""
+        text = self.request.query_params.get(name)
+        if text is not None:
+            check_name(name, text)
+        return text
+
+    async def body(self, kind: type[T]) -> T:
+        """Return the decoded JSON body. Raises `ProblemError`."""
+        return bodies.decode(kind, await bodies.read(self.request))
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A parameter of the query."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One method of one path. Its handler's docstring describes it."""
+
+    method: str
+    path: str
+    handler: Handler
+    answers: dict[int, Any]
+    """the type of each answer's body; ``None`` for any JSON"""
+    verb: str | None = None
+    """what an identity must be allowed to do, where a plugin authenticates"""
+    body: Any = None
+    media_type: str = bodies.JSON
+    query: tuple[Query, ...] = ()
+    problems: tuple[int, ...] = ()
+
+
+def routes(operations: Sequence[Operation]) -> list[Route]:
+    """Return one route per path, so that a wrong method is told which are right."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+    return [
+        Route(path, _endpoint(methods), methods=list(methods)) for path, methods in by_path.items()
+    ]
+
+
+def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        operation = methods["GET" if request.method == "HEAD" else request.method]
+        try:
+            call = Call(request)
+            _authorize(call, operation.verb)
+            return await operation.handler(call)
+        except Exception as error:  # noqa: BLE001 - every error becomes a problem document
+            return respond(problem_of(error))
+
+    return endpoint
+
+
+def _authorize(call: Call, verb: str | None) -> None:
+    if verb is None:
+        return
+    scheme, _, token = call.request.headers.get("authorization", "").partition(" ")
+    peer = call.request.client.host if call.request.client else ""
+    shown = token.strip() if scheme.lower() == "bearer" else None
+    identity = identify(call.hub.hooks, shown, peer)
+    if identity is None:
+        challenge = {"www-authenticate": "Bearer"}
+        raise ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
+    if verb not in identity.verbs:
+        raise ProblemError(403, "forbidden", f"this token lacks the right to {verb}")
+
+
+def answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a value as JSON."""
+    return Response(_encoder.encode(value), status, headers, media_type=bodies.JSON)
+
+
+def spliced(pieces: Iterator[bytes], media_type: str = bodies.JSON) -> Response:
+    """Return bytes as they are, in chunks: many of them may be large."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        chunk = bytearray()
+        for piece in pieces:
+            chunk += piece
+            if len(chunk) >= _CHUNK:
+                yield bytes(chunk)
+                chunk.clear()
+        yield bytes(chunk)
+
+    return StreamingResponse(chunks(), media_type=media_type)

@@ -1,0 +1,73 @@
+"""uvicorn's protocol classes, with time limits where it has none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from taskqueue_core.server.channel import ABORT
+
+__all__ = ["HttpProtocol", "SocketProtocol"]
+
+HEADER_SECONDS = 10.0
+"""for a request's head to arrive, once a connection is open or a request has begun"""
+_CLOSE_SECONDS = 2.0
+
+
+class HttpProtocol(H11Protocol):
+    """Closes connections on which no request arrives."""
+
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to wait for a request."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait again where only a part of a request's head has come."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            if self.timeout_keep_alive_task is None and self._patience is None:
+                self._wait_for_head()
+        else:
+            self._stop_waiting()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Leave the waiting to the socket's own rules."""
+        self._stop_waiting()
+        super().handle_websocket_upgrade(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop to wait."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        self._patience = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """Can be broken by the application, waits briefly for a farewell, and answers pings only as they are read."""
+
+    async def run_asgi(self) -> None:
+        """Run the application; break the connection soon after if the peer has not ended it."""
+        self.scope["extensions"][ABORT] = {"abort": self.transport.abort}
+        try:
+            await super().run_asgi()
+        finally:
+            self.loop.call_later(_CLOSE_SECONDS, self.transport.abort)
+
+    def handle_ping(self) -> None:
+        """Answer, unless earlier answers are still waiting to be read."""
+        pong = b"".join(self.conn.data_to_send())
+        if self.writable.is_set():
+            self.transport.write(pong)

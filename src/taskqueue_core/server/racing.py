@@ -1,0 +1,32 @@
+"""Running several coroutines as one, so that none is ever left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
+
+__all__ = ["first", "forever"]
+
+T = TypeVar("T")
+
+
+async def first(*coroutines: Coroutine[Any, Any, T]) -> T:
+    """Return or raise what the first to end ends with; cancel and await the others.
+
+    Where several end in one turn the one named first counts.
+    """
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def forever() -> NoReturn:
+    """Wait until cancelled."""
+    while True:
+        await asyncio.get_running_loop().create_future()

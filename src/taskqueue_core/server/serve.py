@@ -1,0 +1,188 @@
+"""``taskqueue serve``: the application on a port of this machine, from the first connection to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator, Iterator
+
+import uvicorn
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.config import Settings
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.queue import open_backend
+from taskqueue_core.server.app import create_app
+from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.logs import set_up_logs
+from taskqueue_core.server.programs import HttpProtocol, SocketProtocol
+from taskqueue_core.server.racing import first
+
+__all__ = ["Server", "serve"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LEFT_OVER_SECONDS = 0.3
+"""for the last requests to be answered, before what is still open is cut"""
+_log = logging.getLogger("taskqueue.server")
+
+
+def serve(
+    settings: Settings,
+    backend_word: str | None = None,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, which let workers settle what they run; a second signal ends it at once.
+
+    ``on_ready`` gets the URL once connections are accepted. Raises `ConfigurationError` for what cannot work.
+    """
+    _check_host(settings.host)
+    set_up_logs()
+    server = Server(open_backend(backend_word, settings), settings, on_ready=on_ready)
+    asyncio.run(server.run())
+
+
+class Server:
+    """One server in this process. Owns its backend. Runs once."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: Settings,
+        *,
+        on_ready: Callable[[str], None] | None = None,
+    ) -> None:
+        """Raises `ConfigurationError` for a host that is not loopback, and `CapabilityMissing`."""
+        _check_host(settings.host)
+        self._settings = settings
+        self._backend = backend
+        self._on_ready = on_ready
+        self._program: _Program | None = None
+        self.url = ""
+        """where it listens, once it does"""
+        self.ready = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until `stop`, or until a signal comes if this is the main thread."""
+        app = create_app(self._backend, self._settings)
+        with _listen(self._settings) as listener:
+            self.url = _url(listener)
+            self._program = _Program(app, app.state.hub, self._accepting)
+            await self._program.serve([listener])
+
+    def stop(self) -> None:
+        """Ask for a graceful end, and when asked again for an immediate one."""
+        if self._program is not None:
+            self._program.ask_to_stop()
+
+    def _accepting(self) -> None:
+        _log.info("serving", extra={"url": self.url})
+        self.ready.set()
+        if self._on_ready is not None:
+            self._on_ready(self.url)
+
+
+class _Program(uvicorn.Server):
+    def __init__(self, app: object, hub: Hub, accepting: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                http=HttpProtocol,
+                ws=SocketProtocol,
+                ws_max_size=LIMITS.frame,
+                ws_per_message_deflate=False,
+                ws_ping_interval=None,  # pings are frames of the protocol
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._hub = hub
+        self._accepting = accepting
+        self._forced = asyncio.Event()
+
+    def ask_to_stop(self) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            self._forced.set()
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.ask_to_stop)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and not self.should_exit:
+            self._accepting()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await first(self._leave(), self._wait_for_force())
+        for connection in list(self.server_state.connections):
+            if self.server_state.tasks or connection.transport.get_write_buffer_size():
+                connection.transport.abort()  # it would keep the server waiting
+        await super().shutdown(sockets)
+
+    async def _leave(self) -> None:
+        await self._hub.drain()
+        if self.server_state.tasks:
+            await asyncio.wait(
+                self.server_state.tasks, timeout=self._hub.drain_left + _LEFT_OVER_SECONDS
+            )
+
+    async def _wait_for_force(self) -> None:
+        await self._forced.wait()
+
+
+def _check_host(host: str) -> None:
+    """Raise `ConfigurationError` unless ``host`` is this machine's loopback."""
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ConfigurationError(
+            "TASKQUEUE_HOST: loopback only until the server has authentication; "
+            "use 127.0.0.1, ::1 or localhost"
+        )
+
+
+@contextlib.contextmanager
+def _listen(settings: Settings) -> Iterator[socket.socket]:
+    host = "127.0.0.1" if settings.host == "localhost" else settings.host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on port {settings.port} of {host}: {error.strerror or error}; "
+            "set TASKQUEUE_PORT to another one, or to 0 for any"
+        ) from error
+    with listener:
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,54 @@
+"""Where the server's socket is."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError
+
+__all__ = ["SOCKET_PATH", "Address"]
+
+SOCKET_PATH = "/v1/socket"
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A server's address, as given and as a socket's."""
+
+    uri: str
+    shown: str
+    """for logs and errors: without credentials"""
+    loopback: bool
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        """Read ``http[s]://host[:port][/prefix]`` (``ws[s]`` will do). Raises `ConfigurationError`."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise _bad() from None
+        scheme = _SCHEMES.get(parts.scheme)
+        if scheme is None or not host or parts.query or parts.fragment:
+            raise _bad()
+        name = f"[{host}]" if ":" in host else host
+        shown = f"{parts.scheme}://{name}" + (f":{port}" if port else "")
+        prefix = parts.path.rstrip("/").removesuffix(SOCKET_PATH)
+        uri = f"{scheme}://{parts.netloc}{prefix}{SOCKET_PATH}"
+        return cls(uri, shown + prefix, _is_loopback(host))
+
+
+def _bad() -> ConfigurationError:
+    return ConfigurationError(
+        "the server's address must look like http://host:port or https://host/prefix"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,93 @@
+"""When a worker that only fails should stop taking work.
+
+::
+
+    working ─ `limit` failures in a row ─> resting ─ cool-down over ─> probing ─ `probes` failed ones ─> ended
+       ^                                      ^                          │ │
+       │                                      └── failed, longer rest ───┘ │
+       └───────────────────── one success, at any time ────────────────────┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+__all__ = ["Phase", "Quarantine"]
+
+
+class Phase(StrEnum):
+    """What the worker may do."""
+
+    WORKING = "working"
+    RESTING = "resting"
+    """ask for nothing"""
+    PROBING = "probing"
+    """ask for one task"""
+    ENDED = "ended"
+    """give up"""
+
+
+class Quarantine:
+    """Counts failures of handlers in a row. Pure: it only looks at the clock, and sleeps nowhere."""
+
+    def __init__(
+        self,
+        limit: int = 20,
+        *,
+        cooldown: float = 1.0,
+        longest: float = 60.0,
+        probes: int = 5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Rest ``cooldown`` seconds first, twice as long after each failed probe, ``longest`` at the most."""
+        self._limit = limit
+        self._cooldown = cooldown
+        self._longest = longest
+        self._probes = probes
+        self._clock = clock
+        self._failures = 0
+        self._probes_failed = 0
+        self._until = 0.0
+        self.phase = Phase.WORKING
+
+    @property
+    def failures(self) -> int:
+        """How many failures there were in a row."""
+        return self._failures
+
+    @property
+    def rest(self) -> float:
+        """How many seconds of the cool-down are left."""
+        return max(0.0, self._until - self._clock()) if self.phase is Phase.RESTING else 0.0
+
+    def succeeded(self) -> bool:
+        """Count a success. Says whether the phase changed; so do the other two."""
+        self._failures = 0
+        self._probes_failed = 0
+        return self._move(self.phase if self.phase is Phase.ENDED else Phase.WORKING)
+
+    def failed(self) -> bool:
+        """Count a failure. Those of tasks that were running when the rest began count as failures, not as probes."""
+        self._failures += 1
+        if self.phase is Phase.PROBING:
+            self._probes_failed += 1
+            return self._move(Phase.ENDED if self._probes_failed >= self._probes else Phase.RESTING)
+        if self.phase is Phase.WORKING and self._failures >= self._limit:
+            return self._move(Phase.RESTING)
+        return False
+
+    def tick(self) -> bool:
+        """End a cool-down whose time has come."""
+        if self.phase is Phase.RESTING and self._clock() >= self._until:
+            return self._move(Phase.PROBING)
+        return False
+
+    def _move(self, phase: Phase) -> bool:
+        changed = phase is not self.phase
+        self.phase = phase
+        if phase is Phase.RESTING:
+            rest = min(self._longest, self._cooldown * 2.0 ** min(self._probes_failed, 30))
+            self._until = self._clock() + rest
+        return changed

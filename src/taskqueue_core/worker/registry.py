@@ -1,0 +1,65 @@
+"""Which handler runs which key. Names resolve here and nowhere else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.worker.arguments import Arguments
+
+__all__ = ["Handler", "Registry"]
+
+
+class Handler(msgspec.Struct, frozen=True):
+    """A function and how to call it."""
+
+    key: str
+    function: Callable[..., Any]
+    arguments: Arguments
+    is_async: bool
+    timeout: float | None
+
+
+class Registry:
+    """Handlers by key."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._handlers: dict[str, Handler] = {}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, in the order of registration."""
+        return tuple(self._handlers)
+
+    def find(self, key: str) -> Handler | None:
+        """Return the handler of a key."""
+        return self._handlers.get(key)
+
+    def add(self, key: str, function: Callable[..., Any], timeout: float | None = None) -> None:
+        """Register a handler. Raises `ConfigurationError` for a bad or taken key, a bad timeout or a bad signature."""
+        try:
+            check_name("key", key)
+        except InvalidInput as error:
+            raise ConfigurationError(f"not a task key: {error}") from error
+        if key in self._handlers:
+            raise ConfigurationError(f"the key {key!r} has a handler already")
+        if len(self._handlers) >= LIMITS.keys:
+            raise ConfigurationError(f"a worker may have {LIMITS.keys} keys at the most")
+        if timeout is not None and not (isfinite(timeout) and timeout > 0):
+            raise ConfigurationError("a timeout is a positive number of seconds")
+        inner = function
+        while isinstance(inner, partial):
+            inner = inner.func
+        call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - it is inspected
+        if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+            raise ConfigurationError(f"the handler of {key!r} is a generator, not a function")
+        is_async = inspect.iscoroutinefunction(call)
+        self._handlers[key] = Handler(key, function, Arguments(function), is_async, timeout)

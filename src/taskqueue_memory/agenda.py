@@ -1,0 +1,57 @@
+"""Records by date. What has become pointless is dropped when it comes up, or once it outnumbers the rest."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taskqueue_memory.records import Record
+
+__all__ = ["ROOM", "Agenda"]
+
+ROOM = 64
+"""so many items may be out of date before anything is cleared"""
+
+
+class Agenda:
+    """A heap of records with a date each, in memory proportional to those that still matter."""
+
+    def __init__(self, matters: Callable[[Record, int], bool]) -> None:
+        """Drop an item where ``matters``, given its record and the record's sequence back then, says no."""
+        self._matters = matters
+        self._items: list[tuple[float, int, int, Record]] = []
+        self._order = itertools.count()
+        self._bound = ROOM
+
+    def __len__(self) -> int:
+        """Count all items, those out of date included."""
+        return len(self._items)
+
+    def add(self, at: float, record: Record) -> None:
+        """Note a date."""
+        if (
+            len(self._items) >= self._bound
+        ):  # before the new item, which may matter only in a moment
+            self._items = [item for item in self._items if self._matters(item[3], item[2])]
+            heapq.heapify(self._items)
+            self._bound = 2 * len(self._items) + ROOM
+        heapq.heappush(self._items, (at, next(self._order), record.seq, record))
+
+    def next_at(self) -> float | None:
+        """Return the first date that still matters."""
+        while self._items:
+            at, _, seq, record = self._items[0]
+            if self._matters(record, seq):
+                return at
+            heapq.heappop(self._items)
+        return None
+
+    def take(self, now: float, chunk: int | None = None) -> Iterator[Record]:
+        """Take the records whose date has come, in its order, up to ``chunk`` of them."""
+        taken = 0
+        while (chunk is None or taken < chunk) and (at := self.next_at()) is not None and at <= now:
+            taken += 1
+            yield heapq.heappop(self._items)[3]

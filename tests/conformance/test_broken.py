@@ -1,0 +1,143 @@
+"""The kit finds what is broken: each backend here breaks one promise, and the test that proves it fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+
+from taskqueue_core.conformance.closing import ClosingSuite
+from taskqueue_core.conformance.concurrency import ConcurrencySuite
+from taskqueue_core.conformance.control import ControlSuite
+from taskqueue_core.conformance.dead_letters import DeadLettersSuite
+from taskqueue_core.conformance.deliver import DeliverSuite
+from taskqueue_core.conformance.expire import ExpireSuite
+from taskqueue_core.conformance.handover import HandoverSuite
+from taskqueue_core.conformance.harness import Harness
+from taskqueue_core.conformance.inputs import InputsSuite
+from taskqueue_core.conformance.ledger import LedgerSuite
+from taskqueue_core.conformance.machine import MachineSuite
+from taskqueue_core.conformance.publish import PublishSuite
+from taskqueue_core.conformance.replicas import ReplicasSuite
+from taskqueue_core.conformance.retry import RetrySuite
+from taskqueue_core.conformance.revocation import RevocationSuite
+from taskqueue_core.conformance.schedule import ScheduleSuite
+from taskqueue_core.conformance.settle import SettleSuite
+from taskqueue_core.conformance.tracking import TrackingSuite
+from taskqueue_core.conformance.waiting import WaitingSuite
+from tests.conformance import broken_consumers as consumers
+from tests.conformance import broken_stores as stores
+from tests.conformance.facade import Facade
+from tests.conformance.runner import laws, outcomes, suite_on
+
+CASES: tuple[tuple[type[Facade], type[Harness], str, str | None], ...] = (
+    (consumers.AcceptsStaleReceipts, SettleSuite, "test_receipt_from_before_a_redelivery", "2"),
+    (consumers.AdoptsForeignReceipts, HandoverSuite, "test_identity_is_checked", "2"),
+    (consumers.BurnsAnAttempt, SettleSuite, "test_waiting_burns_nothing", "3"),
+    (consumers.CloseKeepsLeases, ClosingSuite, "test_close_hands_back", "3"),
+    (consumers.CountsHandBackAsLoss, SettleSuite, "test_redeliver_is_immediate", "3"),
+    (stores.CountsWrong, LedgerSuite, "test_every_arrow", "1"),
+    (stores.DeliversEarly, ScheduleSuite, "test_never_early", "8"),
+    (consumers.DropsOnRedeliver, SettleSuite, "test_redeliver_is_immediate", "3"),
+    (stores.DropsRetries, RetrySuite, "test_never_dropped", "6"),
+    (stores.ExpiresTwice, ExpireSuite, "test_reported_by_maintenance", "8"),
+    (stores.ForgetsDedupe, PublishSuite, "test_known_after_its_end", "7"),
+    (stores.ForgetsTheOtherConnection, ControlSuite, "test_workers", None),
+    (consumers.HandsOutTwice, DeliverSuite, "test_one_consumer_each", "2"),
+    (stores.IgnoresDeadlines, ExpireSuite, "test_before_and_at", "8"),
+    (consumers.InvertedPriority, DeliverSuite, "test_priorities", "4"),
+    (consumers.Lifo, DeliverSuite, "test_fifo", "4"),
+    (consumers.LosesOnCancel, ConcurrencySuite, "test_waiting_receive_cancelled", "1"),
+    (consumers.LosesWakeUps, WaitingSuite, "test_redelivery_wakes", None),
+    (consumers.LosesResults, TrackingSuite, "test_results", None),
+    (consumers.NeverRevokes, RevocationSuite, "test_cancel", None),
+    (stores.NoHistory, DeadLettersSuite, "test_history", None),
+    (stores.Overstating, ReplicasSuite, "test_tasks_survive", "1"),
+    (stores.PublishesTwice, PublishSuite, "test_resend_is_a_duplicate", "7"),
+    (stores.RedriveLoses, DeadLettersSuite, "test_redrive", "1"),
+    (consumers.RefusesResends, SettleSuite, "test_resent_ack", "2"),
+    (stores.RetryAsNoOp, RetrySuite, "test_retry_through_core", "8"),
+    (consumers.ReturnedLast, SettleSuite, "test_returned_comes_first", "4"),
+    (stores.SettingsLag, DeadLettersSuite, "test_poison_guard_counts_to_its_setting", "9"),
+    (consumers.ShuffledPriority, DeliverSuite, "test_priorities", "4"),
+    (consumers.StarvesAKey, DeliverSuite, "test_no_key_starves_one_by_one", "4"),
+    (consumers.Unchecked, InputsSuite, "test_limit", None),
+    (stores.UnfencedRetry, RetrySuite, "test_settling_by_a_stale_receipt", "2"),
+)
+
+FOUND_BY_HISTORIES = (
+    consumers.AcceptsStaleReceipts,
+    consumers.BurnsAnAttempt,
+    consumers.CountsHandBackAsLoss,
+    stores.CountsWrong,
+    stores.DeliversEarly,
+    consumers.DropsOnRedeliver,
+    stores.ForgetsDedupe,
+    stores.IgnoresDeadlines,
+    consumers.Lifo,
+    stores.RetryAsNoOp,
+    stores.UnfencedRetry,
+)
+
+
+@pytest.fixture
+def profile() -> Callable[..., AbstractContextManager[None]]:
+    """Run Hypothesis with settings of one's own, and the same examples in every run."""
+
+    @contextmanager
+    def chosen(**options: Any) -> Iterator[None]:
+        before = settings.get_current_profile_name()
+        settings.register_profile("kit", derandomize=True, database=None, **options)
+        settings.load_profile("kit")
+        try:
+            yield
+        finally:
+            settings.load_profile(before)
+
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("backend", "suite", "proof", "law"), CASES, ids=[case[0].__name__ for case in CASES]
+)
+def test_broken_backend_fails(
+    backend: type[Facade], suite: type[Harness], proof: str, law: str | None
+) -> None:
+    """A backend that breaks a promise fails the test of this promise, which names the law."""
+    kit = suite_on(backend, suite, patience=0.05)
+    assert outcomes(kit)[proof] == "failed"
+    assert law is None or law in laws(kit, proof)
+
+
+@pytest.mark.parametrize("suite", dict.fromkeys(case[1] for case in CASES))
+def test_whole_backend_passes(suite: type[Harness]) -> None:
+    """The same tests pass on the same backend with nothing broken: they fail for what was broken."""
+    assert "failed" not in outcomes(suite_on(Facade, suite)).values()
+
+
+@pytest.mark.parametrize("backend", FOUND_BY_HISTORIES)
+def test_random_histories_find_it(
+    backend: type[Facade], profile: Callable[..., AbstractContextManager[None]]
+) -> None:
+    """The state machine alone finds what is broken, within its default number of histories."""
+    with (
+        profile(phases=[Phase.generate]),
+        pytest.raises(AssertionError, match=r"law|changed on the way"),
+    ):
+        suite_on(backend, MachineSuite).test_machine()
+
+
+def test_history_is_readable(profile: Callable[..., AbstractContextManager[None]]) -> None:
+    """A failure shows its history, a call a line, with the answers and what is wrong."""
+    with profile(phases=[Phase.generate]), pytest.raises(AssertionError) as failure:
+        suite_on(consumers.CountsHandBackAsLoss, MachineSuite).test_machine()
+    assert re.search(
+        r"alpha/t1 has .attempt, losses. .*, it must be .* .law 3.", str(failure.value)
+    )
+    history = "\n".join(failure.value.__notes__)
+    assert re.search(r"\n# 1000000\d+\.\d+: .+\n(.+ = )?state\.\w+\(.*\)\n", history)
+    assert "state.teardown()" in history

@@ -1,0 +1,167 @@
+"""Settings: where they come from, which wins, and what is said about bad ones."""
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_memory import MemorySettings
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to run in, without settings from outside."""
+    for name in list(os.environ):
+        if name.upper().startswith("TASKQUEUE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_defaults_need_nothing() -> None:
+    """E4: without any setting the embedded backend is used, on loopback."""
+    settings = load_settings(Settings)
+    assert (settings.backend, settings.host, settings.token) == ("memory", "127.0.0.1", None)
+
+
+def test_the_backend_is_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E4 and OPEN-E3: one variable names the backend, in one naming scheme."""
+    monkeypatch.setenv("TASKQUEUE_BACKEND", "taskqueue_redis")
+    assert load_settings(Settings).backend == "taskqueue_redis"
+
+
+def test_the_environment_comes_before_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environment before .env before taskqueue.toml before the default."""
+    (folder / "taskqueue.toml").write_text('backend = "a"\nport = 1\nlease = 7', encoding="utf-8")
+    (folder / ".env").write_text("TASKQUEUE_BACKEND=b\nTASKQUEUE_PORT=2\n", encoding="utf-8")
+    monkeypatch.setenv("TASKQUEUE_BACKEND", "c")
+    settings = load_settings(Settings)
+    assert (settings.backend, settings.port, settings.lease, settings.grace) == ("c", 2, 7, 0.5)
+
+
+def test_other_programs_settings_are_left_alone(folder: Path) -> None:
+    """A shared .env may hold variables of others."""
+    (folder / ".env").write_text("OTHER=1\nTASKQUEUE_UNHEARD=1\n", encoding="utf-8")
+    (folder / "taskqueue.toml").write_text("unheard = 1\n[table]\na = 1", encoding="utf-8")
+    assert load_settings(Settings) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "hunter2"),
+        ("PORT", "-1"),
+        ("PORT", "65536"),
+        ("LEASE", "0"),
+        ("LEASE", "nan"),
+        ("LEASE", "inf"),
+        ("GRACE", "-0.1"),
+        ("DRAIN", "hunter2"),
+    ],
+)
+def test_bad_values_are_named_not_shown(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad setting is named as it is set; its value may be a secret that slipped, and is not shown."""
+    monkeypatch.setenv(f"TASKQUEUE_{name}", value)
+    with pytest.raises(
+        ConfigurationError, match=rf"^invalid settings: TASKQUEUE_{name}: "
+    ) as caught:
+        load_settings(Settings)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_all_bad_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run tells every bad setting."""
+    monkeypatch.setenv("TASKQUEUE_PORT", "x")
+    monkeypatch.setenv("TASKQUEUE_LEASE", "y")
+    with pytest.raises(ConfigurationError, match=r"TASKQUEUE_PORT: .*; TASKQUEUE_LEASE: "):
+        load_settings(Settings)
+
+
+def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token is in no text that settings are turned into."""
+    monkeypatch.setenv("TASKQUEUE_TOKEN", "hunter2")
+    settings = load_settings(Settings)
+    assert isinstance(settings.token, SecretStr)
+    assert settings.token.get_secret_value() == "hunter2"
+    for text in (repr(settings), str(settings), settings.model_dump_json(), f"{settings.token}"):
+        assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("metrics", {"metrics"}),
+        ("metrics,traces", {"metrics", "traces"}),
+        (" metrics , traces ,", {"metrics", "traces"}),
+        ("", set()),
+        (",", set()),
+    ],
+)
+def test_lists_in_the_environment(
+    text: str, names: set[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names in a variable are separated by commas; an empty one allows none."""
+    monkeypatch.setenv("TASKQUEUE_PLUGINS_ALLOW", text)
+    (folder / ".env").write_text(f"TASKQUEUE_PLUGINS_DENY={text}", encoding="utf-8")
+    settings = load_settings(Settings)
+    assert settings.plugins_allow == settings.plugins_deny == frozenset(names)
+
+
+def test_lists_in_toml(folder: Path) -> None:
+    """In TOML they are arrays."""
+    (folder / "taskqueue.toml").write_text('plugins_allow = ["a", "b"]', encoding="utf-8")
+    settings = load_settings(Settings)
+    assert settings.plugins_allow == frozenset({"a", "b"})
+
+
+def test_an_unset_list_allows_all() -> None:
+    """Unset is not the same as empty."""
+    assert load_settings(Settings).plugins_allow is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("taskqueue.toml", b"backend = hunter2"),
+        ("taskqueue.toml", b'backend = "\xffhunter2"'),
+        (".env", b"TASKQUEUE_TOKEN=\xffhunter2"),
+    ],
+)
+def test_files_that_cannot_be_read(folder: Path, file: str, content: bytes) -> None:
+    """A broken file is a configuration error, and what stands in it is not shown."""
+    (folder / file).write_bytes(content)
+    with pytest.raises(ConfigurationError, match="the settings cannot be read") as caught:
+        load_settings(Settings)
+    assert "hunter2" not in str(caught.value)
+
+
+class Nested(BaseSettings):
+    """Settings of somebody else's backend."""
+
+    model_config = SettingsConfigDict(env_prefix="TOY_")
+
+    names: list[str] = []
+
+
+def test_json_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of other backends fail in the same manner."""
+    monkeypatch.setenv("TOY_NAMES", "[hunter2")
+    with pytest.raises(ConfigurationError, match="names") as caught:
+        load_settings(Nested)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_backends_have_settings_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each backend has its prefix, and reads .env too."""
+    (folder / ".env").write_text("TASKQUEUE_MEMORY_JOURNAL=a.jsonl", encoding="utf-8")
+    assert load_settings(MemorySettings).journal == Path("a.jsonl")
+    monkeypatch.setenv("TASKQUEUE_MEMORY_JOURNAL", "b.jsonl")
+    assert load_settings(MemorySettings).journal == Path("b.jsonl")

@@ -1,0 +1,360 @@
+"""The limits: each holds exactly at its figure, and what is refused is never shown."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import (
+    LIMITS,
+    check_duration,
+    check_headers,
+    check_json,
+    check_name,
+    check_time,
+    kind_of,
+)
+
+BAD_NAMES = [
+    "",
+    " ",
+    "a b",
+    "x" * 10_000,
+    ".",
+    "..",
+    "../etc/passwd",
+    "a/b",
+    "a\\b",
+    "*",
+    "a*",
+    "?",
+    "[a]",
+    "{a}{b}",
+    "{a}",
+    "a}",
+    "a\r\nb",
+    "a\n",
+    "\na",
+    "a\x00",
+    "\x00",
+    "a\tb",
+    "-a",
+    "~a",
+    "@a",
+    ":a",
+    "=a",
+    "+a",
+    "a%00",
+    "a,b",
+    "a;b",
+    "a'b",
+    'a"b',
+    "$a",
+    "a\u200b",  # zero width space
+    "\u202ea",  # right-to-left override
+    "\ufeffa",  # byte order mark
+    "\u0430",  # Cyrillic a
+    "pa\u0443pal",  # Cyrillic u
+    "\uff41",  # full-width a
+    "\u0661",  # Arabic digit 1
+    "\u00e9",  # e with acute
+    "e\u0301",  # the same in two code points
+    "\u0131",  # dotless i
+    "\ud800",  # a lone surrogate
+    None,
+    1,
+    1.5,
+    True,
+    b"a",
+    ["a"],
+    object(),
+]
+GOOD_NAMES = [
+    "a",
+    "0",
+    "_",
+    "images.resize",
+    "my_module.my_task",
+    "tasks:resize@v2",
+    "a-b_c.d:e@f=g+h",
+    "<lambda>",
+    "module.<locals>.f",
+    "a..b",
+    "input:prediction:fp-" + "0" * 32,
+    "x" * LIMITS.name,
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
+def test_bad_names(name: object) -> None:
+    """Fault K2: what could mean something else to a store, a shell or an eye is no name."""
+    with pytest.raises(InvalidInput, match=r"^tenant: got ") as caught:
+        check_name("tenant", name)
+    assert caught.value.field == "tenant"
+
+
+@pytest.mark.parametrize("name", GOOD_NAMES)
+def test_good_names(name: str) -> None:
+    """Names of functions, modules and deployments are names of tasks."""
+    check_name("key", name)
+
+
+@given(st.text(max_size=300))
+def test_names_are_plain(text: str) -> None:
+    """Fault K2: whatever the text, a name is short printable ASCII without brackets, slashes and quotes."""
+    try:
+        check_name("key", text)
+    except InvalidInput:
+        return
+    assert text.isascii()
+    assert text.isprintable()
+    assert 0 < len(text) <= LIMITS.name
+    assert not set(text) & set("{}[]()/\\*?'\"`$%&|;, !#^")
+    assert text[0].isalnum() or text[0] in "_<"
+
+
+@pytest.mark.parametrize(
+    ("check", "longest"),
+    [
+        (lambda n: check_name("f", "x" * n), LIMITS.name),
+        (lambda n: check_json("f", b'"' + b"x" * (n - 2) + b'"', LIMITS.payload), LIMITS.payload),
+        (lambda n: check_json("f", b" " * (n - 1) + b"1", LIMITS.result), LIMITS.result),
+        (lambda n: check_json("f", b"[" * n + b"]" * n, LIMITS.payload), LIMITS.depth),
+        (lambda n: check_json("f", b'{"a":' * n + b"1" + b"}" * n, LIMITS.payload), LIMITS.depth),
+        (lambda n: check_headers("f", {f"h{i}": "" for i in range(n)}), LIMITS.headers),
+        (lambda n: check_headers("f", {"h": "x" * (n - 1)}), LIMITS.header_bytes),
+        (lambda n: check_headers("f", {"h" * 2: "é" * (n // 2 - 1)}), LIMITS.header_bytes),
+    ],
+    ids=[
+        "name",
+        "payload",
+        "result",
+        "arrays",
+        "objects",
+        "headers",
+        "header bytes",
+        "UTF-8 bytes",
+    ],
+)
+def test_each_limit_is_exact(check: Callable[[int], None], longest: int) -> None:
+    """Faults K2 and K3: what is as long as the limit passes, one more (or two bytes) does not."""
+    check(longest)
+    with pytest.raises(InvalidInput, match=r"^f: got ") as caught:
+        check(longest + 2 if longest == LIMITS.header_bytes else longest + 1)
+    assert "xx" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b" ",
+        b"nul",
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+        b"{",
+        b"[1,]",
+        b"{}x",
+        b"1 2",
+        b"01",
+        b".5",
+        b"+1",
+        b"'a'",
+        b'"a',
+        b'"\n"',
+        b'"\\x41"',
+        b'"\\ud800"',
+        b'"\\udc00 "',
+        b'"\xff"',
+        b'"\xed\xa0\x80"',
+        b'{"\xff":1}',
+        b"\xef\xbb\xbf1",
+        b"{1:2}",
+        b"// note\n1",
+        b"[" * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+        "{}",
+        bytearray(b"{}"),
+        memoryview(b"{}"),
+        None,
+        {},
+    ],
+    ids=lambda text: repr(text)[:20],
+)
+def test_what_is_not_json(text: object) -> None:
+    """Fault K3: text that some reader would refuse or read otherwise is refused, in one kind of error."""
+    with pytest.raises(InvalidInput, match=r"^payload: got "):
+        check_json("payload", text, LIMITS.payload)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"null",
+        b" {} ",
+        b"[]",
+        b"-0.0",
+        b"1e5",
+        b"18446744073709551617",
+        b'"\\ud83d\\ude00"',
+        '"\U0001f600"'.encode(),
+        b'"{[' + b"[{" * 200 + b'"',
+        b'"' + b'\\"[' * 300 + b'"',
+        b'"\\\\"',
+        b"[" + b"[]," * 5000 + b"{}]",
+        b'{"a":1,"a":2}',
+    ],
+    ids=lambda text: repr(text)[:20],
+)
+def test_what_is_json(text: bytes) -> None:
+    """Brackets count for the depth only where they nest and stand outside of text."""
+    check_json("payload", text, LIMITS.payload)
+
+
+nested = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(value=nested, levels=st.integers(1, 2 * LIMITS.depth))
+def test_depth_is_counted_exactly(value: object, levels: int) -> None:
+    """Fault K3: a text is too deep if and only if more than the limit's arrays and objects nest."""
+
+    def depth(of: object) -> int:
+        inner = list(of.values()) if isinstance(of, dict) else of
+        return 1 + max(map(depth, inner), default=0) if isinstance(inner, list) else 0
+
+    for level in range(levels):
+        value = {"]": value} if level % 3 else [value, "["]
+    text = json.dumps(value, ensure_ascii=False).encode()
+    allowed = depth(value) <= LIMITS.depth
+    try:
+        check_json("payload", text, LIMITS.payload)
+    except InvalidInput:
+        assert not allowed
+    else:
+        assert allowed
+
+
+BAD_NUMBERS = [float("nan"), float("inf"), float("-inf"), -1, -1e-9, 10**400, True, "5", None, b"1"]
+
+
+@pytest.mark.parametrize("value", [*BAD_NUMBERS, 253_402_300_800, 1e18], ids=lambda v: repr(v)[:12])
+def test_bad_times(value: object) -> None:
+    """Fault K4: a time is a finite number between 1970 and the year 10000."""
+    with pytest.raises(InvalidInput, match=r"^not_before: got "):
+        check_time("not_before", value)
+
+
+@pytest.mark.parametrize("value", [*BAD_NUMBERS, 1e10], ids=lambda v: repr(v)[:12])
+def test_bad_durations(value: object) -> None:
+    """Fault K4: a span of time is a finite number of seconds within a century."""
+    with pytest.raises(InvalidInput, match=r"^delay: got "):
+        check_duration("delay", value)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 1, 1_700_000_000.5, 253_402_300_799])
+def test_good_times(value: float) -> None:
+    """Whole and broken seconds are times, up to the last second of the year 9999."""
+    check_time("deadline", value)
+    check_duration("delay", min(value, 1e9))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        None,
+        [],
+        "a",
+        {"a": 1},
+        {1: "a"},
+        {"a": None},
+        {"a": "b\r\nc"},
+        {"a\n": "b"},
+        {"a": "\x00"},
+        {"a": "\ud800"},
+        {"a": b"b"},
+        {"a": "\u202e"},
+    ],
+    ids=repr,
+)
+def test_bad_headers(headers: object) -> None:
+    """Fault K2: headers are printable text, so that none can forge another in a log or a protocol."""
+    with pytest.raises(InvalidInput, match=r"^headers: got "):
+        check_headers("headers", headers)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda secret: check_name("f", f"{secret}!"),
+        lambda secret: check_name("f", secret * 30),
+        lambda secret: check_json("f", f'"{secret}'.encode(), LIMITS.payload),
+        lambda secret: check_json("f", secret, LIMITS.payload),
+        lambda secret: check_time("f", secret),
+        lambda secret: check_duration("f", secret),
+        lambda secret: check_headers("f", {secret: 1}),
+        lambda secret: check_headers("f", {"a": f"{secret}\n"}),
+        lambda secret: check_headers("f", secret),
+    ],
+)
+def test_no_error_shows_the_value(check: Callable[[str], None]) -> None:
+    """A refused value may be a secret: no part of it is in the message."""
+    with pytest.raises(InvalidInput) as caught:
+        check("hunter2-secret")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [("ab", "str of length 2"), (b"a", "bytes of length 1"), ({}, "dict of length 0"), (1, "int")],
+)
+def test_kinds(value: object, kind: str) -> None:
+    """A kind is the type and, where there is one, the length."""
+    assert kind_of(value) == kind
+
+
+@pytest.mark.parametrize(
+    ("check", "make"),
+    [
+        (lambda v: check_name("f", v), lambda n: "a" * n),
+        (lambda v: check_name("f", v), lambda n: "a" * n + "\n"),
+        (lambda v: check_name("f", v), lambda n: "{" * n),
+        (lambda v: check_json("f", v, 10**7), lambda n: b'"' + b"\\\\" * (n // 2)),
+        (
+            lambda v: check_json("f", v, 10**7),
+            lambda n: b'"' + b'\\"' * (n // 2) + b'"' + b"[" * 200,
+        ),
+        (
+            lambda v: check_json("f", v, 10**7),
+            lambda n: (b"[" * 99 + b"]" * 99 + b",") * (n // 199),
+        ),
+        (lambda v: check_json("f", v, 10**7), lambda n: b"[" + b"[[" * 101 + b'"",' * (n // 3)),
+        (lambda v: check_json("f", v, 10**7), lambda n: b"[" + b'{"a":[' * 40 + b"1" * n),
+        (lambda v: check_headers("f", v), lambda n: {"a": "b" * n + "\n"}),
+    ],
+)
+def test_checks_take_linear_time(check: Callable[[Any], None], make: Callable[[int], Any]) -> None:
+    """Fault K2: ten times the input takes about ten times as long, and 100 kB take no time to speak of."""
+
+    def fastest(value: Any) -> float:
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            with pytest.raises(InvalidInput):
+                check(value)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert fastest(make(1_000_000)) <= 50 * max(fastest(make(100_000)), 1e-4)
+    assert fastest(make(100_000)) < 0.1

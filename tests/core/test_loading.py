@@ -1,0 +1,311 @@
+"""From a word in the configuration to a backend, or to an error that says what to do."""
+
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.capabilities import control_of, dead_letters_of
+from taskqueue_core.errors import (
+    BackendNotFound,
+    CapabilityMissing,
+    ConfigurationError,
+    InvalidBackend,
+)
+from taskqueue_core.hooks import Hooks
+from taskqueue_core.loading import check_backend, installed_backends, load_backend
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_memory import MemoryBackend
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+Write = Callable[[str, str], None]
+Install = Callable[[str, str], None]
+
+TOY = """
+from taskqueue_memory import MemoryBackend
+
+class Toy(MemoryBackend):
+    pass
+
+class Outer:
+    factory = Toy
+
+create_backend = Toy
+number = 5
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Writes modules that can be imported during the test."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+
+    yield write
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(
+            sys.modules[name].__file__
+        ):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs a distribution with one entry point."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(name: str, target: str) -> None:
+        folder = tmp_path / f"dist_{name.replace('-', '_')}-1.0.dist-info"
+        folder.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: dist-{name}\nVersion: 1.0\n"
+        (folder / "METADATA").write_text(metadata, encoding="utf-8")
+        points = f"[taskqueue.backends]\n{name} = {target}\n"
+        (folder / "entry_points.txt").write_text(points, encoding="utf-8")
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "toy-queue",
+        "toymodule",
+        "toymodule:create_backend",
+        "toymodule:Toy",
+        "toymodule:Outer.factory",
+    ],
+)
+def test_every_kind_of_word(word: str, write: Write, install: Install) -> None:
+    """E3, G3: an entry point, a module path or module:attr name the same backend."""
+    write("toymodule", TOY)
+    install("toy-queue", "toymodule:create_backend")
+    assert type(load_backend(word)).__name__ == "Toy"
+
+
+def test_each_load_makes_a_backend() -> None:
+    """The factory is called for each load; nothing is shared behind the application's back."""
+    assert load_backend("taskqueue_memory") is not load_backend("taskqueue_memory")
+
+
+def test_the_memory_backend_is_declared() -> None:
+    """G3: the entry point that the project installs for its memory backend leads to it."""
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    word = project["entry-points"]["taskqueue.backends"]["memory"]
+    assert isinstance(load_backend(word), MemoryBackend)
+
+
+def test_installed_backends_are_listed(write: Write, install: Install) -> None:
+    """What is installed is known by name, sorted, without importing it."""
+    write("broken_on_import", "raise SystemExit")
+    install("zz-two", "broken_on_import:f")
+    install("aa-one", "broken_on_import:f")
+    names = installed_backends()
+    assert {"aa-one", "zz-two"} <= set(names)
+    assert list(names) == sorted(set(names))
+
+
+def test_an_unknown_name(install: Install) -> None:
+    """E3: the error lists what is installed and says how to install more."""
+    install("toy", "nowhere:f")
+    with pytest.raises(BackendNotFound) as caught:
+        load_backend("reddis")
+    message = str(caught.value)
+    assert "no backend 'reddis'" in message
+    assert re.search(r"Installed backends: [^.]*\btoy\b", message)
+    assert "pip install" in message
+    assert "TASKQUEUE_BACKEND" in message
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "",
+        " ",
+        ":",
+        ":create_backend",
+        "a b",
+        "a-b",
+        "../taskqueue_memory",
+        "taskqueue_memory/backend.py",
+        "taskqueue_memory.",
+        ".taskqueue_memory",
+        "taskqueue_memory..backend",
+        "taskqueue_memory:",
+        "taskqueue_memory::create_backend",
+        "taskqueue_memory:create_backend()",
+        "taskqueue_memory:a:b",
+        "__import__('os')",
+        "a\x00b",
+        "a\nb",
+        "redis://localhost",
+        "x" * 10_000,
+    ],
+    ids=lambda word: repr(word)[:30],
+)
+def test_odd_words(word: str) -> None:
+    """E3: a word that is no path is refused before anything is imported, except for an empty attribute."""
+    if word == "taskqueue_memory:":
+        assert isinstance(load_backend(word), MemoryBackend)
+    else:
+        with pytest.raises(BackendNotFound, match="no backend"):
+            load_backend(word)
+
+
+@pytest.mark.parametrize(
+    "word", ["nowhere.at.all", "taskqueue_memory.nowhere", "json.decoder.nowhere"]
+)
+def test_a_module_that_is_not_there(word: str) -> None:
+    """E3: the error names the part of the path that is missing."""
+    with pytest.raises(BackendNotFound, match="there is no module '"):
+        load_backend(word)
+
+
+def test_a_module_without_a_factory(write: Write) -> None:
+    """E3: an invalid module is rejected with what it lacks."""
+    write("empty_module", "")
+    with pytest.raises(InvalidBackend, match="'empty_module' lacks 'create_backend'"):
+        load_backend("empty_module")
+
+
+def test_an_attribute_that_is_not_there(write: Write) -> None:
+    """E3: so is an attribute that is not there, at any depth."""
+    write("toymodule", TOY)
+    for word in ("toymodule:nothing", "toymodule:Outer.nothing"):
+        with pytest.raises(InvalidBackend, match=r"lacks '(Outer.)?nothing'"):
+            load_backend(word)
+
+
+def test_what_cannot_be_called(write: Write) -> None:
+    """A constant is no factory."""
+    write("toymodule", TOY)
+    with pytest.raises(InvalidBackend, match="got int; allowed: a callable"):
+        load_backend("toymodule:number")
+
+
+@pytest.mark.parametrize("kind", ["word", "entry point"])
+def test_a_missing_dependency(kind: str, write: Write, install: Install) -> None:
+    """A backend whose own dependency is not installed is not taken for a backend that is not there."""
+    write("toymodule", "import a_driver_nobody_has")
+    install("toy", "toymodule:create_backend")
+    with pytest.raises(InvalidBackend, match="needs the module 'a_driver_nobody_has'") as caught:
+        load_backend("toymodule" if kind == "word" else "toy")
+    assert "install what the backend's own package asks for" in str(caught.value)
+
+
+def test_a_missing_extra(write: Write, tmp_path: Path) -> None:
+    """Where an extra of this project is what lacks, the error says so."""
+    write("taskqueue_toy", "import a_driver_nobody_has")
+    folder = tmp_path / "taskqueue_backends-9.9.dist-info"
+    folder.mkdir()
+    text = "Metadata-Version: 2.1\nName: taskqueue-backends\nVersion: 9.9\nProvides-Extra: toy\n"
+    (folder / "METADATA").write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidBackend, match=r"try: pip install 'taskqueue-backends\[toy\]'"):
+        load_backend("taskqueue_toy:create_backend")
+
+
+def test_an_import_that_fails(write: Write) -> None:
+    """Whatever goes wrong in a backend's module is told with its cause."""
+    write("toymodule", "1 / 0")
+    with pytest.raises(InvalidBackend, match="importing it failed: ZeroDivisionError") as caught:
+        load_backend("toymodule")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_factory_that_fails(write: Write) -> None:
+    """So is what goes wrong in the factory."""
+    write("toymodule", "def create_backend(): raise OSError('no such host')")
+    with pytest.raises(InvalidBackend, match="making it failed: OSError: no such host"):
+        load_backend("toymodule")
+
+
+def test_a_factory_that_wants_arguments(write: Write) -> None:
+    """A factory reads its own settings, so it is called without arguments."""
+    write("toymodule", "def create_backend(url): ...")
+    with pytest.raises(InvalidBackend, match="making it failed: TypeError"):
+        load_backend("toymodule")
+
+
+def test_wrong_settings_of_a_backend(write: Write) -> None:
+    """A backend's own configuration errors are already clear: they come through as they are."""
+    write(
+        "toymodule",
+        "from taskqueue_core.errors import ConfigurationError\n"
+        "def create_backend(): raise ConfigurationError('TOY_URL: missing')",
+    )
+    with pytest.raises(ConfigurationError, match=r"^TOY_URL: missing$"):
+        load_backend("toymodule")
+
+
+def stub(**changes: Any) -> SimpleNamespace:
+    """What the loader looks at, with changes; None takes a member away."""
+    members: dict[str, Any] = {
+        "capabilities": Capabilities(),
+        "publisher": SimpleNamespace(publish=print, schedule_retry=print),
+        **dict.fromkeys(("subscribe", "now", "health", "aclose"), print),
+        **changes,
+    }
+    return SimpleNamespace(
+        **{name: member for name, member in members.items() if member is not None}
+    )
+
+
+def test_a_minimal_backend() -> None:
+    """G6: the members of the contract are enough."""
+    check_backend(stub(), "toy")
+
+
+@pytest.mark.parametrize(
+    ("thing", "lacks"),
+    [
+        (object(), "capabilities, publisher, subscribe, now, health, aclose"),
+        (None, "capabilities, publisher, subscribe, now, health, aclose"),
+        (stub(now=None, health=None), "now, health"),
+        (stub(publisher=SimpleNamespace(publish=print)), "publisher.schedule_retry"),
+        (
+            stub(capabilities={"control"}),
+            "capabilities (must be taskqueue_core.backend.Capabilities)",
+        ),
+        (
+            stub(capabilities=Capabilities(names=frozenset(Capability))),
+            "control (declared as a capability)",
+        ),
+    ],
+)
+def test_what_is_lacking_is_listed(thing: object, lacks: str) -> None:
+    """G6: whoever writes a backend is told every member that it lacks, at once."""
+    with pytest.raises(InvalidBackend, match=r"toy.*is not a backend, it lacks: ") as caught:
+        check_backend(thing, "toy")
+    listed = str(caught.value).split("lacks: ")[1].split(";")[0]
+    assert set(lacks.split(", ")) <= set(listed.split(", "))
+
+
+def test_a_factory_of_something_else(write: Write) -> None:
+    """What a factory returns is checked before anybody uses it."""
+    write("toymodule", "create_backend = dict")
+    with pytest.raises(InvalidBackend, match="dict is not a backend"):
+        load_backend("toymodule")
+
+
+def test_the_wrapper_is_a_backend_too() -> None:
+    """Hooks around a backend change nothing in what the loader sees."""
+    check_backend(ObservedBackend(MemoryBackend(), Hooks()), "observed")
+
+
+def test_capabilities_are_refused_early_and_clearly() -> None:
+    """A capability that is not declared is refused by name, with those that the backend has."""
+    bare: Any = stub()
+    some: Any = stub(capabilities=Capabilities(names=frozenset({Capability.CONTROL})), control=1)
+    with pytest.raises(CapabilityMissing, match="'control'; it has: none"):
+        control_of(bare)
+    with pytest.raises(CapabilityMissing, match="'dead_letters'; it has: control"):
+        dead_letters_of(some)
+    assert control_of(some) is some.control

@@ -1,0 +1,280 @@
+"""The wrapper around a backend: every transition is seen once, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.capabilities import (
+    QueueSettings,
+    control_of,
+    dead_letters_of,
+    handover_of,
+    revocation_of,
+)
+from taskqueue_core.capabilities.require import dead_lettering_of
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.hooks import Hooks, hookimpl
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.retry import Bury
+from taskqueue_core.tasks import Expired, Published, Settled, Task
+from taskqueue_memory import MemoryBackend
+from tests.core.fakes import ScriptedBackend
+
+
+class Recorder:
+    """Notes every call of every hook."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self.seen: list[tuple[Any, ...]] = []
+
+    @hookimpl
+    def published(self, tasks: Any, confirmations: Any) -> None:
+        """Note it."""
+        self.seen.append(("published", tasks, tuple(c.status for c in confirmations)))
+
+    @hookimpl
+    def delivered(self, deliveries: Any, consumer: str) -> None:
+        """Note it."""
+        self.seen.append(("delivered", deliveries, consumer))
+
+    @hookimpl
+    def settled(self, deliveries: Any, verb: str, outcomes: Any) -> None:
+        """Note it."""
+        self.seen.append(("settled", deliveries, verb, outcomes))
+
+    @hookimpl
+    def retry_scheduled(self, task: Task, at: float, error: str, confirmation: Any) -> None:
+        """Note it."""
+        self.seen.append(("retry_scheduled", task, at, error, confirmation.status))
+
+    @hookimpl
+    def dead_lettered(self, delivery: Any, verdict: Bury) -> None:
+        """Note it."""
+        self.seen.append(("dead_lettered", delivery, verdict))
+
+    @hookimpl
+    def expired(self, tasks: Any) -> None:
+        """Note it."""
+        self.seen.append(("expired", tasks))
+
+    def take(self) -> list[tuple[Any, ...]]:
+        """Return what was seen since the last time."""
+        seen, self.seen = self.seen, []
+        return seen
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The time of the backend."""
+    return ManualClock()
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    """A plugin that sees all."""
+    return Recorder()
+
+
+@pytest_asyncio.fixture
+async def backend(clock: ManualClock, recorder: Recorder) -> AsyncIterator[ObservedBackend]:
+    """A memory backend with that plugin."""
+    hooks = Hooks()
+    hooks.register(recorder)
+    observed = ObservedBackend(MemoryBackend(clock=clock), hooks)
+    yield observed
+    await observed.aclose()
+
+
+def tasks(*ids: str, **fields: Any) -> tuple[Task, ...]:
+    """Tasks of one queue."""
+    return tuple(Task(key="k", id=task_id, **fields) for task_id in ids)
+
+
+async def test_a_batch_is_seen_once_at_each_step(
+    backend: ObservedBackend, recorder: Recorder
+) -> None:
+    """REV-E1: publish, deliver and ack of three tasks are three calls, each with all three."""
+    three = tasks("a", "b", "c")
+    await backend.publisher.publish(*three)
+    subscription = backend.subscribe(["k"], "worker-1")
+    received = await subscription.receive(3, 0)
+    await subscription.ack(*received.deliveries)
+    assert recorder.take() == [
+        ("published", three, (Published.ACCEPTED,) * 3),
+        ("delivered", received.deliveries, "worker-1"),
+        ("settled", received.deliveries, "ack", (Settled.OK,) * 3),
+    ]
+
+
+async def test_refused_and_repeated_publishes_are_seen(
+    backend: ObservedBackend, recorder: Recorder
+) -> None:
+    """The store's answer comes with each task: new, known, or in conflict."""
+    await backend.publisher.publish(*tasks("a"))
+    await backend.publisher.publish(*tasks("a"), *tasks("a", payload=b"1"))
+    assert recorder.take()[1][2] == (Published.DUPLICATE, Published.CONFLICT)
+
+
+async def test_nothing_delivered_is_nothing_seen(
+    backend: ObservedBackend, recorder: Recorder
+) -> None:
+    """An empty receive makes no noise."""
+    assert not (await backend.subscribe(["k"], "w").receive(1, 0)).deliveries
+    assert recorder.take() == []
+
+
+async def test_handed_back_and_lost_are_told_apart(
+    backend: ObservedBackend, recorder: Recorder
+) -> None:
+    """Law 3: a plugin can tell a hand-back from a loss."""
+    await backend.publisher.publish(*tasks("a"))
+    subscription = backend.subscribe(["k"], "w")
+    for lost in (False, True):
+        (delivery,) = (await subscription.receive(1, 0)).deliveries
+        await subscription.redeliver(delivery, lost=lost)
+    assert [call[2] for call in recorder.take() if call[0] == "settled"] == ["redeliver", "lost"]
+
+
+async def test_lost_too_often_is_seen_as_a_death(
+    backend: ObservedBackend, recorder: Recorder
+) -> None:
+    """A loss that ends among the dead letters is seen as both; the others of its batch are not."""
+    await control_of(backend).configure("k", QueueSettings(max_losses=0))
+    await backend.publisher.publish(*tasks("a"), Task(key="other", id="b"))
+    subscription = backend.subscribe(["k", "other"], "w")
+    received = await subscription.receive(2, 0)
+    recorder.take()
+    assert await subscription.redeliver(*received.deliveries, lost=True) == (
+        Settled.DEAD,
+        Settled.OK,
+    )
+    assert recorder.take() == [
+        ("settled", received.deliveries, "lost", (Settled.DEAD, Settled.OK)),
+        ("dead_lettered", received.deliveries[0], Bury("max_losses_exceeded", None)),
+    ]
+
+
+async def test_a_retry_is_seen(backend: ObservedBackend, recorder: Recorder) -> None:
+    """A retry comes with its time, its error and the store's answer, also when it was known."""
+    (task,) = tasks("a")
+    await backend.publisher.publish(task)
+    subscription = backend.subscribe(["k"], "w")
+    (delivery,) = (await subscription.receive(1, 0)).deliveries
+    recorder.take()
+    at = backend.now() + 5
+    for _ in range(2):
+        await backend.publisher.schedule_retry(task, at, error="boom", settles=delivery)
+    assert recorder.take() == [
+        ("retry_scheduled", task, at, "boom", Published.ACCEPTED),
+        ("retry_scheduled", task, at, "boom", Published.DUPLICATE),
+    ]
+
+
+async def test_a_dead_letter_is_seen(backend: ObservedBackend, recorder: Recorder) -> None:
+    """A verdict comes with its reason and error."""
+    await backend.publisher.publish(*tasks("a"))
+    subscription = backend.subscribe(["k"], "w")
+    (delivery,) = (await subscription.receive(1, 0)).deliveries
+    recorder.take()
+    await dead_lettering_of(backend, subscription).dead_letter(delivery, "bad", "details")
+    assert recorder.take() == [("dead_lettered", delivery, Bury("bad", "details"))]
+
+
+@pytest.mark.parametrize("found_by", ["receive", "maintain"])
+async def test_expiry_is_seen_once(
+    found_by: str, backend: ObservedBackend, recorder: Recorder, clock: ManualClock
+) -> None:
+    """Law 8: a task that expires is seen, whoever finds it, and only once."""
+    await backend.publisher.publish(*tasks("a", deadline=clock.now() + 1))
+    recorder.take()
+    await clock.advance(1)
+    subscription = backend.subscribe(["k"], "w")
+    if found_by == "receive":
+        await subscription.receive(1, 0)
+    await control_of(backend).maintain()
+    await subscription.receive(1, 0)
+    assert recorder.take() == [("expired", (Expired("k", "a", 1),))]
+
+
+async def test_a_stale_settlement_is_not_seen(backend: ObservedBackend, recorder: Recorder) -> None:
+    """Law 2: what changed nothing and raised is no event."""
+    await backend.publisher.publish(*tasks("a"))
+    subscription = backend.subscribe(["k"], "w")
+    (delivery,) = (await subscription.receive(1, 0)).deliveries
+    await subscription.redeliver(delivery)
+    recorder.take()
+    with pytest.raises(LeaseLost):
+        await subscription.ack(delivery)
+    assert recorder.take() == []
+
+
+async def test_iterating_is_observed_too(backend: ObservedBackend, recorder: Recorder) -> None:
+    """Deliveries that come by iteration are seen like others, and closing ends the iteration."""
+    await backend.publisher.publish(*tasks("a", "b"))
+    seen = []
+    async with backend.subscribe(["k"], "w") as subscription:
+        async for delivery in subscription:
+            seen.append(delivery.task.id)
+            await subscription.ack(delivery)
+            if len(seen) == 2:
+                await subscription.close()
+    assert seen == ["a", "b"]
+    assert [call[0] for call in recorder.take()].count("delivered") == 2
+
+
+async def test_capabilities_pass_through(backend: ObservedBackend) -> None:
+    """G6: everything that the backend declares can be reached through the wrapper."""
+    assert backend.capabilities == Capabilities(names=frozenset(Capability))
+    await backend.publisher.publish(*tasks("a"))
+    first, second = backend.subscribe(["k"], "w"), backend.subscribe(["k"], "w")
+    (delivery,) = (await first.receive(1, 0)).deliveries
+    assert await handover_of(backend, second).adopt(delivery.receipt) == (delivery,)
+    assert await control_of(backend).cancel("k", "a")
+    assert await revocation_of(backend, second).revoked() == (delivery.receipt,)
+    assert await dead_letters_of(backend).list("k") == ()
+    assert (await control_of(backend).ledger("k")).cancelled == 1
+
+
+async def test_what_the_backend_lacks_the_wrapper_lacks() -> None:
+    """A bare backend gains no capability, and foreign attributes are missing as before."""
+    bare = ObservedBackend(ScriptedBackend(), Hooks())
+    assert bare.capabilities.names == frozenset()
+    assert not hasattr(bare, "dead_letters")
+    assert not hasattr(bare.subscribe(["k"], "w"), "adopt")
+    await bare.aclose()
+    inner: Any = bare.inner
+    assert inner.closed == 1
+
+
+async def test_a_failing_plugin_changes_no_answer(clock: ManualClock) -> None:
+    """What a hook raises never reaches the one who publishes, receives or settles."""
+
+    class Failing:
+        @hookimpl
+        def published(self) -> None:
+            raise OSError
+
+        @hookimpl
+        def delivered(self) -> None:
+            raise OSError
+
+        @hookimpl
+        def settled(self) -> None:
+            raise OSError
+
+    hooks = Hooks()
+    hooks.register(Failing())
+    backend = ObservedBackend(MemoryBackend(clock=clock), hooks)
+    (confirmation,) = await backend.publisher.publish(*tasks("a"))
+    subscription = backend.subscribe(["k"], "w")
+    received = await subscription.receive(1, 0)
+    assert confirmation.stored
+    assert await subscription.ack(*received.deliveries) == (Settled.OK,)
+    await backend.aclose()

@@ -1,0 +1,280 @@
+"""The entry for applications: publishing, looking up, and what goes wrong on the way."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqueue_core import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull, Task, connect
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.errors import BackendNotFound, BackendUnavailable, CapabilityMissing
+from taskqueue_core.hooks import HOOK_API
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.queue import Queue, open_backend
+from taskqueue_core.tasks import Confirmation, Ledger, Published, State
+from taskqueue_memory import MemoryBackend
+from tests.core.fakes import ScriptedBackend
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The time of the backend."""
+    return ManualClock()
+
+
+@pytest.fixture
+def queue(clock: ManualClock) -> Queue:
+    """A queue in memory."""
+    return Queue(MemoryBackend(clock=clock))
+
+
+@pytest.fixture
+def scripted() -> ScriptedBackend:
+    """A backend that answers as it is told."""
+    return ScriptedBackend()
+
+
+async def take(queue: Queue, key: str = "k") -> Task:
+    """The next task of a queue."""
+    async with queue.subscribe(key, consumer="w") as subscription:
+        received = await subscription.receive(1, 0)
+        await subscription.ack(*received.deliveries, results=[b'{"done":true}'])
+    return received.deliveries[0].task
+
+
+async def test_publish_to_result(queue: Queue) -> None:
+    """A task is published, executed, and its result and books can be read."""
+    confirmation = await queue.publish("k", {"n": 1})
+    assert confirmation.status is Published.ACCEPTED
+    assert await queue.result("k", confirmation.task_id) is None
+    assert (await take(queue)).value() == {"n": 1}
+    status = await queue.status("k", confirmation.task_id)
+    assert status is not None
+    assert status.state is State.DONE
+    assert await queue.result("k", confirmation.task_id) == {"done": True}
+    assert await queue.ledger("k") == Ledger(published=1, done=1)
+
+
+async def test_options_reach_the_task(queue: Queue, clock: ManualClock) -> None:
+    """Every option of a publish is a field of the task, seconds from now turned into the store's time."""
+    now = clock.now()
+    confirmation = await queue.publish(
+        "k",
+        [1],
+        id="t-1",
+        priority=9,
+        delay=5,
+        expires_in=60,
+        tenant="acme",
+        ordering_key="order-7",
+        headers={"traceparent": "x"},
+        max_attempts=3,
+    )
+    assert (confirmation.task_id, confirmation.status) == ("t-1", Published.ACCEPTED)
+    await clock.advance(5)
+    assert await take(queue) == Task(
+        key="k",
+        payload=b"[1]",
+        id="t-1",
+        priority=9,
+        not_before=now + 5,
+        deadline=now + 60,
+        tenant="acme",
+        ordering_key="order-7",
+        headers={"traceparent": "x"},
+        max_attempts=3,
+    )
+
+
+async def test_points_in_time(queue: Queue, clock: ManualClock) -> None:
+    """Law 8: times can be given as such, and hold."""
+    now = clock.now()
+    await queue.publish("k", id="a", not_before=now + 1, deadline=now + 2)
+    assert await queue.ledger("k") == Ledger(published=1, scheduled=1)
+    await clock.advance(1)
+    task = await take(queue)
+    assert (task.not_before, task.deadline) == (now + 1, now + 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"delay": 1, "not_before": 2_000_000_000}, "delay"),
+        ({"expires_in": 1, "deadline": 2_000_000_000}, "expires_in"),
+        ({"delay": -1}, "delay"),
+        ({"delay": float("nan")}, "delay"),
+        ({"delay": float("inf")}, "delay"),
+        ({"delay": 1e300}, "delay"),
+        ({"delay": 10**400}, "delay"),
+        ({"delay": "5"}, "delay"),
+        ({"delay": True}, "delay"),
+        ({"expires_in": -0.5}, "expires_in"),
+        ({"not_before": -1}, "not_before"),
+        ({"deadline": float("nan")}, "deadline"),
+        ({"priority": 10}, "priority"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"id": ""}, "id"),
+        ({"id": "{a}{b}"}, "id"),
+        ({"tenant": ""}, "tenant"),
+        ({"ordering_key": "*"}, "ordering_key"),
+        ({"headers": {"a": "\n"}}, "headers"),
+        ({"headers": []}, "headers"),
+        ({"payload": float("nan")}, "payload"),
+        ({"payload": b"bytes"}, "payload"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+async def test_bad_options_are_named(options: dict[str, Any], field: str, queue: Queue) -> None:
+    """Faults K2, K3 and K4: a bad option is refused by its own name, and nothing is stored."""
+    with pytest.raises(InvalidInput, match=rf"^{field}: got ") as caught:
+        await queue.publish("k", **options)
+    assert caught.value.field == field
+    assert await queue.ledger() == Ledger()
+
+
+async def test_publishing_twice(queue: Queue) -> None:
+    """Law 7: the same id and payload is one task; another payload under that id is an error with it."""
+    await queue.publish("k", 1, id="t")
+    again = await queue.publish("k", 1, id="t")
+    assert (again.status, again.stored) == (Published.DUPLICATE, True)
+    with pytest.raises(IdConflict, match="'k'") as caught:
+        await queue.publish("k", 2, id="t")
+    assert caught.value.task_id == "t"
+    assert await queue.ledger("k") == Ledger(published=1, waiting=1)
+
+
+async def test_a_full_queue(scripted: ScriptedBackend) -> None:
+    """B13, law 6: a refusal is an error that says why and when to come back."""
+    scripted.answer = lambda task: Confirmation(
+        key=task.key,
+        task_id=task.id,
+        status=Published.REFUSED,
+        reason="1000 waiting",
+        retry_after=2.0,
+    )
+    with pytest.raises(QueueFull, match="'k' refused the task: 1000 waiting") as caught:
+        await Queue(scripted).publish("k", id="t")
+    assert (caught.value.task_id, caught.value.retry_after) == ("t", 2.0)
+    (confirmation,) = await Queue(scripted).publish_many([Task(key="k")])
+    assert not confirmation.stored
+
+
+@pytest.mark.parametrize("losses", [1, 3])
+async def test_a_lost_answer_is_asked_for_again(losses: int, scripted: ScriptedBackend) -> None:
+    """D1, fault E1: the same id is sent again until the store has answered."""
+    scripted.publish_errors = [PublishUnconfirmed("lost")] * losses
+    confirmation = await Queue(scripted).publish("k")
+    assert scripted.calls == [("publish", confirmation.task_id)] * (losses + 1)
+
+
+async def test_a_store_that_stays_silent(scripted: ScriptedBackend) -> None:
+    """D1, fault E1: at last the caller learns the id with which to publish again."""
+    scripted.publish_errors = [PublishUnconfirmed("lost")] * 100
+    with pytest.raises(PublishUnconfirmed) as caught:
+        await Queue(scripted).publish("k")
+    assert {call[1] for call in scripted.calls} == {caught.value.task_id}
+    assert len(scripted.calls) == 4
+
+
+async def test_other_errors_are_not_retried(scripted: ScriptedBackend) -> None:
+    """A store that is out of reach is told at once: nothing was sent."""
+    scripted.publish_errors = [BackendUnavailable("down")]
+    with pytest.raises(BackendUnavailable):
+        await Queue(scripted).publish("k")
+    assert len(scripted.calls) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, LIMITS.batch, LIMITS.batch + 1, 2 * LIMITS.batch + 1])
+async def test_large_batches_are_split(count: int, scripted: ScriptedBackend) -> None:
+    """The store never gets more than the limit at once; the answers are one per task, in order."""
+    tasks = [Task(key="k") for _ in range(count)]
+    confirmations = await Queue(scripted).publish_many(iter(tasks))
+    assert [c.task_id for c in confirmations] == [task.id for task in tasks]
+    sizes = [len(call) - 1 for call in scripted.calls]
+    assert sum(sizes) == count
+    assert all(0 < size <= LIMITS.batch for size in sizes)
+    assert len(sizes) == -(-count // LIMITS.batch)
+
+
+async def test_one_refused_task_does_not_hold_up_a_batch(queue: Queue) -> None:
+    """A batch is answered task by task and never raises for one of them."""
+    one, other = Task(key="k", id="t", payload=b"1"), Task(key="k", id="t", payload=b"2")
+    statuses = [c.status for c in await queue.publish_many([one, other, one, Task(key="k")])]
+    assert statuses == ["accepted", "conflict", "duplicate", "accepted"]
+
+
+async def test_ledgers(queue: Queue) -> None:
+    """Law 1: the ledger of some queues or of all is the sum of theirs; an unknown one is empty."""
+    for key in ("a", "a", "b"):
+        await queue.publish(key)
+    assert await queue.ledger() == Ledger(published=3, waiting=3)
+    assert await queue.ledger("a", "c") == Ledger(published=2, waiting=2)
+    assert await queue.status("c", "t") is None
+    assert await queue.result("c", "t") is None
+
+
+async def test_looking_up_needs_control(scripted: ScriptedBackend) -> None:
+    """A backend without ``control`` can publish, and says that it cannot tell."""
+    queue = Queue(scripted)
+    for call in (queue.status("k", "t"), queue.result("k", "t"), queue.ledger()):
+        with pytest.raises(CapabilityMissing, match="control"):
+            await call
+
+
+@pytest.mark.parametrize("word", ["taskqueue_memory", "taskqueue_memory:MemoryBackend", None])
+async def test_connect_by_name(word: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E3, G3: by a word, or by the settings; the backend is closed at the end."""
+    monkeypatch.setenv("TASKQUEUE_BACKEND", "taskqueue_memory" if word is None else "nowhere")
+    async with connect(word) as queue:
+        assert isinstance(queue.backend, ObservedBackend)
+        assert (await queue.publish("k")).stored
+        assert (await queue.backend.health()).ok
+    assert not (await queue.backend.health()).ok
+
+
+async def test_connect_to_a_backend(scripted: ScriptedBackend) -> None:
+    """A backend that the caller made is the caller's to close."""
+    async with connect(scripted) as queue:
+        await queue.publish("k")
+    assert scripted.closed == 0
+
+
+async def test_connect_closes_after_an_error() -> None:
+    """The backend is closed however the block ends."""
+    with pytest.raises(ZeroDivisionError):
+        async with connect("taskqueue_memory") as queue:
+            raise ZeroDivisionError
+    assert not (await queue.backend.health()).ok
+
+
+async def test_connect_to_nothing() -> None:
+    """A word that names nothing fails before anything is opened."""
+    with pytest.raises(BackendNotFound):
+        async with connect("no-such-backend"):
+            pass
+
+
+def test_plugins_are_loaded_around_the_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installed plugins observe a backend that was opened by name, unless the settings deny them."""
+    plugin = f"TASKQUEUE_HOOK_API = {HOOK_API}\n"
+    (tmp_path / "an_installed_plugin.py").write_text(plugin, encoding="utf-8")
+    folder = tmp_path / "an_installed_plugin-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: an-installed-plugin\nVersion: 1\n", encoding="utf-8")
+    (folder / "entry_points.txt").write_text(
+        "[taskqueue.plugins]\ntoy = an_installed_plugin\n", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "toy" in open_backend("taskqueue_memory")._hooks.plugins
+    monkeypatch.setenv("TASKQUEUE_PLUGINS_DENY", "toy,other")
+    assert "toy" not in open_backend("taskqueue_memory")._hooks.plugins
+
+
+async def test_control_stays_within_reach(queue: Queue) -> None:
+    """What `Queue` does not offer is reached through its backend."""
+    await queue.publish("k")
+    assert await control_of(queue.backend).queues() == ("k",)

@@ -1,0 +1,189 @@
+"""The retry policy: how long to wait, when to give up, and which verb an outcome becomes."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.retry import (
+    EXHAUSTED,
+    Ack,
+    Bury,
+    Failed,
+    HandBack,
+    Outcome,
+    Redeliver,
+    Rejected,
+    RetryLater,
+    RetryPolicy,
+    ScheduleRetry,
+    Success,
+    decide,
+)
+from taskqueue_core.tasks import Delivery, Task
+
+DEFAULT = RetryPolicy()
+unit = st.floats(0, 1, exclude_max=True)
+
+
+def middle() -> float:
+    """The random source that takes all jitter away."""
+    return 0.5
+
+
+def delivery(attempt: int = 1, **fields: int) -> Delivery:
+    """A delivery of some task, in its n-th attempt."""
+    task = Task(key="k", max_attempts=fields.pop("max_attempts", None))
+    return Delivery(task=task, receipt="r", attempt=attempt, delivered_at=0.0, **fields)
+
+
+def test_default_delays() -> None:
+    """C15: without jitter retries wait 1, 2, 4, 8, 16, then 30 seconds for ever."""
+    waits = [DEFAULT.delay(attempt, middle) for attempt in range(1, 9)]
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+@given(attempt=st.integers(1, 10**9), source=unit)
+def test_jitter_stays_within_ten_percent(attempt: int, source: float) -> None:
+    """C15: whatever the attempt and the random source, the wait is within 10 % of the exact one."""
+    exact = min(2.0 ** min(attempt - 1, 10), 30.0)
+    wait = DEFAULT.delay(attempt, lambda: source)
+    assert exact * 0.9 - 1e-9 <= wait <= exact * 1.1 + 1e-9
+
+
+@given(
+    base=st.floats(0, 86_400),
+    cap=st.floats(0, 7 * 86_400),
+    jitter=st.floats(0, 1),
+    attempt=st.integers(1, 10_000),
+    source=unit,
+)
+def test_any_policy_gives_a_usable_delay(
+    base: float, cap: float, jitter: float, attempt: int, source: float
+) -> None:
+    """No policy that can be set overflows, waits below zero or beyond its cap and jitter."""
+    wait = RetryPolicy(base=base, cap=cap, jitter=jitter).delay(attempt, lambda: source)
+    assert 0 <= wait <= cap * (1 + jitter) + 1e-6
+
+
+@given(base=st.floats(0.001, 100), attempts=st.integers(2, 300))
+def test_waits_never_shrink(base: float, attempts: int) -> None:
+    """Without jitter a later attempt never waits less than an earlier one."""
+    policy = RetryPolicy(base=base, jitter=0)
+    waits = [policy.delay(attempt) for attempt in range(1, attempts)]
+    assert all(earlier <= later for earlier, later in pairwise(waits))
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 64, 65, 66, 1000])
+def test_base_of_zero_always_retries_at_once(attempt: int) -> None:
+    """A policy without any wait keeps that for late attempts too."""
+    assert RetryPolicy(base=0).delay(attempt) == 0
+
+
+def test_failing_together_does_not_mean_retrying_together() -> None:
+    """Fault F8: 10 000 tasks fail at once; no second of their retries has over three times the mean."""
+    source = random.Random(8)
+    seconds = Counter(int(DEFAULT.delay(6, source.random)) for _ in range(10_000))
+    span = range(27, 33)
+    assert set(seconds) <= set(span)
+    assert max(seconds.values()) <= 3 * 10_000 / len(span)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("base", -1),
+        ("base", float("nan")),
+        ("cap", float("inf")),
+        ("jitter", 1.1),
+        ("max_attempts", 0),
+        ("max_attempts", 1001),
+        ("unknown", 1),
+    ],
+)
+def test_invalid_policy(field: str, value: float) -> None:
+    """A policy that makes no sense cannot exist (fault K4)."""
+    with pytest.raises(ValidationError, match=field):
+        RetryPolicy.model_validate({field: value})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verb"),
+    [
+        (Success(b"1"), Ack(b"1")),
+        (Success(), Ack(None)),
+        (HandBack(), Redeliver(lost=False)),
+        (HandBack(lost=True), Redeliver(lost=True)),
+        (Rejected("bad input"), Bury("bad input", None)),
+        (Rejected("bad input", "at byte 3"), Bury("bad input", "at byte 3")),
+        (Failed("boom"), ScheduleRetry(1.0, "boom")),
+        (RetryLater(), ScheduleRetry(1.0, "retry requested")),
+        (RetryLater(7.5, "busy"), ScheduleRetry(7.5, "busy")),
+        (RetryLater(0), ScheduleRetry(0, "retry requested")),
+    ],
+)
+def test_each_outcome_has_one_verb(outcome: Outcome, verb: object) -> None:
+    """REV-E1: done, handed back, tried again and given up are four verbs and never one."""
+    assert decide(outcome, delivery(), DEFAULT, middle) == verb
+
+
+@pytest.mark.parametrize("outcome", [Failed("boom"), RetryLater(3.0, "boom")])
+def test_fifty_attempts_by_default(outcome: Outcome) -> None:
+    """C16: the 49th failed attempt is followed by another, the 50th ends among the dead letters."""
+    assert isinstance(decide(outcome, delivery(49), DEFAULT), ScheduleRetry)
+    assert decide(outcome, delivery(50), DEFAULT) == Bury("max_retries_exceeded", "boom")
+    assert EXHAUSTED == "max_retries_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("policy", "task", "last"),
+    [(50, None, 50), (3, None, 3), (3, 7, 7), (7, 3, 3), (7, 1, 1), (1, None, 1)],
+)
+def test_limit_of_queue_and_task(policy: int, task: int | None, last: int) -> None:
+    """C16: the queue's limit holds unless the task has its own."""
+    fields = {} if task is None else {"max_attempts": task}
+    allowed = RetryPolicy(max_attempts=policy)
+    for attempt in range(1, last):
+        assert isinstance(decide(Failed("x"), delivery(attempt, **fields), allowed), ScheduleRetry)
+    assert isinstance(decide(Failed("x"), delivery(last, **fields), allowed), Bury)
+
+
+def test_redriven_tasks_start_counting_again() -> None:
+    """C17: attempts spent before a redrive count neither for the limit nor for the wait."""
+    first_after = delivery(51, prior=50)
+    assert decide(Failed("x"), first_after, DEFAULT, middle) == ScheduleRetry(1.0, "x")
+    assert isinstance(decide(Failed("x"), delivery(99, prior=50), DEFAULT), ScheduleRetry)
+    assert isinstance(decide(Failed("x"), delivery(100, prior=50), DEFAULT), Bury)
+
+
+@given(attempt=st.integers(1, 2000), losses=st.integers(0, 50), lost=st.booleans())
+def test_handing_back_never_counts(attempt: int, losses: int, lost: bool) -> None:  # noqa: FBT001
+    """FIX-C3 and law 3: however often, a hand-back is neither a failure nor the end."""
+    assert decide(HandBack(lost), delivery(attempt, losses=losses), DEFAULT) == Redeliver(lost)
+
+
+def test_losses_are_not_attempts() -> None:
+    """Law 3: an entry that was lost often still has all of its attempts."""
+    assert isinstance(decide(Failed("x"), delivery(1, losses=49), DEFAULT), ScheduleRetry)
+
+
+@given(attempt=st.integers(1, 60), source=unit)
+def test_decide_is_pure(attempt: int, source: float) -> None:
+    """The same question has the same answer, and nothing that was given is changed."""
+    given_delivery = delivery(attempt)
+    answers = {str(decide(Failed("x"), given_delivery, DEFAULT, lambda: source)) for _ in range(3)}
+    assert len(answers) == 1
+    assert given_delivery.attempt == attempt
+    assert RetryPolicy() == DEFAULT
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 1e300, True, "5"])
+def test_a_handler_asks_for_a_sane_delay(delay: float) -> None:
+    """Fault K4: a delay that cannot be kept is refused where it is asked for, by name."""
+    with pytest.raises(InvalidInput, match=r"^delay: "):
+        RetryLater(delay)

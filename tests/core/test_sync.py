@@ -1,0 +1,195 @@
+"""The synchronous twin: the same answers, from any thread, and nothing left behind."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from taskqueue_core import InvalidInput, Ledger, SyncQueue, Task, TaskQueueError, connect_sync
+from taskqueue_core.errors import BackendNotFound
+from taskqueue_core.queue import Queue
+from taskqueue_core.tasks import Confirmation, State
+from taskqueue_memory import MemoryBackend
+from tests.core.fakes import ScriptedBackend, accepted
+
+
+def threads() -> set[str]:
+    """The names of the threads that run."""
+    return {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """No test may leave the background thread behind."""
+    yield
+    assert "taskqueue" not in threads()
+
+
+def test_the_same_answers() -> None:
+    """Publishing and looking up work without an event loop."""
+    with connect_sync("taskqueue_memory") as queue:
+        one = queue.publish("k", {"n": 1}, priority=9)
+        many = queue.publish_many([Task(key="k"), Task(key="other")])
+        status = queue.status("k", one.task_id)
+        assert status is not None
+        assert status.state is State.WAITING
+        assert queue.result("k", one.task_id) is None
+        assert all(confirmation.stored for confirmation in many)
+        assert queue.ledger("k") == Ledger(published=2, waiting=2)
+        assert queue.ledger() == Ledger(published=3, waiting=3)
+
+
+def test_every_method_has_a_twin() -> None:
+    """What an application can call on a queue it can call without a loop, subscriptions aside."""
+
+    def methods(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert methods(SyncQueue) == methods(Queue) - {"subscribe"}
+
+
+def test_errors_come_through() -> None:
+    """The caller gets the very error."""
+    with connect_sync("taskqueue_memory") as queue, pytest.raises(InvalidInput, match=r"^priority"):
+        queue.publish("k", priority=10)
+
+
+def test_many_threads() -> None:
+    """Calls from many threads at once all arrive, once each."""
+    with connect_sync("taskqueue_memory") as queue, ThreadPoolExecutor(16) as pool:
+        confirmations = list(pool.map(lambda n: queue.publish("k", n), range(400)))
+        assert len({confirmation.task_id for confirmation in confirmations}) == 400
+        assert queue.ledger() == Ledger(published=400, waiting=400)
+
+
+def test_connecting_to_nothing() -> None:
+    """An error while opening ends the thread too."""
+    with pytest.raises(BackendNotFound), connect_sync("no-such-backend"):
+        pass
+
+
+def test_an_error_inside() -> None:
+    """So does an error of the caller, and the backend is closed."""
+    with pytest.raises(ZeroDivisionError), connect_sync("taskqueue_memory") as queue:
+        raise ZeroDivisionError
+    assert not asyncio.run(queue._queue.backend.health()).ok
+
+
+def test_after_the_end() -> None:
+    """A queue that is closed says so instead of waiting for ever."""
+    with connect_sync("taskqueue_memory") as queue:
+        pass
+    with pytest.raises(TaskQueueError, match="closed"):
+        queue.publish("k")
+
+
+def test_two_at_once() -> None:
+    """Each connection has its own loop."""
+    with connect_sync("taskqueue_memory") as one, connect_sync("taskqueue_memory") as other:
+        one.publish("k")
+        assert other.ledger() == Ledger()
+
+
+async def test_inside_a_running_loop() -> None:
+    """In a coroutine it would block everything, so it says what to use instead."""
+    with pytest.raises(TaskQueueError, match="use connect"), connect_sync("taskqueue_memory"):
+        pass
+
+
+async def test_in_a_worker_thread_of_a_loop() -> None:
+    """Synchronous code that an event loop moved to a thread may use it."""
+
+    def work() -> Ledger:
+        with connect_sync("taskqueue_memory") as queue:
+            queue.publish("k")
+            return queue.ledger()
+
+    assert await asyncio.to_thread(work) == Ledger(published=1, waiting=1)
+
+
+class Stuck(ScriptedBackend):
+    """Never answers a publish."""
+
+    def __init__(self) -> None:
+        """Nobody has asked yet."""
+        super().__init__()
+        self.asked = threading.Event()
+        self.cancelled = threading.Event()
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        """Hang."""
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+        return tuple(map(accepted, tasks))
+
+
+def test_closing_ends_calls_of_other_threads() -> None:
+    """A call that the store does not answer ends with the connection, with an error, not never."""
+    backend: Any = Stuck()
+    errors: list[BaseException] = []
+
+    def publish(queue: SyncQueue) -> None:
+        try:
+            queue.publish("k")
+        except TaskQueueError as error:
+            errors.append(error)
+
+    with connect_sync(backend) as queue:
+        caller = threading.Thread(target=publish, args=(queue,))
+        caller.start()
+        assert backend.asked.wait(5)
+    caller.join(5)
+    assert not caller.is_alive()
+    assert [str(error) for error in errors] == ["the queue was closed before the call was answered"]
+    assert backend.cancelled.is_set()
+
+
+def test_an_interrupted_caller_takes_its_call_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C nothing goes on in the background."""
+    backend: Any = Stuck()
+    future = sys.modules["concurrent.futures"].Future
+    original = future.result
+
+    def interrupted(self: Any, timeout: float | None = None) -> Any:
+        if backend.asked.wait(0.2):
+            raise KeyboardInterrupt
+        return original(self, timeout)
+
+    with connect_sync(backend) as queue:
+        monkeypatch.setattr(future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.publish("k")
+        monkeypatch.undo()
+        assert backend.cancelled.wait(5)
+
+
+def test_calls_do_not_wait_for_each_other() -> None:
+    """A slow call of one thread does not hold up those of another."""
+
+    class Slow(ScriptedBackend):
+        async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+            await asyncio.sleep(0.2)
+            return tuple(map(accepted, tasks))
+
+    backend: Any = Slow()
+    with connect_sync(backend) as queue, ThreadPoolExecutor(10) as pool:
+        start = time.monotonic()
+        list(pool.map(lambda _: queue.publish("k"), range(10)))
+        assert time.monotonic() - start < 1.5
+
+
+def test_a_memory_backend_outlives_the_connection() -> None:
+    """A backend that was given stays open, and may be connected to again."""
+    backend = MemoryBackend()
+    for count in (1, 2):
+        with connect_sync(backend) as queue:
+            queue.publish("k")
+            assert queue.ledger() == Ledger(published=count, waiting=count)

@@ -1,0 +1,310 @@
+"""Tasks and what they carry: checked when made, frozen after, the same at the other end."""
+
+import dataclasses
+import datetime as dt
+import enum
+import json
+import math
+import uuid
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import (
+    Confirmation,
+    Ledger,
+    Published,
+    Settled,
+    State,
+    Task,
+    encode_json,
+    new_id,
+)
+
+plain_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers() | st.floats(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+class Colour(enum.Enum):
+    """An enumeration, as applications have them."""
+
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Order:
+    """A class of an application."""
+
+    number: int
+    at: dt.date
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+DEEP: list[Any] = []
+for _ in range(LIMITS.depth):
+    DEEP = [DEEP]
+
+
+@given(plain_json)
+def test_payloads_come_back_exactly(value: object) -> None:
+    """Fault K3: what JSON can say is the same for the worker, 2**63 and beyond, and every float."""
+    assert Task.of("k", value).value() == value
+    assert json.loads(encode_json("payload", value)) == value
+
+
+@given(anything)
+def test_nothing_is_altered_silently(value: object) -> None:
+    """Fault K3: a value arrives equal, tuples as lists, or is refused."""
+
+    def as_lists(of: object) -> object:
+        if isinstance(of, dict):
+            return {key: as_lists(inner) for key, inner in of.items()}
+        return [as_lists(inner) for inner in of] if isinstance(of, list | tuple) else of
+
+    try:
+        text = encode_json("payload", value)
+    except InvalidInput:
+        return
+    assert json.loads(text) == as_lists(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan,
+        math.inf,
+        -math.inf,
+        [1, [None, math.nan]],
+        {"a": {"b": math.inf}},
+        {"a": None, "b": math.nan},
+        b"bytes",
+        bytearray(b"bytes"),
+        memoryview(b"bytes"),
+        [b""],
+        {1: "a"},
+        {1.5: "a"},
+        {math.nan: "a"},
+        {True: "a"},
+        {None: "a"},
+        {(1, 2): "a"},
+        {"a": {2: 3}},
+        "\ud800",
+        {"\udfff": 1},
+        CYCLE,
+        DEEP,
+        object(),
+        [object],
+        lambda: None,
+        msgspec.Raw(b"{bad"),
+        msgspec.Raw(b"1"),
+        10**5000,
+        "x" * (LIMITS.payload - 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_json_cannot_say(value: object) -> None:
+    """Fault K3: NaN is not written as null, bytes not as text, keys are not made text: all are refused."""
+    with pytest.raises(InvalidInput, match=r"^result: got ") as caught:
+        encode_json("result", value)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, b"null"),
+        ([None, "null", "nan"], b'[null,"null","nan"]'),
+        ((1, (2,)), b"[1,[2]]"),
+        ([None, (1, {"a": ()})], b'[null,[1,{"a":[]}]]'),
+        ({1}, b"[1]"),
+        (Colour.RED, b'"red"'),
+        (Order(7, dt.date(2026, 1, 2)), b'{"number":7,"at":"2026-01-02"}'),
+        (uuid.UUID(int=1), b'"00000000-0000-0000-0000-000000000001"'),
+        (DEEP[0], b"[" * LIMITS.depth + b"]" * LIMITS.depth),
+        ("x" * (LIMITS.payload - 2), b'"' + b"x" * (LIMITS.payload - 2) + b'"'),
+        (-0.0, b"-0.0"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_json_can_say(value: object, text: bytes) -> None:
+    """Dates, UUIDs, enumerations and dataclasses have their usual form; tuples and sets are arrays."""
+    assert encode_json("payload", value) == text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("key", ""),
+        ("key", "{a}{b}"),
+        ("id", "a\n"),
+        ("id", None),
+        ("tenant", "../x"),
+        ("ordering_key", "\u0430"),
+        ("payload", b""),
+        ("payload", "text"),
+        ("payload", b"NaN"),
+        ("payload", b'"' + b"x" * LIMITS.payload + b'"'),
+        ("headers", {"a": "\n"}),
+        ("headers", None),
+        ("headers", []),
+        ("headers", dict.fromkeys(map(str, range(LIMITS.headers + 1)), "")),
+        ("priority", -1),
+        ("priority", 10),
+        ("priority", 1.0),
+        ("priority", True),
+        ("priority", math.nan),
+        ("priority", 10**100),
+        ("priority", None),
+        ("priority", "5"),
+        ("deadline", -1),
+        ("deadline", math.nan),
+        ("deadline", math.inf),
+        ("deadline", 1e300),
+        ("deadline", 10**400),
+        ("deadline", True),
+        ("not_before", -0.1),
+        ("not_before", "soon"),
+        ("max_attempts", 0),
+        ("max_attempts", -1),
+        ("max_attempts", 1001),
+        ("max_attempts", 1.0),
+        ("max_attempts", True),
+        ("max_attempts", 10**100),
+    ],
+    ids=lambda value: repr(value)[:16],
+)
+def test_an_invalid_task_cannot_exist(field: str, value: object) -> None:
+    """Faults K2, K3 and K4: each field is checked when the task is made, and named."""
+    fields: dict[str, Any] = {"key": "k", field: value}
+    with pytest.raises(InvalidInput, match=rf"^{field}: got ") as caught:
+        Task(**fields)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", 0),
+        ("priority", 9),
+        ("max_attempts", 1),
+        ("max_attempts", 1000),
+        ("deadline", 0),
+        ("deadline", 253_402_300_799),
+        ("not_before", 0.5),
+        ("payload", b"0"),
+        ("headers", {"traceparent": "00-ab-cd-01"}),
+        ("tenant", "t" * LIMITS.name),
+    ],
+    ids=lambda value: repr(value)[:16],
+)
+def test_the_edges_are_inside(field: str, value: object) -> None:
+    """Fault K4: the first and the last allowed value of each field make a task."""
+    fields: dict[str, Any] = {"key": "k", field: value}
+    assert getattr(Task(**fields), field) == value
+
+
+def test_tasks_are_frozen() -> None:
+    """A task cannot change once it is made, nor can its headers through the dict they came from."""
+    headers = {"a": "1"}
+    task = Task(key="k", headers=headers)
+    headers["b"] = "\n"
+    assert task.headers == {"a": "1"}
+    with pytest.raises(AttributeError):
+        task.key = "other"  # type: ignore[misc]
+
+
+def test_headers_may_be_shared_between_tasks() -> None:
+    """One dict for many publishes, filled anew each time, does not reach into tasks that were made before."""
+    carrier = {"traceparent": "1"}
+    first = Task(key="k", headers=carrier)
+    carrier["traceparent"] = "2"
+    assert (first.headers, Task(key="k", headers=carrier).headers) == (
+        {"traceparent": "1"},
+        {"traceparent": "2"},
+    )
+
+
+@pytest.mark.parametrize("payload", [b"1e999", b"-1e999", b"1" * 5000])
+def test_numbers_that_python_cannot_hold(payload: bytes) -> None:
+    """Fault K3: JSON has numbers without end; reading one is a typed error, not a crash."""
+    with pytest.raises(InvalidInput, match=r"^payload: "):
+        Task(key="k", payload=payload).value()
+
+
+def test_ids_are_unguessable_names() -> None:
+    """A new id is a name of 128 random bits."""
+    ids = {new_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert {len(bytes.fromhex(task_id)) for task_id in ids} == {16}
+
+
+def test_defaults() -> None:
+    """A task needs only a key."""
+    task = Task(key="k")
+    assert (task.value(), task.priority, task.headers, task.max_attempts) == (None, 5, {}, None)
+    assert task.id != Task(key="k").id
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_live_states(state: State) -> None:
+    """Scheduled, waiting and in flight are live; the rest has ended."""
+    assert state.live == (state.value in {"scheduled", "waiting", "in_flight"})
+
+
+@pytest.mark.parametrize("settled", list(Settled))
+def test_settled(settled: Settled) -> None:
+    """Only a lost lease means that nothing took effect (law 2)."""
+    assert settled.ok == (settled is not Settled.LEASE_LOST)
+
+
+@pytest.mark.parametrize("status", list(Published))
+def test_stored(status: Published) -> None:
+    """A duplicate is in the store as much as an accepted task; a refused or conflicting one is not."""
+    stored = Confirmation(key="k", task_id="t", status=status).stored
+    assert stored == (status.value in {"accepted", "duplicate"})
+
+
+counts = st.integers(0, 10**9)
+ledgers = st.builds(Ledger, **dict.fromkeys(Ledger.__struct_fields__, counts))
+
+
+@given(ledgers, ledgers)
+def test_ledgers_add_up(one: Ledger, other: Ledger) -> None:
+    """Law 1: the imbalance of a sum is the sum of the imbalances, so balanced parts balance."""
+    total = one + other
+    assert total.imbalance == one.imbalance + other.imbalance
+    assert total.balanced == (total.imbalance == 0)
+    assert total == other + one
+
+
+def test_the_ledger_counts_every_state() -> None:
+    """Law 1: each state of an entry has its count, and all of them are accounted for."""
+    assert set(Ledger.__struct_fields__) == {"published", *(state.value for state in State)}
+    for state in State:
+        assert Ledger(published=1, **{state.value: 1}).balanced
+        assert Ledger(**{state.value: 1}).imbalance == -1

@@ -1,0 +1,117 @@
+"""The README's first steps, run as written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PATIENCE = 20.0
+
+
+def blocks(language: str) -> list[str]:
+    """Return the README's code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.M | re.S)
+
+
+class Shell:
+    """Runs the commands of a console block, those that end in ``&`` in the background."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self._folder = folder
+        self._environment = environment
+        self._background: list[subprocess.Popen[str]] = []
+
+    def run(self, command: str) -> str:
+        """Run one command; return what it prints, for a background one its first line."""
+        words = shlex.split(command, comments=True)
+        background = words[-1] == "&"
+        words = [word for word in words if word != "&"]
+        words = [sys.executable, *words[1:]] if words[0] == "python" else words
+        process = subprocess.Popen(
+            words,
+            cwd=self._folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if background:
+            self._background.append(process)
+            assert process.stdout is not None
+            return process.stdout.readline()
+        out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err
+        return out
+
+    def close(self) -> None:
+        """End what runs in the background, the last one first."""
+        for process in reversed(self._background):
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A folder with the README's files, and a port of its own."""
+    for text in blocks("python"):
+        name = text.splitlines()[0].removeprefix("# ")
+        (tmp_path / name).write_text(text)
+    port = free_port()
+    shell = Shell(
+        tmp_path,
+        {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "HOME": str(tmp_path),
+            "COLUMNS": "200",
+            "TASKQUEUE_PORT": str(port),
+            "TASKQUEUE_SERVER_URL": f"http://127.0.0.1:{port}",
+            "PYTHONUNBUFFERED": "1",
+        },
+    )
+    yield shell
+    shell.close()
+
+
+def test_first_steps(shell: Shell) -> None:
+    """E7, G5, G7: the README's commands do what it shows, from the server to the result."""
+    (session,) = (block for block in blocks("console") if "taskqueue serve" in block)
+    lines = [line for line in session.splitlines() if not line.startswith("$ pip install")]
+    expected: str | None = None
+    for index, line in enumerate(lines):
+        if not line.startswith("$ "):
+            continue
+        following = lines[index + 1] if index + 1 < len(lines) else ""
+        expected = None if following.startswith("$ ") else following
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                printed = shell.run(line.removeprefix("$ "))
+                break
+            except AssertionError:  # the result may not be there yet
+                if "result" not in line or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        if expected:
+            assert _plain(expected) == _plain(printed), line
+
+
+def test_the_two_commands_are_the_only_set_up() -> None:
+    """G1: the first screen names the two commands, and dev.py has them."""
+    first = blocks("console")[0]
+    assert re.findall(r"^\$ python3 dev.py (\w+)", first, flags=re.M) == ["run", "test"]
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", " ".join(text.split()))

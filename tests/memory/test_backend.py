@@ -1,0 +1,134 @@
+"""What is particular to the memory backend: its size, its loops, its limits and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskqueue_core.backend import Capability
+from taskqueue_core.clock import ManualClock, SystemClock
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.loading import check_backend
+from taskqueue_core.tasks import Ledger, Task
+from taskqueue_memory import MemoryBackend, create_backend
+
+
+def test_it_declares_what_it_is() -> None:
+    """OPEN-B1: it has every capability, and says that it is neither durable nor shared."""
+    capabilities = MemoryBackend.capabilities
+    assert capabilities.names == set(Capability)
+    assert (capabilities.shared, capabilities.durable, capabilities.atomic_retry) == (
+        False,
+        False,
+        True,
+    )
+
+
+def test_making_one_does_nothing() -> None:
+    """It needs no event loop to be made, and no settings."""
+    backend = create_backend()
+    check_backend(backend, "memory")
+    assert abs(backend.now() - time.time()) < 5
+
+
+async def test_health(backend: MemoryBackend) -> None:
+    """Health counts the queues, and is bad after the end."""
+    await backend.publisher.publish(Task(key="a"), Task(key="b"))
+    health = await backend.health()
+    assert (health.ok, health.backend, health.details["queues"]) == (True, "memory", 2)
+    assert health.details["durable"] is False
+    await backend.aclose()
+    await backend.aclose()
+    assert not (await backend.health()).ok
+
+
+async def test_many_queues(backend: MemoryBackend, clock: ManualClock) -> None:
+    """A2: a queue costs nothing to have: ten thousand with one scheduled task each fall due quickly."""
+    keys = [f"k{n}" for n in range(10_000)]
+    start = clock.now()
+    for n, key in enumerate(keys):
+        await backend.publisher.publish(Task(key=key, not_before=start + 1 + n / 100))
+    begin = time.perf_counter()
+    for _ in range(100):
+        await clock.advance(1.0)
+    await clock.advance(1.0)
+    assert time.perf_counter() - begin < 2
+    assert await backend.control.queues() == tuple(sorted(keys))
+    ledgers = [await backend.control.ledger(key) for key in keys]
+    assert ledgers == [Ledger(published=1, waiting=1)] * 10_000
+
+
+async def test_one_subscription_over_many_keys(backend: MemoryBackend) -> None:
+    """OPEN-E1: a thousand keys are one receive, and every key has its turn."""
+    keys = [f"k{n}" for n in range(LIMITS.keys)]
+    for _ in range(2):
+        await backend.publisher.publish(*(Task(key=key) for key in keys))
+    subscription = backend.subscribe(keys, "w")
+    first = await subscription.receive(LIMITS.keys, 0)
+    assert sorted(d.task.key for d in first.deliveries) == sorted(keys)
+    with pytest.raises(InvalidInput, match=r"^keys: "):
+        backend.subscribe([*keys, "more"], "w")
+
+
+async def test_a_thousand_idle_subscriptions_cost_a_publish_nothing(backend: MemoryBackend) -> None:
+    """OPEN-E2: a publish wakes one of those who wait, without looking at the others."""
+    subscriptions = [backend.subscribe(["k"], f"w{n}") for n in range(1000)]
+    receives = [asyncio.ensure_future(s.receive(1, None)) for s in subscriptions]
+    await asyncio.sleep(0)
+    begin = time.perf_counter()
+    await backend.publisher.publish(*(Task(key="k") for _ in range(1000)))
+    assert time.perf_counter() - begin < 1
+    done = await asyncio.gather(*receives)
+    assert [len(received.deliveries) for received in done] == [1] * 1000
+
+
+def test_one_loop_after_another() -> None:
+    """A scheduled task whose loop has ended wakes a receive in the next one."""
+    backend = MemoryBackend()
+
+    async def publish() -> None:
+        await backend.publisher.publish(Task(key="k", id="t", not_before=backend.now() + 0.05))
+
+    async def receive() -> list[str]:
+        async with backend.subscribe(["k"], "w") as subscription:
+            received = await asyncio.wait_for(subscription.receive(1, None), 5)
+            return [delivery.task.id for delivery in received.deliveries]
+
+    asyncio.run(publish())
+    assert asyncio.run(receive()) == ["t"]
+
+
+@given(wait=st.floats(0.0001, 0.02))
+async def test_never_early_in_real_time(wait: float) -> None:
+    """Law 8: on the system's clock too, no task comes before its time, and none much after."""
+    backend = MemoryBackend(clock=SystemClock())
+    at = backend.now() + wait
+    await backend.publisher.publish(Task(key="k", not_before=at))
+    (delivery,) = (await backend.subscribe(["k"], "w").receive(1, 5)).deliveries
+    assert at <= delivery.delivered_at < at + 2
+    await backend.aclose()
+
+
+async def test_the_end_leaves_no_timer(clock: ManualClock) -> None:
+    """After closing nothing is scheduled in the loop any more, whatever was due."""
+    backend = MemoryBackend()
+    receive = asyncio.ensure_future(backend.subscribe(["k"], "w").receive(1, 3600))
+    await backend.publisher.publish(Task(key="other", not_before=backend.now() + 3600))
+    await asyncio.sleep(0)
+    await backend.aclose()
+    assert not (await receive).deliveries
+    loop = asyncio.get_running_loop()
+    assert not [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+    assert clock.now() == ManualClock().now()
+
+
+@pytest.mark.parametrize("consumer", ["", "a b", "{a}", "\n", "x" * 201])
+def test_bad_consumers(consumer: str) -> None:
+    """Fault K2: a worker's identity is a name like others."""
+    with pytest.raises(InvalidInput, match=r"^consumer: "):
+        MemoryBackend().subscribe(["k"], consumer)

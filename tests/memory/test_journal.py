@@ -1,0 +1,342 @@
+"""The journal: every transition, one line each, enough to tell the books again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.errors import ConfigurationError, LeaseLost
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Delivery, Ledger, State, Task
+from taskqueue_memory import MemoryBackend, MemorySettings, create_backend
+from taskqueue_memory.journal import JOURNAL_VERSION, Line
+
+KEYS = ("a", "b")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the journal is written."""
+    return tmp_path / "journal.jsonl"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The backend's time."""
+    return ManualClock()
+
+
+def journaled(path: Path, clock: ManualClock) -> MemoryBackend:
+    """A backend that keeps a journal."""
+    return MemoryBackend(clock=clock, settings=MemorySettings(journal=path))
+
+
+def written(path: Path) -> bytes:
+    """What stands in a file."""
+    return path.read_bytes()
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a journal, each checked against the declared form."""
+    return [msgspec.json.decode(line, type=Line) for line in written(path).splitlines()]
+
+
+def whole(path: Path) -> list[Line]:
+    """The lines of a journal that are whole."""
+    lines = []
+    for text in written(path).splitlines():
+        with suppress(msgspec.DecodeError):
+            lines.append(msgspec.json.decode(text, type=Line))
+    return lines
+
+
+def replay(lines: list[Line]) -> dict[str, Ledger]:
+    """The ledger of each queue, told by the journal alone."""
+    states: dict[tuple[str, str], State] = {}
+    counts: dict[str, Counter[str]] = {}
+    for line in lines:
+        count = counts.setdefault(line.key, Counter())
+        before = states.get((line.key, line.task_id))
+        goes_on = before is not None and (before.live or before is State.DEAD)
+        if goes_on and before is not None:
+            count[before] -= 1
+        else:
+            assert line.event in ("published", "retried"), line
+            count["published"] += 1
+        states[line.key, line.task_id] = State(line.state)
+        count[line.state] += 1
+    return {
+        key: Ledger(**{str(name): n for name, n in count.items()}) for key, count in counts.items()
+    }
+
+
+async def test_one_life(path: Path, clock: ManualClock) -> None:
+    """G9: each transition of a task is one line, with its time, its state after it, its worker and its error."""
+    backend = journaled(path, clock)
+    start = clock.now()
+    await backend.publisher.publish(Task(key="k", id="t", tenant="acme", priority=7))
+    subscription = backend.subscribe(["k"], "worker-1")
+    (delivery,) = (await subscription.receive(1, 0)).deliveries
+    await backend.publisher.schedule_retry(delivery.task, start + 5, error="boom", settles=delivery)
+    await clock.advance(5)
+    (delivery,) = (await subscription.receive(1, 0)).deliveries
+    await subscription.redeliver(delivery, lost=True)
+    (delivery,) = (await subscription.receive(1, 0)).deliveries
+    await subscription.dead_letter(delivery, "bad")
+    await backend.dead_letters.redrive("k")
+    (delivery,) = (await subscription.receive(1, 0)).deliveries
+    await subscription.ack(delivery)
+    await backend.aclose()
+    told = [(n.event, n.state, n.attempt, n.losses, n.worker, n.error) for n in read(path)]
+    assert told == [
+        ("published", "waiting", 1, 0, None, None),
+        ("delivered", "in_flight", 1, 0, "worker-1", None),
+        ("retried", "scheduled", 2, 0, "worker-1", "boom"),
+        ("available", "waiting", 2, 0, None, None),
+        ("delivered", "in_flight", 2, 0, "worker-1", None),
+        ("lost", "waiting", 2, 1, "worker-1", None),
+        ("delivered", "in_flight", 2, 1, "worker-1", None),
+        ("dead_lettered", "dead", 2, 1, "worker-1", "bad"),
+        ("redriven", "waiting", 2, 0, None, None),
+        ("delivered", "in_flight", 2, 0, "worker-1", None),
+        ("acked", "done", 2, 0, "worker-1", None),
+    ]
+    assert [line.ts - start for line in read(path)] == [0, 0, 0, *[5] * 8]
+    assert {(n.key, n.task_id, n.tenant, n.priority) for n in read(path)} == {("k", "t", "acme", 7)}
+
+
+async def test_the_form_of_a_line(path: Path, clock: ManualClock) -> None:
+    """G8: a line is one JSON object with the fields of its version, in their order."""
+    backend = journaled(path, clock)
+    await backend.publisher.publish(Task(key="k"))
+    await backend.aclose()
+    (text,) = written(path).splitlines()
+    line: dict[str, Any] = msgspec.json.decode(text)
+    assert " ".join(line) == (
+        "v run seq ts event key task_id attempt losses state priority tenant worker error"
+    )
+    assert line["v"] == JOURNAL_VERSION == 1
+
+
+class Life:
+    """A random life with every verb."""
+
+    def __init__(self, backend: MemoryBackend, clock: ManualClock, source: random.Random) -> None:
+        """Let ``source`` decide."""
+        self.backend = backend
+        self.clock = clock
+        self.source = source
+        self.subscriptions = [backend.subscribe(KEYS, f"w{n}") for n in range(3)]
+        self.tasks = [Task(key=key) for key in KEYS]
+        self.held: list[Delivery] = []
+
+    async def live(self, steps: int) -> None:
+        """Make a number of moves."""
+        settings = QueueSettings(max_losses=1, dedupe_window=5)
+        await self.backend.control.configure(KEYS[0], settings)
+        moves = [
+            *[self.publish] * 3,
+            *[self.receive] * 3,
+            *[self.settle] * 4,
+            self.operate,
+            self.age,
+        ]
+        for _ in range(steps):
+            await self.source.choice(moves)()
+
+    async def publish(self) -> None:
+        """Publish a new task and an old one."""
+        dates = [None, self.clock.now() + self.source.random() * 3]
+        fields = {name: self.source.choice(dates) for name in ("not_before", "deadline")}
+        task = Task(key=self.source.choice(KEYS), **fields)  # type: ignore[arg-type]
+        await self.backend.publisher.publish(task, self.source.choice(self.tasks))
+        self.tasks.append(task)
+
+    async def receive(self) -> None:
+        """Take what is there."""
+        received = await self.source.choice(self.subscriptions).receive(2, 0)
+        self.held += received.deliveries
+
+    async def settle(self) -> None:
+        """End a delivery that may be stale."""
+        if not self.held:
+            return
+        delivery = self.held.pop(self.source.randrange(len(self.held)))
+        subscription = self.source.choice(self.subscriptions)
+        at = self.clock.now() + 1
+        verbs: list[Callable[[], Awaitable[object]]] = [
+            lambda: subscription.ack(delivery),
+            lambda: subscription.redeliver(delivery),
+            lambda: subscription.redeliver(delivery, lost=True),
+            lambda: subscription.dead_letter(delivery, "bad"),
+            lambda: self.backend.publisher.schedule_retry(delivery.task, at, settles=delivery),
+        ]
+        with suppress(LeaseLost):
+            await self.source.choice(verbs)()
+
+    async def operate(self) -> None:
+        """Do what operators and orchestrators do."""
+        task, key = self.source.choice(self.tasks), self.source.choice(KEYS)
+        token, at = str(self.source.randrange(40)), self.clock.now() + 1
+        verbs: list[Callable[[], Awaitable[object]]] = [
+            lambda: self.backend.publisher.schedule_retry(task, at, token=token),
+            lambda: self.backend.control.cancel(task.key, task.id),
+            lambda: self.backend.dead_letters.redrive(key),
+            lambda: self.backend.dead_letters.discard(key),
+        ]
+        await self.source.choice(verbs)()
+
+    async def age(self) -> None:
+        """Let time pass."""
+        await self.clock.advance(self.source.random())
+        await self.backend.control.maintain()
+        if self.source.random() < 0.1:
+            await self.backend.control.purge(self.source.choice(KEYS))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_journal_tells_the_books(seed: int, path: Path, clock: ManualClock) -> None:
+    """Law 1, G9: replaying the lines gives the very ledgers of the queues, and no line is missing."""
+    backend = journaled(path, clock)
+    await Life(backend, clock, random.Random(seed)).live(1500)
+    ledgers = {key: await backend.control.ledger(key) for key in KEYS}
+    await backend.aclose()
+    lines = read(path)
+    assert [line.seq for line in lines] == list(range(1, len(lines) + 1))
+    assert [line.ts for line in lines] == sorted(line.ts for line in lines)
+    assert len({line.run for line in lines}) == 1
+    closing = [line for line in lines if line.event == "redelivered"]
+    assert closing
+    told = replay(lines)
+    for key, ledger in ledgers.items():
+        moved = told[key].waiting - ledger.waiting  # closing handed back what was held
+        assert told[key] == msgspec.structs.replace(
+            ledger, waiting=ledger.waiting + moved, in_flight=ledger.in_flight - moved
+        )
+        assert told[key].in_flight == 0
+    events = Counter(line.event for line in lines)
+    assert len(events) == 12, events
+
+
+async def test_runs_are_told_apart(path: Path, clock: ManualClock) -> None:
+    """A second start appends under another name and counts from one again."""
+    for _ in range(2):
+        backend = journaled(path, clock)
+        await backend.publisher.publish(Task(key="k"), Task(key="k"))
+        await backend.aclose()
+    lines = read(path)
+    assert [line.seq for line in lines] == [1, 2, 1, 2]
+    assert len({line.run for line in lines}) == 2
+
+
+async def test_only_the_owner_can_read_it(path: Path, clock: ManualClock) -> None:
+    """Task ids and errors are nobody else's business."""
+    await journaled(path, clock).aclose()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116 - in a coroutine
+
+
+async def test_payloads_are_not_in_it(path: Path, clock: ManualClock) -> None:
+    """A journal may be kept longer than its tasks: what they carry stays out of it."""
+    backend = journaled(path, clock)
+    await backend.publisher.publish(Task.of("k", "hunter2", headers={"h": "hunter2"}))
+    await backend.aclose()
+    assert b"hunter2" not in written(path)
+
+
+async def test_long_errors_are_cut(path: Path, clock: ManualClock) -> None:
+    """A traceback of a megabyte makes no line of a megabyte."""
+    backend = journaled(path, clock)
+    task = Task(key="k")
+    await backend.publisher.publish(task)
+    await backend.publisher.schedule_retry(task, clock.now(), error="x" * 1_000_000)
+    await backend.aclose()
+    assert max(len(line.error or "") for line in read(path)) == LIMITS.text
+
+
+class Disk:
+    """A disk that takes a number of bytes and is full then."""
+
+    def __init__(self, room: int) -> None:
+        """Take ``room`` bytes."""
+        self.room = room
+        self._write = os.write
+
+    def write(self, file: int, data: bytes) -> int:
+        """Write what fits."""
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._write(file, data[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 300])
+async def test_a_full_disk_does_not_stop_the_queue(
+    room: int,
+    path: Path,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The queue works on, says so once, and whole lines follow as soon as there is room again."""
+    backend = journaled(path, clock)
+    disk = Disk(room)
+    monkeypatch.setattr(os, "write", disk.write)
+    subscription = backend.subscribe(["k"], "w")
+    for _ in range(5):
+        await backend.publisher.publish(Task(key="k"))
+        await subscription.ack(*(await subscription.receive(1, 0)).deliveries)
+    assert (await backend.control.ledger("k")).done == 5
+    assert [record.name for record in caplog.records] == ["taskqueue.memory"]
+    assert (await backend.health()).details["journal"] is False
+    disk.room = 10**6
+    await backend.publisher.publish(Task(key="k", id="after"))
+    await backend.aclose()
+    lines = whole(path)
+    assert (lines[-1].task_id, lines[-1].seq) == ("after", 16)
+    assert len(lines) < 16
+
+
+async def test_a_closed_journal_touches_no_other_file(path: Path, clock: ManualClock) -> None:
+    """A late settlement does not write into a file that has got the journal's number since."""
+    backend = journaled(path, clock)
+    await backend.aclose()
+    other = path.with_name("other")
+    file = os.open(other, os.O_WRONLY | os.O_CREAT)  # gets the number that the journal had
+    try:
+        await backend.publisher.publish(Task(key="k"))
+    finally:
+        os.close(file)
+    assert written(other) == written(path) == b""
+
+
+@pytest.mark.parametrize("where", [".", "missing/journal.jsonl"])
+def test_a_path_that_cannot_be_written(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal that was asked for and cannot be had is a configuration error that names the setting."""
+    monkeypatch.setenv("TASKQUEUE_MEMORY_JOURNAL", str(tmp_path / where))
+    with pytest.raises(
+        ConfigurationError, match="TASKQUEUE_MEMORY_JOURNAL: the file cannot be opened"
+    ):
+        create_backend()
+
+
+async def test_health_knows_the_journal(path: Path, clock: ManualClock) -> None:
+    """Health says whether there is a journal and whether it is whole."""
+    backend = journaled(path, clock)
+    assert (await backend.health()).details["journal"] is True
+    await backend.aclose()
+    assert (await MemoryBackend().health()).details["journal"] is None

@@ -1,0 +1,209 @@
+"""What the backend keeps: all of what lives, a little of what ended, and nothing of what was forgotten."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.tasks import Ledger, Published, Settled, State, Task
+from taskqueue_memory import MemoryBackend
+from taskqueue_memory.agenda import ROOM, Agenda
+from taskqueue_memory.records import QueueState, Record
+
+LARGE = b'"' + b"x" * 50_000 + b'"'
+
+
+def records() -> int:
+    """How many records there are, reachable or not yet collected."""
+    gc.collect()
+    return sum(isinstance(thing, Record) for thing in gc.get_objects())
+
+
+async def work(backend: MemoryBackend, count: int, **fields: Any) -> None:
+    """Publish and ack tasks, one by one."""
+    subscription = backend.subscribe(["k"], "w")
+    for _ in range(count):
+        await backend.publisher.publish(Task(key="k", **fields))
+        await subscription.ack(*(await subscription.receive(1, 0)).deliveries)
+    await subscription.close()
+
+
+@pytest.mark.parametrize("far", [{}, {"deadline": 2e9}], ids=["no deadline", "far deadline"])
+async def test_ended_tasks_are_forgotten(
+    far: dict[str, Any], backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """Law 7: the window over, nothing is left of a task but its count; nor does a deadline of next year keep it."""
+    before = records()
+    await work(backend, 500, **far)
+    assert records() - before >= 500
+    await clock.advance(300)
+    assert (await backend.control.maintain()).forgotten == 500
+    assert records() - before <= 2 * ROOM
+    assert await backend.control.ledger("k") == Ledger(published=500, done=500)
+
+
+async def test_results_outlive_the_window(backend: MemoryBackend, clock: ManualClock) -> None:
+    """A result is kept for its own time, and the task with it, though its id is free again."""
+    await backend.control.configure("k", QueueSettings(dedupe_window=10, result_ttl=100))
+    await backend.publisher.publish(Task(key="k", id="t"))
+    subscription = backend.subscribe(["k"], "w")
+    await subscription.ack(*(await subscription.receive(1, 0)).deliveries, results=[b"1"])
+    await clock.advance(50)
+    assert (await backend.control.maintain()).forgotten == 0
+    assert await backend.control.results("k", "t") == (b"1",)
+    await clock.advance(50)
+    assert (await backend.control.maintain()).forgotten == 1
+    assert await backend.control.results("k", "t") == (None,)
+
+
+async def test_publishing_forgets_along_the_way(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Where nobody does housekeeping, each publish forgets more than it adds, and never a lot at once."""
+    await work(backend, 300)
+    await clock.advance(300)
+    known = backend._store.queues["k"].records
+    sizes = []
+    for _ in range(300):
+        await backend.publisher.publish(Task(key="k"))
+        sizes.append(len(known))
+    assert sizes[:3] == [299, 298, 297]
+    assert sizes[-1] == 300
+
+
+async def test_forgetting_is_bounded(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Law 10: one pass of housekeeping forgets a thousand at the most, the next one goes on."""
+    await work(backend, 2500)
+    await clock.advance(300)
+    passes = [(await backend.control.maintain()).forgotten for _ in range(4)]
+    assert passes == [1000, 1000, 500, 0]
+
+
+@pytest.mark.parametrize("state", ["done", "cancelled", "expired", "discarded"])
+async def test_large_payloads_go_with_the_end(
+    state: str, backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """Law 7: what ended keeps a digest of a large payload, and is told from another payload by it."""
+    task = Task(key="k", id="t", payload=LARGE, deadline=clock.now() + 10)
+    await backend.publisher.publish(task)
+    subscription = backend.subscribe(["k"], "w")
+    if state == "cancelled":
+        await backend.control.cancel("k", "t")
+    elif state == "expired":
+        await clock.advance(10)
+        await backend.control.maintain()
+    elif state == "discarded":
+        (delivery,) = (await subscription.receive(1, 0)).deliveries
+        await subscription.dead_letter(delivery, "bad")
+        assert (await backend.dead_letters.list("k"))[0].task.payload == LARGE
+        await backend.dead_letters.discard("k")
+    else:
+        await subscription.ack(*(await subscription.receive(1, 0)).deliveries)
+    record = backend._store.find("k", "t")
+    assert record is not None
+    assert record.state is State(state)
+    assert len(record.task.payload) < 10
+    other = Task(key="k", id="t", payload=LARGE.replace(b"x", b"y", 1))
+    null = Task(key="k", id="t")
+    answers = await backend.publisher.publish(task, other, null)
+    assert [a.status for a in answers] == [Published.DUPLICATE, *[Published.CONFLICT] * 2]
+
+
+async def test_a_retry_after_the_end_has_the_payload(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """Fault F11: a task that was acked and is retried comes back with all that it carried."""
+    task = Task(key="k", id="t", payload=LARGE)
+    await backend.publisher.publish(task)
+    subscription = backend.subscribe(["k"], "w")
+    await subscription.ack(*(await subscription.receive(1, 0)).deliveries)
+    await backend.publisher.schedule_retry(task, clock.now() + 1)
+    await clock.advance(1)
+    (delivery,) = (await subscription.receive(1, 0)).deliveries
+    assert (delivery.task, delivery.attempt) == (task, 2)
+    assert await subscription.ack(delivery) == (Settled.OK,)
+
+
+async def test_memory_does_not_grow_with_what_ended(backend: MemoryBackend) -> None:
+    """GOAL-AB: two thousand tasks of 50 kB through the queue leave no hundred megabytes behind."""
+    tracemalloc.start()
+    try:
+        await work(backend, 200, payload=LARGE)
+        before = tracemalloc.get_traced_memory()[0]
+        for n in range(2000):
+            await work(backend, 1, payload=LARGE.replace(b"x", bytes([97 + n % 20])))
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 2000 * 2500
+
+
+@pytest.mark.parametrize("kind", ["waiting", "scheduled"])
+async def test_what_was_cancelled_does_not_pile_up(
+    kind: str, backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """Publishing and cancelling for ever, with nobody who receives, keeps a bounded number of entries."""
+    not_before = clock.now() + 1e6 if kind == "scheduled" else None
+    await backend.publisher.publish(Task(key="k", id="stays", not_before=not_before))
+    for n in range(2000):
+        await backend.publisher.publish(Task(key="k", id=f"t{n}", not_before=not_before))
+        await backend.control.cancel("k", f"t{n}")
+    queue = backend._store.queues["k"]
+    lane = queue.lane(queue.records["stays"])
+    assert len(lane._fresh) <= 2 * ROOM
+    assert len(queue.scheduled) <= 2 * ROOM
+    assert len(backend._store._calendar._scheduled) <= 2 * ROOM
+    if kind == "scheduled":
+        await clock.advance(1e6)
+    (delivery,) = (await backend.subscribe(["k"], "w").receive(9, 0)).deliveries
+    assert delivery.task.id == "stays"
+
+
+async def test_clearing_loses_nothing(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Law 1: thousands of entries, half of them cancelled while more arrive: the others all come, in order."""
+    soon = clock.now() + 5
+    for n in range(3000):
+        await backend.publisher.publish(
+            Task(key="now", id=f"t{n}"), Task(key="later", id=f"t{n}", not_before=soon)
+        )
+        if n % 2:
+            await backend.control.cancel("now", f"t{n}")
+            await backend.control.cancel("later", f"t{n}")
+    await clock.advance(5)
+    for key in ("now", "later"):
+        received = await backend.subscribe([key], "w").receive(3000, 0)
+        assert [d.task.id for d in received.deliveries] == [f"t{n}" for n in range(0, 3000, 2)]
+        assert not received.again
+
+
+def test_an_agenda_in_order() -> None:
+    """Dates come in order, equal ones in the order of being noted, and only those that matter."""
+    agenda = Agenda(lambda record, _seq: record.state is State.WAITING)
+    queue = QueueState("k")
+    made = [Record(queue, Task(key="k"), 0.0) for _ in range(6)]
+    for record, at in zip(made, (3, 1, 2, 1, 9, 2), strict=True):
+        agenda.add(at, record)
+    made[2].state = State.DONE
+    assert agenda.next_at() == 1
+    assert list(agenda.take(2, 2)) == [made[1], made[3]]
+    assert list(agenda.take(5)) == [made[5], made[0]]
+    assert (agenda.next_at(), list(agenda.take(5))) == (9, [])
+
+
+async def test_expiry_is_bounded(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Law 8: ten thousand dead tasks at the head do not stop the loop; each receive ends a part of them."""
+    deadline = clock.now() + 1
+    for start in range(0, 2500, 500):
+        await backend.publisher.publish(
+            *(Task(key="k", id=f"t{start + n}", deadline=deadline) for n in range(500))
+        )
+    await backend.publisher.publish(Task(key="k", id="alive"))
+    await clock.advance(1)
+    subscription = backend.subscribe(["k"], "w")
+    answers = [await subscription.receive(1, 0) for _ in range(4)]
+    assert [len(answer.expired) for answer in answers] == [1000, 1000, 500, 0]
+    assert [answer.again for answer in answers] == [True, True, False, False]
+    assert [d.task.id for a in answers for d in a.deliveries] == ["alive"]

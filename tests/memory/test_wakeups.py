@@ -1,0 +1,266 @@
+"""Waiting costs nothing, and every task wakes somebody who takes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.tasks import Received, Task
+from taskqueue_memory import MemoryBackend
+from taskqueue_memory.subscription import MemorySubscription
+
+
+async def hop() -> None:
+    """Let everything run that can run now."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def waiting(
+    *subscriptions: MemorySubscription, limit: int = 1
+) -> list[asyncio.Task[Received]]:
+    """A receive on each subscription, all of them waiting."""
+    receives = [asyncio.ensure_future(s.receive(limit, None)) for s in subscriptions]
+    await hop()
+    return receives
+
+
+def ids(receives: list[asyncio.Task[Received]]) -> list[list[str]]:
+    """The task ids that ended receives brought; None of them may be waiting still."""
+    return [[delivery.task.id for delivery in receive.result().deliveries] for receive in receives]
+
+
+async def stop(*receives: asyncio.Task[Received]) -> None:
+    """Cancel receives that wait still."""
+    for receive in receives:
+        receive.cancel()
+    await asyncio.gather(*receives, return_exceptions=True)
+
+
+async def test_an_idle_receive_schedules_nothing(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E5: a thousand waiting subscriptions set no timer, queue no callback and look at nothing."""
+    looks: list[int] = []
+    look = MemorySubscription._take
+
+    def counted(self: MemorySubscription, limit: int) -> Received:
+        looks.append(1)
+        return look(self, limit)
+
+    monkeypatch.setattr(MemorySubscription, "_take", counted)
+    subscriptions = [backend.subscribe(["k"], f"w{n}") for n in range(1000)]
+    receives = await waiting(*subscriptions)
+    loop: Any = asyncio.get_running_loop()
+    assert len(looks) == 1000
+    assert not loop._ready
+    assert not [timer for timer in loop._scheduled if not timer.cancelled()]
+    await asyncio.sleep(0.05)
+    assert len(looks) == 1000
+    await stop(*receives)
+
+
+async def test_each_task_wakes_one_of_many(backend: MemoryBackend) -> None:
+    """Of a thousand that wait, as many wake as there are tasks, each with one."""
+    receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(1000)))
+    await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(3)))
+    await hop()
+    done = [receive for receive in receives if receive.done()]
+    assert ids(done) == [["t0"], ["t1"], ["t2"]]
+    await stop(*receives)
+
+
+async def test_those_who_wait_take_turns(backend: MemoryBackend) -> None:
+    """Subscriptions that all wait get the same number of tasks, one after the other."""
+    subscriptions = [backend.subscribe(["k"], f"w{n}") for n in range(5)]
+    taken: Counter[str] = Counter()
+
+    async def work(subscription: MemorySubscription) -> None:
+        async for delivery in subscription:
+            taken[subscription.consumer] += 1
+            await subscription.ack(delivery)
+
+    workers = [asyncio.ensure_future(work(s)) for s in subscriptions]
+    await hop()
+    for n in range(100):
+        await backend.publisher.publish(Task(key="k", id=f"t{n}"))
+        await hop()
+    assert set(taken.values()) == {20}
+    for subscription in subscriptions:
+        await subscription.close()
+    await asyncio.gather(*workers)
+
+
+async def test_a_cancelled_receive_passes_its_wake_up_on(backend: MemoryBackend) -> None:
+    """Fault E4: woken, then cancelled before it could take the task: the next one gets it."""
+    one, other = backend.subscribe(["k"], "w1"), backend.subscribe(["k"], "w2")
+    first, second = await waiting(one, other)
+    await backend.publisher.publish(Task(key="k", id="t"))
+    first.cancel()
+    await hop()
+    assert first.cancelled()
+    assert ids([second]) == [["t"]]
+
+
+async def test_a_closed_subscription_passes_its_wake_up_on(backend: MemoryBackend) -> None:
+    """Woken, then closed before it could take the task: the next one gets it."""
+    one, other = backend.subscribe(["k"], "w1"), backend.subscribe(["k"], "w2")
+    first, second = await waiting(one, other)
+    await backend.publisher.publish(Task(key="k", id="t"))
+    await one.close()
+    await hop()
+    assert ids([first, second]) == [[], ["t"]]
+
+
+async def test_a_wake_up_stands_for_one_task(backend: MemoryBackend) -> None:
+    """One that is woken already is not counted on for a second task while another waits for it."""
+    both, one = backend.subscribe(["a", "b"], "both"), backend.subscribe(["b"], "one")
+    receives = await waiting(both, one)
+    await backend.publisher.publish(Task(key="a", id="a1"), Task(key="b", id="b1"))
+    await hop()
+    assert ids(receives) == [["a1"], ["b1"]]
+
+
+async def test_handing_back_wakes_others(backend: MemoryBackend) -> None:
+    """REV-E3: what a closing subscription held is taken at once by those who wait."""
+    holder = backend.subscribe(["k"], "w1")
+    await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(3)))
+    assert len((await holder.receive(3, 0)).deliveries) == 3
+    receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(3)))
+    await holder.close()
+    await hop()
+    assert ids(receives) == [["t0"], ["t1"], ["t2"]]
+
+
+async def test_a_new_receive_after_a_cancelled_one(backend: MemoryBackend) -> None:
+    """The end of a cancelled receive does not make the next one deaf."""
+    subscription = backend.subscribe(["k"], "w")
+    (first,) = await waiting(subscription)
+    first.cancel()
+    second = asyncio.ensure_future(subscription.receive(1, None))  # before the first has noticed
+    await hop()
+    await backend.publisher.publish(Task(key="k", id="t"))
+    await hop()
+    assert ids([second]) == [["t"]]
+
+
+async def test_falling_due_wakes(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Law 8: a scheduled task wakes at its time, not before, without anybody asking."""
+    receives = await waiting(backend.subscribe(["k"], "w1"), backend.subscribe(["k"], "w2"))
+    for task_id, wait in (("b", 2.0), ("a", 1.0)):
+        await backend.publisher.publish(Task(key="k", id=task_id, not_before=clock.now() + wait))
+    await clock.advance(0.999)
+    assert not any(receive.done() for receive in receives)
+    await clock.advance(0.001)
+    assert ids(receives[:1]) == [["a"]]
+    await clock.advance(1)
+    assert ids(receives) == [["a"], ["b"]]
+
+
+async def test_timing_out_keeps_nothing(backend: MemoryBackend, clock: ManualClock) -> None:
+    """A receive that timed out is not woken for, and leaves no timer behind."""
+    subscription = backend.subscribe(["k"], "w")
+    receive = asyncio.ensure_future(subscription.receive(1, 5))
+    await hop()
+    await clock.advance(5)
+    assert ids([receive]) == [[]]
+    assert not backend._store.queues["k"].waiting
+    await backend.publisher.publish(Task(key="k", id="t"))
+    (second,) = await waiting(subscription)
+    assert ids([second]) == [["t"]]
+
+
+async def test_timers_of_woken_receives_are_cancelled(backend: MemoryBackend) -> None:
+    """Ten thousand receives with a timeout leave no ten thousand timers."""
+    subscription = backend.subscribe(["k"], "w")
+    for n in range(100):
+        receive = asyncio.ensure_future(subscription.receive(1, 3600))
+        await asyncio.sleep(0)
+        await backend.publisher.publish(Task(key="k", id=f"t{n}"))
+        await subscription.ack(*(await receive).deliveries)
+    calls = backend._store.clock._calls  # type: ignore[attr-defined]
+    assert not [timer for _, _, timer in calls if timer._callback is not None]
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.sampled_from("abc")),
+        st.tuples(st.just("receive"), st.integers(0, 3)),
+        st.tuples(st.just("cancel"), st.integers(0, 3)),
+        st.tuples(st.just("close"), st.integers(0, 3)),
+        st.tuples(st.just("hand_back"), st.integers(0, 3)),
+        st.tuples(st.just("hop"), st.just(0)),
+    ),
+    max_size=40,
+)
+KEYS = (["a", "b", "c"], ["a"], ["b", "a"], ["c"])
+
+
+class History:
+    """A backend, four subscriptions, and what may happen to them."""
+
+    def __init__(self) -> None:
+        """Start idle."""
+        self.backend = MemoryBackend(clock=ManualClock())
+        self.subscriptions = [self.backend.subscribe(keys, f"w{n}") for n, keys in enumerate(KEYS)]
+        self.receives: dict[int, asyncio.Task[Received]] = {}
+
+    async def publish(self, key: str) -> None:
+        """Add a task."""
+        await self.backend.publisher.publish(Task(key=key))
+
+    async def hop(self, _: int) -> None:
+        """Let what was woken run."""
+        await hop()
+
+    async def receive(self, number: int) -> None:
+        """Start to wait, unless that one does."""
+        if number not in self.receives or self.receives[number].done():
+            call = self.subscriptions[number].receive(1, None)
+            self.receives[number] = asyncio.ensure_future(call)
+
+    async def cancel(self, number: int) -> None:
+        """Cancel a receive."""
+        if number in self.receives:
+            self.receives[number].cancel()
+
+    async def close(self, number: int) -> None:
+        """Close a subscription and open another."""
+        await self.subscriptions[number].close()
+        self.subscriptions[number] = self.backend.subscribe(KEYS[number], f"w{number}")
+        self.receives.pop(number, None)
+
+    async def hand_back(self, number: int) -> None:
+        """Give all back."""
+        for record in list(self.subscriptions[number].owned.values()):
+            self.backend._store.hand_back(record, lost=False)
+
+
+@settings(max_examples=300, deadline=None)
+@given(moves)
+async def test_nobody_waits_while_there_is_work(steps: list[tuple[str, Any]]) -> None:
+    """Fault E4: after any history no task of a key waits while a receive on that key does."""
+    history = History()
+    for move, what in steps:
+        await getattr(history, move)(what)
+    await hop()
+    for number, receive in history.receives.items():
+        if not receive.done():
+            ledgers = [await history.backend.control.ledger(key) for key in KEYS[number]]
+            assert [ledger.waiting for ledger in ledgers] == [0] * len(ledgers)
+    await history.backend.aclose()
+    await hop()
+
+
+async def test_closing_the_backend_ends_every_receive(backend: MemoryBackend) -> None:
+    """Nobody waits for a backend that is closed."""
+    receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(10)))
+    await backend.aclose()
+    await hop()
+    assert ids(receives) == [[]] * 10

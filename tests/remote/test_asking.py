@@ -1,0 +1,201 @@
+"""Everything that is not publishing: look-ups, control, health, the time."""
+
+import httpx2
+import pytest
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import (
+    BackendUnavailable,
+    CapabilityMissing,
+    ConfigurationError,
+    InvalidInput,
+    SettingsConflict,
+    TaskQueueError,
+    UnknownKey,
+)
+from taskqueue_core.loading import check_backend
+from taskqueue_core.remote import RemoteBackend, create_backend
+from taskqueue_core.remote.clock import RemoteClock
+from taskqueue_core.tasks import Delivery, Task
+
+
+def remote(answer: httpx2.Response) -> RemoteBackend:
+    """A backend whose server always answers the same."""
+    return RemoteBackend("http://h/base", transport=httpx2.MockTransport(lambda _: answer))
+
+
+def problem(status: int, code: str, **more: object) -> httpx2.Response:
+    """An error as the server words it."""
+    return httpx2.Response(status, json={"status": status, "code": code, "detail": "why"} | more)
+
+
+def test_it_is_a_backend_without_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G2: publisher and subscription are separate, so a backend may publish alone; it says what to use instead."""
+    monkeypatch.setenv("TASKQUEUE_SERVER_URL", "https://h:1/x/")
+    backend = create_backend()
+    check_backend(backend, "server")
+    typed: Backend = backend
+    assert typed.capabilities.shared
+    with pytest.raises(CapabilityMissing, match="taskqueue worker"):
+        typed.subscribe(["k"], "c")
+
+
+@pytest.mark.parametrize("url", ["", "h:1", "ftp://h", "http://", "http://h:x", "http://h?a=1"])
+def test_an_address_that_cannot_be_one_is_refused_at_once(url: str) -> None:
+    """A wrong setting is told when the backend is made, not at its first use."""
+    with pytest.raises(ConfigurationError, match="http://host:port"):
+        RemoteBackend(url)
+
+
+def test_a_token_that_no_header_can_carry_is_refused() -> None:
+    """As above; and the token is not shown."""
+    with pytest.raises(ConfigurationError) as caught:
+        RemoteBackend("http://h", "geheim\n")
+    assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (problem(422, "invalid_input", field="limit"), InvalidInput),
+        (problem(404, "unknown_key", field="key"), UnknownKey),
+        (problem(409, "settings_conflict"), SettingsConflict),
+        (problem(501, "capability_missing"), CapabilityMissing),
+        (problem(503, "backend_unavailable"), BackendUnavailable),
+        (problem(500, "internal"), BackendUnavailable),
+        (problem(429, "too_many"), BackendUnavailable),
+        (problem(403, "forbidden"), ConfigurationError),
+        (problem(418, "teapot"), TaskQueueError),
+        (httpx2.Response(404, text="nginx"), ConfigurationError),
+        (httpx2.Response(200, text="nginx"), ConfigurationError),
+        (httpx2.Response(200, content=b"\xff"), ConfigurationError),
+    ],
+)
+async def test_problems_become_the_errors_of_a_local_backend(
+    answer: httpx2.Response, error: type[Exception]
+) -> None:
+    """G4: whoever handles the errors of one backend handles those of this one."""
+    with pytest.raises(error):
+        await remote(answer).control.stats("k")
+
+
+async def test_an_invalid_input_keeps_its_parts() -> None:
+    """Field, kind and what is allowed survive the way through HTTP."""
+    told = InvalidInput("limit", "text of length 9", "1 to 1000")
+    answer = problem(422, told.code, field=told.field, detail=str(told))
+    with pytest.raises(InvalidInput) as caught:
+        await remote(answer).control.ledger("k")
+    assert str(caught.value) == str(told)
+
+
+async def test_names_are_checked_before_they_become_paths() -> None:
+    """No key or id reaches another path than its own."""
+    control = remote(httpx2.Response(200)).control
+    for name in ("../workers", "a/b", "", "a b", "a?x"):
+        with pytest.raises(InvalidInput):
+            await control.stats(name)
+        with pytest.raises(InvalidInput):
+            await control.cancel("k", name)
+
+
+async def test_settings_that_this_version_does_not_know_are_not_dropped() -> None:
+    """An older client refuses to read, and so to overwrite, what a newer server knows."""
+    text = QueueSettings().model_dump_json().replace("{", '{"brand_new":1,', 1)
+    with pytest.raises(ConfigurationError, match="this version does not know"):
+        await remote(httpx2.Response(200, text=text)).control.settings("k")
+
+
+async def test_progress_belongs_to_workers() -> None:
+    """What needs a delivery is refused clearly."""
+    delivery = Delivery(task=Task(key="k"), receipt="r", attempt=1, delivered_at=0.0)
+    with pytest.raises(CapabilityMissing):
+        await remote(httpx2.Response(200)).control.progress(delivery, 0.5)
+
+
+async def test_a_question_that_met_a_closed_connection_is_asked_again() -> None:
+    """An idle connection that the server closed is no outage; what changes something is not repeated."""
+    methods: list[str] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        methods.append(request.method)
+        if len(methods) == 1 or request.method != "GET":
+            raise httpx2.RemoteProtocolError("closed", request=request)
+        return httpx2.Response(200, json={"workers": []})
+
+    backend = RemoteBackend("http://h", transport=httpx2.MockTransport(handler))
+    assert await backend.control.workers() == ()
+    with pytest.raises(BackendUnavailable):
+        await backend.control.purge("k")
+    assert methods == ["GET", "GET", "POST"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx2.Response(503, json={"ready": False, "reason": "store"}),
+        httpx2.Response(500, text="?"),
+        httpx2.Response(404),
+    ],
+)
+async def test_health_never_raises(answer: httpx2.Response) -> None:
+    """Whatever a server says, health is an answer."""
+    assert not (await remote(answer).health()).ok
+
+
+@pytest.mark.parametrize("error", [httpx2.ConnectError("x"), ValueError("a bug of a transport")])
+async def test_health_never_raises_without_a_server(error: Exception) -> None:
+    """Nor does it where there is none."""
+
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        raise error
+
+    backend = RemoteBackend("http://h", transport=httpx2.MockTransport(handler))
+    health = await backend.health()
+    assert (health.ok, health.backend) == (False, "server")
+    assert health.details["error"]
+
+
+async def test_health_passes_on_what_the_server_says() -> None:
+    """Ready means that its store serves."""
+    health = await remote(httpx2.Response(200, json={"ready": True, "reason": "ok"})).health()
+    assert health.ok
+    assert health.details == {"url": "http://h/base", "ready": True, "reason": "ok"}
+
+
+async def test_time_is_the_servers() -> None:
+    """Delays count from the store's time as soon as one answer has told it."""
+    headers = {"taskqueue-time": "5000.5"}
+    backend = remote(httpx2.Response(200, json={"workers": []}, headers=headers))
+    assert backend.now() > 1_000_000_000
+    await backend.control.workers()
+    assert 5000.4 < backend.now() < 5005
+
+
+def test_the_quickest_answer_tells_the_time() -> None:
+    """A slow answer does not spoil a good estimate; nonsense does not either; an old one fades."""
+    here = 100.0
+    clock = RemoteClock(monotonic=lambda: here, system=lambda: 7.0)
+    assert clock.now() == 7.0
+    clock.hear("1000", asked=99.8)
+    assert clock.now() == pytest.approx(1000.1)
+    for header, asked in (
+        ("2000", 90.0),
+        ("soon", 100.0),
+        ("nan", 100.0),
+        ("-1", 100.0),
+        (None, 100.0),
+    ):
+        clock.hear(header, asked)
+    assert clock.now() == pytest.approx(1000.1)
+    here = 100_000.0
+    clock.hear("50000", asked=99_999.0)
+    assert clock.now() == pytest.approx(50_000.5)
+
+
+async def test_closing_twice_is_harmless() -> None:
+    """And a closed backend opens again at its next call."""
+    backend = remote(httpx2.Response(200, json={"workers": []}))
+    await backend.control.workers()
+    await backend.aclose()
+    await backend.aclose()

@@ -1,0 +1,241 @@
+"""Publishing through a server: what each answer, and each missing answer, tells the publisher."""
+
+import json
+from collections.abc import Awaitable, Callable
+
+import httpx2
+import msgspec
+import pytest
+
+from taskqueue_core.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    LeaseLost,
+    PublishUnconfirmed,
+)
+from taskqueue_core.queue import Queue
+from taskqueue_core.remote import RemoteBackend
+from taskqueue_core.tasks import Published, Task
+
+Handler = Callable[[httpx2.Request], httpx2.Response | Awaitable[httpx2.Response]]
+URL = "http://127.0.0.1:9"
+
+
+def remote(handler: Handler) -> RemoteBackend:
+    """A backend whose server is a function."""
+    return RemoteBackend(URL, "secret", transport=httpx2.MockTransport(handler))
+
+
+def accepting(request: httpx2.Request) -> httpx2.Response:
+    """A server that accepts everything."""
+    lines = [json.loads(line) for line in request.content.split(b"\n")]
+    answers = [{"key": t["key"], "task_id": t["id"], "status": "accepted"} for t in lines]
+    return httpx2.Response(200, content=b"".join(msgspec.json.encode(a) + b"\n" for a in answers))
+
+
+def problem(status: int, code: str, **more: object) -> httpx2.Response:
+    """An error as the server words it."""
+    told = {"type": "about:blank", "title": "x", "status": status, "code": code, "detail": "why"}
+    return httpx2.Response(status, json=told | more)
+
+
+async def test_a_payload_travels_as_the_bytes_it_is() -> None:
+    """The publisher encodes a payload once: digits, order and blanks arrive as they were."""
+    seen: list[bytes] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request.content)
+        return accepting(request)
+
+    payload = b'{"b": 1.50, "a":[ 12345678901234567890 ]}'
+    await remote(handler).publisher.publish(Task(key="k", id="1", payload=payload))
+    assert payload in seen[0]
+
+
+async def test_a_payload_over_several_lines_stays_one_task() -> None:
+    """D1: a line break between the tokens of a payload does not end the line of a batch."""
+    seen: list[bytes] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request.content)
+        return accepting(request)
+
+    tasks = [Task(key="k", id=str(n), payload=b'{\r\n "a":\n"x\\ny"\n}') for n in range(2)]
+    confirmations = await remote(handler).publisher.publish(*tasks)
+    assert [c.status for c in confirmations] == [Published.ACCEPTED] * 2
+    lines = seen[0].split(b"\n")
+    assert [json.loads(line)["payload"] for line in lines] == [{"a": "x\ny"}] * 2
+
+
+async def test_requests_stay_small() -> None:
+    """Large batches are split by count and by bytes, and confirmed in order."""
+    sizes: list[tuple[int, int]] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        sizes.append((request.content.count(b"\n") + 1, len(request.content)))
+        return accepting(request)
+
+    backend = remote(handler)
+    small = [Task(key="k", id=f"s{n}") for n in range(2500)]
+    large = [Task(key="k", id=f"l{n}", payload=b'"' + b"x" * 250_000 + b'"') for n in range(70)]
+    for tasks in (small, large):
+        confirmations = await backend.publisher.publish(*tasks)
+        assert [c.task_id for c in confirmations] == [t.id for t in tasks]
+    assert [count for count, _ in sizes[:3]] == [1000, 1000, 500]
+    assert len(sizes) > 4
+    assert all(size <= 8 * 1024 * 1024 for _, size in sizes)
+
+
+@pytest.mark.parametrize("error", [httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout])
+async def test_what_was_never_sent_is_unavailable(error: type[httpx2.TransportError]) -> None:
+    """D1: without a connection nothing was stored, and the error says so."""
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        raise error("no", request=request)
+
+    with pytest.raises(BackendUnavailable, match="taskqueue serve"):
+        await remote(handler).publisher.publish(Task(key="k"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [httpx2.ReadTimeout, httpx2.WriteTimeout, httpx2.ReadError, httpx2.RemoteProtocolError],
+)
+async def test_a_lost_answer_is_unconfirmed(error: type[httpx2.TransportError]) -> None:
+    """D1: once something may have been sent, only a publish with the same id tells."""
+    calls = 0
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        nonlocal calls
+        calls += 1
+        raise error("lost", request=request)
+
+    with pytest.raises(PublishUnconfirmed):
+        await remote(handler).publisher.publish(Task(key="k"))
+    assert calls == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (problem(503, "backend_unavailable"), BackendUnavailable),
+        (problem(503, "publish_unconfirmed"), PublishUnconfirmed),
+        (problem(500, "internal"), PublishUnconfirmed),
+        (httpx2.Response(502, text="bad gateway"), PublishUnconfirmed),
+        (httpx2.Response(504), PublishUnconfirmed),
+        (httpx2.Response(503), BackendUnavailable),
+        (problem(401, "unauthenticated"), ConfigurationError),
+        (httpx2.Response(404, text="<html>"), ConfigurationError),
+        (httpx2.Response(301, headers={"location": "/x"}), ConfigurationError),
+        (httpx2.Response(200, text="<html>hello</html>"), PublishUnconfirmed),
+        (httpx2.Response(200, text=""), PublishUnconfirmed),
+        (
+            httpx2.Response(200, text='{"status":"accepted","key":"k","task_id":"other"}'),
+            PublishUnconfirmed,
+        ),
+        (
+            httpx2.Response(200, text='{"status":"perhaps","key":"k","task_id":"1"}'),
+            PublishUnconfirmed,
+        ),
+    ],
+)
+async def test_each_failing_answer_has_its_error(
+    answer: httpx2.Response, error: type[Exception]
+) -> None:
+    """D1: accepted is only what was confirmed, in so many words and for this very task."""
+    with pytest.raises(error):
+        await remote(lambda _: answer).publisher.publish(Task(key="k", id="1"))
+
+
+async def test_a_batch_that_broke_off_is_unconfirmed() -> None:
+    """D1: with one request confirmed and the next never sent, nobody is told that nothing was stored."""
+    calls = 0
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise httpx2.ConnectError("no", request=request)
+        return accepting(request)
+
+    with pytest.raises(PublishUnconfirmed):
+        await remote(handler).publisher.publish(*(Task(key="k") for _ in range(1001)))
+
+
+async def test_sending_again_uses_the_same_ids() -> None:
+    """D1: a publish that went unanswered is resent as it was, and its confirmation counts."""
+    bodies: list[bytes] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        bodies.append(request.content)
+        if len(bodies) < 3:
+            raise httpx2.ReadTimeout("slow", request=request)
+        return accepting(request)
+
+    confirmation = await Queue(remote(handler)).publish("k", {"n": 1})
+    assert confirmation.status is Published.ACCEPTED
+    assert len(bodies) == 3
+    assert len(set(bodies)) == 1
+
+
+async def test_a_line_that_the_server_finds_invalid_is_refused() -> None:
+    """One task that a server with narrower limits will not have does not hold up the others."""
+    first = '{"line":1,"status":"invalid","code":"invalid_input","field":"key","detail":"too long"}'
+    second = '{"key":"k","task_id":"2","status":"duplicate","position":4}'
+    backend = remote(lambda _: httpx2.Response(200, text=f"{first}\n{second}\n"))
+    one, two = await backend.publisher.publish(Task(key="k", id="1"), Task(key="k", id="2"))
+    assert (one.status, one.reason) == (Published.REFUSED, "invalid_input: too long")
+    assert (two.status, two.position) == (Published.DUPLICATE, 4)
+
+
+async def test_a_retry_is_scheduled_without_a_delivery() -> None:
+    """G2: to schedule a retry is a promise of its own, by HTTP too; its token makes it idempotent."""
+    seen: list[dict[str, object]] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        seen.append({"path": request.url.path} | json.loads(request.content))
+        return httpx2.Response(201, json={"key": "k", "task_id": "1", "status": "accepted"})
+
+    task = Task(key="k", id="1", payload=b"[1]")
+    retry = remote(handler).publisher.schedule_retry
+    confirmation = await retry(task, 12.5, error="E", token="t")
+    assert confirmation.status is Published.ACCEPTED
+    (sent,) = seen
+    assert (sent["path"], sent["at"], sent["error"], sent["token"]) == (
+        "/v1/retries",
+        12.5,
+        "E",
+        "t",
+    )
+    assert sent["task"] == {"id": "1", "key": "k", "payload": [1]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (httpx2.Response(500), PublishUnconfirmed),
+        (problem(503, "backend_unavailable"), BackendUnavailable),
+        (problem(409, "lease_lost"), LeaseLost),
+        (httpx2.Response(201, text="?"), PublishUnconfirmed),
+    ],
+)
+async def test_each_failing_retry_has_its_error(
+    answer: httpx2.Response, error: type[Exception]
+) -> None:
+    """D1: a retry is scheduled only if the server said so."""
+    with pytest.raises(error):
+        await remote(lambda _: answer).publisher.schedule_retry(Task(key="k"), 1.0)
+
+
+async def test_the_token_is_shown_to_the_server_and_to_nobody_else() -> None:
+    """The token travels in its header, and no error repeats it."""
+    seen: list[str] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request.headers["authorization"])
+        return problem(403, "forbidden")
+
+    with pytest.raises(ConfigurationError) as caught:
+        await remote(handler).publisher.publish(Task(key="k"))
+    assert seen == ["Bearer secret"]
+    assert "secret" not in str(caught.value)

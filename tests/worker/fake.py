@@ -1,0 +1,253 @@
+"""A server that does exactly what a test tells it to, and a worker that runs beside the test."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import TypeVar
+
+import msgspec
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
+
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.protocol.frames import (
+    SUBPROTOCOL,
+    Ack,
+    Bye,
+    ClientFrame,
+    DeadLetter,
+    Deliver,
+    Hello,
+    Ping,
+    Pong,
+    Redeliver,
+    Retry,
+    ServerFrame,
+    Settled,
+    Welcome,
+    WireDelivery,
+    WireLimits,
+    WireTask,
+    decode_client,
+    encode,
+)
+from taskqueue_core.worker import Worker
+
+F = TypeVar("F", bound=ClientFrame)
+PATIENCE = 5.0
+_numbers = itertools.count(1)
+
+
+def work(
+    payload: object = None, *, key: str = "work", receipt: str | None = None, attempt: int = 1
+) -> WireDelivery:
+    """Make a delivery."""
+    number = next(_numbers)
+    task = WireTask(id=f"t{number}", key=key, payload=msgspec.Raw(msgspec.json.encode(payload)))
+    return WireDelivery(
+        receipt=receipt or f"r{number}", attempt=attempt, delivered_at=0.0, task=task
+    )
+
+
+def receipts_of(frame: ClientFrame) -> list[str]:
+    """Return the receipts that a frame settles."""
+    match frame:
+        case Ack(receipts=receipts) | Redeliver(receipts=receipts):
+            return receipts
+        case Retry(receipt=receipt) | DeadLetter(receipt=receipt):
+            return [receipt]
+    return []
+
+
+class Peer:
+    """One worker's connection, from the server's side."""
+
+    def __init__(self, socket: ServerConnection, hello: Hello) -> None:
+        """Pings are answered and settlements confirmed, as long as ``pongs`` and ``confirms`` say so."""
+        self.socket = socket
+        self.hello = hello
+        self.pongs = True
+        self.confirms = True
+        self.log: list[ClientFrame] = []
+        self.ended = asyncio.Event()
+        self._queues: dict[type[object], asyncio.Queue[ClientFrame]] = defaultdict(asyncio.Queue)
+
+    async def welcome(
+        self, *, lease: float = 30.0, adopted: list[str] | None = None, **limits: int
+    ) -> None:
+        """Welcome the worker; everything that it holds is adopted unless told otherwise."""
+        await self.send(
+            Welcome(
+                connection_id="c1",
+                lease=lease,
+                server="fake",
+                limits=WireLimits(**limits),
+                adopted=self.hello.holding if adopted is None else adopted,
+            )
+        )
+
+    async def send(self, frame: ServerFrame) -> None:
+        """Send one frame."""
+        await self.socket.send(encode(frame))
+
+    async def deliver(self, *deliveries: WireDelivery) -> None:
+        """Send deliveries in one frame."""
+        await self.send(Deliver(deliveries=list(deliveries)))
+
+    async def next(self, kind: type[F]) -> F:
+        """Return the next frame of a kind."""
+        async with asyncio.timeout(PATIENCE):
+            frame = await self._queues[kind].get()
+        assert isinstance(frame, kind)
+        return frame
+
+    async def heard(self) -> None:
+        """Wait until the worker has read all that was sent before."""
+        await self.send(Ping(n=99))
+        while (await self.next(Pong)).n != 99:
+            pass
+
+    def count(self, kind: type[ClientFrame]) -> int:
+        """Say how many frames of a kind came so far."""
+        return sum(isinstance(frame, kind) for frame in self.log)
+
+    def settled(self) -> list[str]:
+        """Return all receipts that were settled so far, in order."""
+        return [receipt for frame in self.log for receipt in receipts_of(frame)]
+
+    async def end(self) -> None:
+        """Wait for the connection to end."""
+        async with asyncio.timeout(PATIENCE):
+            await self.ended.wait()
+
+    def cut(self) -> None:
+        """Break the connection without a close frame."""
+        self.socket.transport.abort()
+
+    async def pump(self) -> None:
+        """Read frames until the end."""
+        try:
+            async for text in self.socket:
+                frame = decode_client(text)
+                self.log.append(frame)
+                if isinstance(frame, Ping) and self.pongs:
+                    await self.send(Pong(n=frame.n))
+                if self.confirms and (receipts := receipts_of(frame)):
+                    await self.send(Settled(ok=receipts))
+                self._queues[type(frame)].put_nowait(frame)
+                if isinstance(frame, Bye):
+                    break
+        except ConnectionClosed:
+            pass
+        finally:
+            self.ended.set()
+
+
+class FakeServer:
+    """Accepts workers, one after another."""
+
+    def __init__(self) -> None:
+        """Not listening yet."""
+        self.port = 0
+        self.refuse: HTTPStatus | None = None
+        self.handshakes = 0
+        self._peers: asyncio.Queue[Peer] = asyncio.Queue()
+        self._server: Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listen, on the same port as before."""
+        self._server = await serve(
+            self._serve,
+            "127.0.0.1",
+            self.port,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            process_request=self._process,
+            ping_interval=None,
+            compression=None,
+            close_timeout=0.5,
+        )
+        self.port = next(iter(self._server.sockets)).getsockname()[1]
+
+    async def close(self) -> None:
+        """Listen no more, and close every connection."""
+        if self._server:
+            self._server.close()
+            await self._server.wait_closed()
+            self._server = None
+
+    async def accept(self) -> Peer:
+        """Return the next worker, which has said hello."""
+        async with asyncio.timeout(PATIENCE):
+            return await self._peers.get()
+
+    async def welcomed(self, *, lease: float = 30.0) -> Peer:
+        """Return the next worker, welcomed."""
+        peer = await self.accept()
+        await peer.welcome(lease=lease)
+        return peer
+
+    async def _process(self, socket: ServerConnection, _request: Request) -> Response | None:
+        self.handshakes += 1
+        return None if self.refuse is None else socket.respond(self.refuse, "no\n")
+
+    async def _serve(self, socket: ServerConnection) -> None:
+        try:
+            hello = decode_client(await socket.recv())
+        except (ConnectionClosed, TaskQueueError):
+            return
+        assert isinstance(hello, Hello)
+        peer = Peer(socket, hello)
+        self._peers.put_nowait(peer)
+        await peer.pump()
+
+
+@asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[Future[None]]:
+    """Run a worker in a thread with a loop of its own, so that its handlers cannot stop the test.
+
+    The future gets what `Worker.serve` does; the test has to look at its error, if it expects one.
+    """
+    ended: Future[None] = Future()
+
+    def serve_it() -> None:
+        try:
+            asyncio.run(worker.serve())
+        except BaseException as error:  # noqa: BLE001 - it is for the test to judge
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    thread = threading.Thread(target=serve_it)
+    thread.start()
+    try:
+        yield ended
+    finally:
+        worker.stop(now=True)
+        await asyncio.to_thread(thread.join, 15)
+        assert not thread.is_alive()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something that happens in another thread is so."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - an event of this loop cannot be set from there
+            await asyncio.sleep(0.002)
+
+
+async def outcome(ended: Future[None]) -> BaseException | None:
+    """Wait for the worker's end; return its error."""
+    return await asyncio.to_thread(ended.exception, PATIENCE * 2)

@@ -1,0 +1,430 @@
+"""The client session alone: frames in, frames out, and the books in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskqueue_core.errors import ProtocolViolation
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.client_session import (
+    ClientSession,
+    Complained,
+    Delivered,
+    Draining,
+    Event,
+    Revoked,
+    SessionState,
+    StoreChanged,
+    Welcomed,
+)
+from taskqueue_core.protocol.frames import (
+    Ack,
+    Bye,
+    ClientFrame,
+    Credit,
+    DeadLetter,
+    Degraded,
+    Deliver,
+    Drain,
+    Error,
+    Hello,
+    Ping,
+    Pong,
+    Progress,
+    Redeliver,
+    Retry,
+    Revoke,
+    ServerFrame,
+    Settled,
+    Welcome,
+    WireLimits,
+    decode_client,
+    encode,
+)
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
+from tests.worker.fake import receipts_of, work
+
+
+def sent(session: ClientSession) -> list[ClientFrame]:
+    """Return what the session sends now."""
+    return [decode_client(text) for text in session.outgoing()]
+
+
+def get(session: ClientSession, frame: ServerFrame) -> list[Event]:
+    """Let the session receive a frame."""
+    return session.receive(encode(frame))
+
+
+def welcome(*adopted: str, **limits: int) -> Welcome:
+    """Make a welcome."""
+    return Welcome(
+        connection_id="c1",
+        lease=9.0,
+        server="x",
+        adopted=list(adopted),
+        limits=WireLimits(**limits),
+    )
+
+
+def ready(capacity: int = 3, **limits: int) -> ClientSession:
+    """Return a session that was welcomed."""
+    session = ClientSession("w1", ["a", "b"], capacity, "secret")
+    session.connected()
+    (hello,) = sent(session)
+    assert hello == Hello(worker_id="w1", keys=["a", "b"], credit=capacity, token="secret")
+    assert get(session, welcome(**limits)) == [Welcomed("c1", 0, 0)]
+    assert session.state is SessionState.READY
+    assert session.lease == 9.0
+    return session
+
+
+def reconnected(session: ClientSession, *adopted: str) -> tuple[Hello, list[Event]]:
+    """Break the connection and make a new one; return the hello and what the welcome meant."""
+    session.disconnected()
+    session.connected()
+    (hello,) = sent(session)
+    assert isinstance(hello, Hello)
+    return hello, get(session, welcome(*adopted))
+
+
+def test_work_settlement_and_credit_go_round() -> None:
+    """REV-E1: an outcome is kept until the server confirms it; a slot is asked for again once it is free."""
+    session = ready()
+    one, two = work(receipt="r1"), work(receipt="r2")
+    assert get(session, Deliver(deliveries=[one, two])) == [Delivered([one, two])]
+    assert (session.held, session.granted) == (2, 1)
+    session.finish("r1", Success(b"1"))
+    assert sent(session) == [Ack(receipts=["r1"], results={"r1": msgspec.Raw(b"1")}), Credit(n=1)]
+    assert sent(session) == []
+    assert session.unconfirmed == 1
+    assert get(session, Settled(ok=["r1"])) == []
+    assert session.unconfirmed == 0
+    assert session.settle("r2", Failed("broken"))
+    assert sent(session) == [Retry(receipt="r2", error="broken")]
+    session.free()
+    assert sent(session) == [Credit(n=1)]
+
+
+def test_each_outcome_has_its_frame() -> None:
+    """Acks and hand-backs are batched; texts are cut and made encodable."""
+    session = ready(capacity=8)
+    get(session, Deliver(deliveries=[work(receipt=f"r{n}") for n in range(8)]))
+    outcomes: list[Outcome] = [
+        Success(),
+        HandBack(),
+        RetryLater(2.5, "soon"),
+        Failed("\ud800" + "x" * 9999),
+        Rejected("no", "why"),
+        Rejected("no"),
+        HandBack(),
+        Success(),
+    ]
+    for number, outcome in enumerate(outcomes):
+        session.settle(f"r{number}", outcome)
+    assert sent(session) == [
+        Retry(receipt="r2", error="soon", delay=2.5),
+        Retry(receipt="r3", error="?" + "x" * (LIMITS.text - 1)),
+        DeadLetter(receipt="r4", reason="no", error="why"),
+        DeadLetter(receipt="r5", reason="no"),
+        Ack(receipts=["r0", "r7"]),
+        Redeliver(receipts=["r1", "r6"]),
+    ]
+
+
+def test_a_reconnect_repeats_nothing_and_loses_nothing() -> None:
+    """What is held or unconfirmed is named; what is adopted is sent again; the rest is revoked or dropped."""
+    session = ready(capacity=5)
+    get(session, Deliver(deliveries=[work(receipt=f"r{n}") for n in range(5)]))
+    session.finish("r0", Success())
+    session.finish("r1", Success())
+    assert len(sent(session)) == 2
+    session.finish("r2", Failed("x"))
+    hello, events = reconnected(session, "r1", "r2", "r3")
+    assert hello.holding == ["r3", "r4", "r0", "r1", "r2"]
+    assert hello.credit == 3
+    assert events == [Welcomed("c1", 3, 2), Revoked(["r4"])]
+    assert sent(session) == [Retry(receipt="r2", error="x"), Ack(receipts=["r1"])]
+    get(session, Settled(ok=["r1"], lease_lost=["r2"]))
+    assert (session.unconfirmed, session.held) == (0, 1)
+    assert not session.settle("r4", Success())
+    assert reconnected(session, "r3")[0].holding == ["r3"]
+    assert sent(session) == []
+
+
+def test_a_stale_receipt_is_dropped() -> None:
+    """REV-E1: lease_lost ends a receipt here, also one that is running."""
+    session = ready()
+    get(session, Deliver(deliveries=[work(receipt="r1"), work(receipt="r2")]))
+    assert session.settle("r1", Success())
+    assert get(session, Settled(lease_lost=["r1", "r2", "r9"])) == [Revoked(["r2"])]
+    assert get(session, Revoke(receipts=["r2"])) == []
+    assert not session.settle("r2", Success())
+    assert sent(session) == []  # the slots are free once their handlers have ended
+    session.free()
+    session.free()
+    assert sent(session) == [Credit(n=2)]
+
+
+def test_what_exceeds_the_capacity_goes_back() -> None:
+    """A full, shrunk or stopped worker hands back at once, without an attempt spent."""
+    session = ready(capacity=2)
+    session.resize(1)
+    get(session, Deliver(deliveries=[work(receipt="r1"), work(receipt="r2")]))
+    assert sent(session) == [Redeliver(receipts=["r2"])]
+    session.resize(0)
+    session.finish("r1", Success())
+    assert sent(session) == [Ack(receipts=["r1"])]
+    assert get(session, Deliver(deliveries=[work(receipt="r3")])) == []
+    assert sent(session) == [Redeliver(receipts=["r3"])]
+    session.resize(2)
+    assert sent(session) == [Credit(n=2)]
+
+
+def test_the_same_delivery_twice_is_one() -> None:
+    """A receipt that is held or on its way is not run again, though each delivery uses up a credit."""
+    session = ready()
+    one = work(receipt="r1")
+    assert get(session, Deliver(deliveries=[one, one])) == [Delivered([one])]
+    session.settle("r1", Success())
+    assert get(session, Deliver(deliveries=[one])) == []
+    assert sent(session) == [Ack(receipts=["r1"]), Credit(n=2)]
+
+
+def test_batches_stay_within_the_limits() -> None:
+    """Neither a frame's bytes nor its number of receipts exceeds what the server accepts."""
+    session = ready(capacity=100, batch=30, frame=4000)
+    get(session, Deliver(deliveries=[work(receipt=f"r{n}") for n in range(100)]))
+    for number in range(100):
+        outcome = HandBack() if number < 40 else Success(b'"' + b"x" * 100 + b'"')
+        session.finish(f"r{number}", outcome)
+    texts = list(session.outgoing())
+    frames = [decode_client(text) for text in texts]
+    assert max(map(len, texts)) <= 4000
+    assert max(len(receipts_of(frame)) for frame in frames) <= 30
+    settled = [receipt for frame in frames for receipt in receipts_of(frame)]
+    assert sorted(settled) == sorted(f"r{n}" for n in range(100))
+
+
+def test_progress_is_merged_and_ends_with_the_verdict() -> None:
+    """The last value of each receipt counts; none is sent for a receipt that is settled, or was never here."""
+    session = ready()
+    get(session, Deliver(deliveries=[work(receipt="r1"), work(receipt="r2")]))
+    for value in (0.1, 0.2):
+        session.progress("r1", value)
+    session.progress("r2", "text")
+    session.progress("r9", 1.0)
+    session.settle("r2", Success())
+    assert sent(session) == [Progress(receipt="r1", value=0.2), Ack(receipts=["r2"])]
+
+
+def test_pings_go_both_ways() -> None:
+    """A ping is answered in any state with a connection, even before the welcome."""
+    session = ClientSession("w", ["a"], 1)
+    session.connected()
+    get(session, Ping(n=7))
+    assert sent(session) == [Hello(worker_id="w", keys=["a"], credit=1), Pong(n=7)]
+    get(session, welcome())
+    session.ping()
+    session.ping()
+    assert sent(session) == [Ping(n=1)]
+    assert get(session, Pong(n=1)) == []
+
+
+def test_a_draining_server_gets_outcomes_and_no_credit() -> None:
+    """The next connection starts afresh."""
+    session = ready()
+    get(session, Deliver(deliveries=[work(receipt="r1")]))
+    assert get(session, Drain(seconds=3.0)) == [Draining(3.0)]
+    session.finish("r1", Success())
+    assert sent(session) == [Ack(receipts=["r1"])]
+    assert reconnected(session)[0].credit == 3
+
+
+def test_bye_comes_last_and_closes() -> None:
+    """After a bye nothing is sent, received or connected."""
+    session = ready()
+    get(session, Deliver(deliveries=[work(receipt="r1")]))
+    session.resize(0)
+    session.finish("r1", Success())
+    session.bye()
+    assert sent(session) == [Ack(receipts=["r1"]), Bye()]
+    assert session.state is SessionState.CLOSED
+    assert sent(session) == []
+    session.disconnected()
+    with pytest.raises(ProtocolViolation, match="closed"):
+        session.connected()
+    with pytest.raises(ProtocolViolation, match="closed"):
+        get(session, Ping())
+
+
+def test_other_frames_are_events() -> None:
+    """Trouble of the store and complaints are told, cut to a sane length."""
+    session = ready()
+    assert get(session, Degraded(reason="down")) == [StoreChanged(ok=False, reason="down")]
+    assert get(session, Degraded(ok=True)) == [StoreChanged(ok=True, reason="")]
+    assert get(session, Error(code="c" * 99, message="m" * 999)) == [
+        Complained("c" * 50, "m" * 200)
+    ]
+
+
+@pytest.mark.parametrize(
+    "frame", [Deliver(deliveries=[]), Settled(), Revoke(receipts=["r"]), Drain(seconds=1.0)]
+)
+def test_frames_before_the_welcome_are_refused(frame: ServerFrame) -> None:
+    """Guards on every receive: the order of frames is part of the protocol."""
+    session = ClientSession("w", ["a"], 1)
+    with pytest.raises(ProtocolViolation, match="connecting"):
+        get(session, frame)
+    session.connected()
+    sent(session)
+    if not isinstance(frame, Revoke):
+        with pytest.raises(ProtocolViolation, match="greeting") as caught:
+            get(session, frame)
+        assert caught.value.fatal
+
+
+def test_a_welcome_is_expected_once_and_after_the_hello() -> None:
+    """A second one, an early one, or one with an impossible lease is a violation."""
+    session = ready()
+    with pytest.raises(ProtocolViolation, match="ready"):
+        get(session, welcome())
+    session = ClientSession("w", ["a"], 1)
+    session.connected()
+    with pytest.raises(ProtocolViolation, match="before the hello"):
+        get(session, welcome())
+    sent(session)
+    with pytest.raises(ProtocolViolation, match="lease"):
+        get(session, Welcome(connection_id="c", lease=0.0, server="x"))
+
+
+def test_an_unknown_frame_is_passed_over() -> None:
+    """Fault A13: a newer server may say more than we understand; nonsense ends the connection."""
+    session = ready()
+    with pytest.raises(ProtocolViolation) as caught:
+        session.receive('{"type":"newer","x":1}')
+    assert not caught.value.fatal
+    assert get(session, Ping(n=1)) == []
+    for text in ("[]", "{", '{"type":"deliver"}', "\x00"):
+        with pytest.raises(ProtocolViolation) as caught:
+            session.receive(text)
+        assert caught.value.fatal
+
+
+def test_unconfirmed_outcomes_bound_the_credit() -> None:
+    """Fault B7: a server that confirms nothing gets no more work done than it can be told about in one hello."""
+    session = ready(capacity=LIMITS.credit)
+    for start in range(0, LIMITS.credit, 1000):
+        batch = [work(receipt=f"r{n}") for n in range(start, start + 1000)]
+        get(session, Deliver(deliveries=batch))
+    for number in range(LIMITS.credit):
+        session.finish(f"r{number}", Success())
+    assert {type(frame) for frame in sent(session)} == {Ack}
+    get(session, Settled(ok=["r1", "r2"]))
+    assert sent(session) == [Credit(n=2)]
+
+
+class Books:
+    """A session beside what must be true of it."""
+
+    def __init__(self) -> None:
+        """Begin with a capacity of 4."""
+        self.session = ready(capacity=4)
+        self.running: list[str] = []
+        self.zombies = 0
+        """slots of handlers whose receipts are gone"""
+        self.finished: set[str] = set()
+        self.gone: set[str] = set()
+        """confirmed, or lost"""
+        self.wire: list[str] = []
+        """settled on this connection"""
+        self.count = 0
+
+    def deliver(self, n: int) -> None:
+        """Let ``n + 1`` deliveries come, with or without credit."""
+        batch = [work(receipt=f"r{self.count + i}") for i in range(n + 1)]
+        self.count += len(batch)
+        for event in get(self.session, Deliver(deliveries=batch)):
+            assert isinstance(event, Delivered)
+            self.running += [delivery.receipt for delivery in event.deliveries]
+        self.finished |= {delivery.receipt for delivery in batch} - set(self.running)
+
+    def finish(self, n: int) -> None:
+        """End a handler, or one whose receipt is gone."""
+        if self.running:
+            receipt = self.running.pop(n % len(self.running))
+            self.finished.add(receipt)
+            self.session.finish(receipt, Success())
+        elif self.zombies:
+            self.zombies -= 1
+            self.session.free()
+
+    def send(self, _: int) -> None:
+        """Send: no receipt is settled twice on one connection."""
+        new = [receipt for frame in sent(self.session) for receipt in receipts_of(frame)]
+        assert not set(new) & set(self.wire)
+        self.wire += new
+
+    def confirm(self, _: int) -> None:
+        """Confirm all that was sent."""
+        self.gone |= set(self.wire)
+        assert get(self.session, Settled(ok=self.wire)) == []
+
+    def revoke(self, n: int) -> None:
+        """Take a running one away."""
+        if self.running:
+            receipt = self.running[n % len(self.running)]
+            self.lose(get(self.session, Revoke(receipts=[receipt])))
+
+    def reconnect(self, n: int) -> None:
+        """Come back, and keep some of what is held."""
+        self.session.disconnected()
+        self.session.connected()
+        (hello,) = sent(self.session)
+        assert isinstance(hello, Hello)
+        assert set(hello.holding) == set(self.running) | (self.finished - self.gone)
+        adopted = [receipt for i, receipt in enumerate(hello.holding) if n >> i % 3 & 1]
+        self.gone |= self.finished & (set(hello.holding) - set(adopted))
+        self.lose(get(self.session, welcome(*adopted)))
+        self.wire = []
+
+    def resize(self, n: int) -> None:
+        """Change the capacity."""
+        self.session.resize(n % 5)
+
+    def lose(self, events: list[Event]) -> None:
+        """Note what the events take away."""
+        for event in events:
+            if isinstance(event, Revoked):
+                self.running = [r for r in self.running if r not in event.receipts]
+                self.zombies += len(event.receipts)
+
+    def check(self) -> None:
+        """Whatever happened, nothing is run beyond the capacity, and every outcome is confirmed, lost or still kept."""
+        assert self.session.held == len(self.running)
+        assert self.session.unconfirmed == len(self.finished - self.gone)
+        assert self.session.granted + len(self.running) + self.zombies <= 4
+
+
+VERBS = (
+    Books.deliver,
+    Books.finish,
+    Books.send,
+    Books.confirm,
+    Books.revoke,
+    Books.reconnect,
+    Books.resize,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 7)), max_size=40))
+def test_the_books_always_balance(steps: list[tuple[Callable[[Books, int], None], int]]) -> None:
+    """REV-E1, fault G5: in any order of deliveries, outcomes, losses and reconnects."""
+    books = Books()
+    for verb, n in steps:
+        verb(books, n)
+        books.check()

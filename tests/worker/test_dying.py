@@ -1,0 +1,129 @@
+"""Workers that die, and what the server sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.protocol.frames import Ack, Bye, Ping, Redeliver
+from tests.worker.fake import FakeServer, Peer, work
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+@asynccontextmanager
+async def process(server: FakeServer, grace: float = 5.0) -> AsyncIterator[tuple[Process, Peer]]:
+    """Start a worker in a process; yield it with its connection."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, str(PROGRAM), server.url, str(grace), stdout=DEVNULL, stderr=PIPE
+    )
+    try:
+        yield child, await server.welcomed(lease=1.0)
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def ended(child: Process) -> int:
+    """Return the exit code."""
+    async with asyncio.timeout(10):
+        return await child.wait()
+
+
+@pytest.mark.parametrize(("key", "code"), [("exit", 9), ("abort", -signal.SIGABRT)])
+async def test_a_crash_settles_nothing(server: FakeServer, key: str, code: int) -> None:
+    """Fault A11, OPEN-A5: no verdict and no bye, so the server counts a loss and delivers again."""
+    async with process(server) as (child, peer):
+        await peer.deliver(work(key=key), work(60, key="sleep"))
+        assert await ended(child) == code
+        await peer.end()
+        assert peer.settled() == []
+        assert peer.count(Bye) == 0
+
+
+async def test_a_kill_before_the_ack_settles_nothing(server: FakeServer) -> None:
+    """Fault A1, fault A2: SIGKILL while running."""
+    async with process(server) as (child, peer):
+        await peer.deliver(work(60, key="sleep"))
+        await peer.next(Ping)
+        child.kill()
+        assert await ended(child) == -signal.SIGKILL
+        await peer.end()
+        assert peer.settled() == []
+
+
+@pytest.mark.parametrize("key", ["sys.exit", "sys.exit.thread"])
+async def test_exiting_is_no_verdict(server: FakeServer, key: str) -> None:
+    """Fault A11: the other tasks are finished, this one counts as lost, and the process ends as the handler wanted."""
+    async with process(server) as (child, peer):
+        other = work(0.2, key="sleep")
+        await peer.deliver(other, work(key=key))
+        assert await ended(child) == 7
+        await peer.end()
+        assert peer.settled() == [other.receipt]
+        assert peer.count(Ack) == 1
+        assert peer.count(Bye) == 0
+
+
+async def test_an_interrupt_hands_back(server: FakeServer) -> None:
+    """An operator's Ctrl-C is not the task's fault, even where it hits a handler."""
+    async with process(server) as (child, peer):
+        await peer.deliver(task := work(key="interrupt"))
+        assert (await peer.next(Redeliver)).receipts == [task.receipt]
+        await peer.next(Bye)
+        assert await ended(child) != 0
+
+
+async def test_the_first_signal_lets_tasks_finish(server: FakeServer) -> None:
+    """SIGTERM: what runs is finished, then the process ends well."""
+    async with process(server) as (child, peer):
+        await peer.deliver(task := work(0.3, key="sleep"))
+        await peer.next(Ping)
+        child.send_signal(signal.SIGTERM)
+        assert (await peer.next(Ack)).receipts == [task.receipt]
+        await peer.next(Bye)
+        assert await ended(child) == 0
+
+
+async def test_the_second_signal_hands_everything_back(server: FakeServer) -> None:
+    """SIGINT twice: a hanging thread does not keep the process from ending."""
+    async with process(server, grace=60) as (child, peer):
+        tasks = [work(60, key="sleep"), work(key="hang")]
+        await peer.deliver(*tasks)
+        await peer.next(Ping)
+        child.send_signal(signal.SIGINT)
+        assert child.stderr
+        async with asyncio.timeout(5):
+            while b"stopping; a second signal" not in await child.stderr.readline():
+                pass
+        assert peer.settled() == []
+        child.send_signal(signal.SIGINT)
+        await peer.next(Bye)
+        assert await ended(child) == 0
+        assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
+
+
+async def test_a_frozen_worker_is_told_that_it_lost_its_tasks(server: FakeServer) -> None:
+    """Fault A4: after SIGSTOP and SIGCONT it comes back, learns that its task has moved on, and does not ack it."""
+    async with process(server) as (child, before):
+        await before.deliver(task := work(60, key="sleep"))
+        await before.next(Ping)
+        child.send_signal(signal.SIGSTOP)
+        before.cut()
+        child.send_signal(signal.SIGCONT)
+        after = await server.accept()
+        assert after.hello.holding == [task.receipt]
+        await after.welcome(adopted=[])
+        await after.deliver(other := work(0.0, key="sleep"))
+        assert (await after.next(Ack)).receipts == [other.receipt]
+        child.send_signal(signal.SIGTERM)
+        await after.next(Bye)
+        assert after.settled() == [other.receipt]

@@ -1,0 +1,368 @@
+"""A task's way through a worker: executed, then settled, by exactly one verb."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import msgspec
+import pytest
+
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.frames import (
+    Ack,
+    Bye,
+    Credit,
+    DeadLetter,
+    Progress,
+    Redeliver,
+    Retry,
+    Revoke,
+)
+from taskqueue_core.worker import Context, Reject, Worker
+from taskqueue_core.worker import Retry as Again
+from tests.worker.fake import FakeServer, outcome, running, until, work
+
+
+async def test_ack_comes_after_execution_and_carries_the_result(server: FakeServer) -> None:
+    """REV-E1, D5: nothing is acked before its handler has returned."""
+    worker = Worker(server.url)
+    gate = threading.Event()
+
+    @worker.task("work")
+    def wait(n: int) -> dict[str, int]:
+        assert gate.wait(5)
+        return {"n": n + 1}
+
+    async with running(worker):
+        peer = await server.welcomed()
+        assert peer.hello.keys == ["work"]
+        assert peer.hello.credit == 10
+        task = work({"n": 1})
+        await peer.deliver(task)
+        await peer.deliver(work("not a number"))
+        assert (await peer.next(DeadLetter)).reason == "invalid_payload"
+        assert peer.count(Ack) == 0
+        gate.set()
+        ack = await peer.next(Ack)
+        assert ack.receipts == [task.receipt]
+        assert msgspec.json.decode(ack.results[task.receipt]) == {"n": 2}
+
+
+async def test_none_is_no_result(server: FakeServer) -> None:
+    """A handler that returns nothing stores nothing; its slot is free again."""
+    worker = Worker(server.url, concurrency=1)
+
+    @worker.task("work")
+    async def count(n: int) -> None:
+        await asyncio.sleep(n / 1000)
+
+    async with running(worker):
+        peer = await server.welcomed()
+        await peer.deliver(work(1))
+        assert (await peer.next(Ack)).results == {}
+        assert (await peer.next(Credit)).n == 1
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_each_outcome_has_its_verb(server: FakeServer, *, sync: bool) -> None:
+    """REV-E1: an ack, a retry and a dead letter are three frames.
+
+    Errors travel as "Type: message", cut to the limit.
+    """
+    worker = Worker(server.url)
+    cases: dict[str, object] = {
+        "retry": Again(delay=5, error="later"),
+        "returned": "returned",
+        "reject": Reject("bad", "because"),
+        "error": ValueError("wrong"),
+        "long": ValueError("x" * 100_000),
+        "memory": MemoryError(),
+    }
+
+    def act(case: str) -> object:
+        found = cases[case]
+        if isinstance(found, BaseException):
+            raise found
+        return Again()
+
+    if sync:
+        worker.task("work")(act)
+    else:
+
+        @worker.task("work")
+        async def act_async(case: str) -> object:
+            return act(case)
+
+    async with running(worker):
+        peer = await server.welcomed()
+        tasks = {case: work(case) for case in cases}
+        await peer.deliver(*tasks.values())
+        retries = {(frame := await peer.next(Retry)).receipt: frame for _ in range(5)}
+        by_case = {case: retries.get(task.receipt) for case, task in tasks.items()}
+        assert by_case["retry"] == Retry(receipt=tasks["retry"].receipt, error="later", delay=5)
+        assert by_case["returned"] == Retry(
+            receipt=tasks["returned"].receipt, error="retry requested"
+        )
+        assert by_case["error"] == Retry(receipt=tasks["error"].receipt, error="ValueError: wrong")
+        assert by_case["long"] is not None
+        assert len(by_case["long"].error) == LIMITS.text
+        assert by_case["memory"] == Retry(receipt=tasks["memory"].receipt, error="MemoryError")
+        assert await peer.next(DeadLetter) == DeadLetter(
+            receipt=tasks["reject"].receipt, reason="bad", error="because"
+        )
+        assert peer.count(Ack) == 0
+
+
+@pytest.mark.parametrize(
+    "value", [object(), {1j}, "x" * LIMITS.result], ids=("object", "complex", "long")
+)
+async def test_a_result_that_cannot_be_stored_is_a_dead_letter(
+    server: FakeServer, value: object
+) -> None:
+    """Running it again would only give the same result."""
+    worker = Worker(server.url)
+
+    @worker.task("work")
+    async def give() -> object:
+        return value
+
+    async with running(worker):
+        peer = await server.welcomed()
+        await peer.deliver(work())
+        frame = await peer.next(DeadLetter)
+        assert frame.reason == "invalid_result"
+        assert "xxx" not in (frame.error or "")
+
+
+async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer) -> None:
+    """The handler is not called, no attempt is wasted on it, and the worker goes on."""
+    worker = Worker(server.url)
+    calls = []
+
+    @worker.task("work")
+    async def act(count: int, *, name: str) -> None:
+        calls.append((count, name))
+
+    async with running(worker):
+        peer = await server.welcomed()
+        await peer.deliver(work({"count": "secret", "extra": "secret"}))
+        frame = await peer.next(DeadLetter)
+        assert frame.reason == "invalid_payload"
+        assert frame.error == "count int_parsing; name is missing; extra is not a parameter"
+        await peer.deliver(work({"count": 1, "name": "a"}))
+        await peer.next(Ack)
+        assert calls == [(1, "a")]
+
+
+async def test_an_unknown_key_is_handed_back(server: FakeServer) -> None:
+    """Fault A14: a task that this worker never subscribed to is not acked and costs no attempt."""
+    worker = Worker(server.url)
+    worker.task("work")(lambda: None)
+    async with running(worker):
+        peer = await server.welcomed()
+        task = work(key="os.system")
+        await peer.deliver(task)
+        assert (await peer.next(Redeliver)).receipts == [task.receipt]
+        assert peer.settled() == [task.receipt]
+
+
+async def test_never_more_than_the_concurrency_at_once(server: FakeServer) -> None:
+    """With a prefetch more may wait here; what the server sends beyond its credit goes back."""
+    worker = Worker(server.url, concurrency=3, prefetch=2)
+    gate = threading.Event()
+    entered = threading.Semaphore(0)
+    inside: set[int] = set()
+    most = []
+
+    @worker.task("work")
+    def wait(n: int) -> None:
+        inside.add(n)
+        most.append(len(inside))
+        entered.release()
+        assert gate.wait(5)
+        inside.remove(n)
+
+    async with running(worker):
+        peer = await server.welcomed()
+        assert peer.hello.credit == 5
+        tasks = [work(n) for n in range(7)]
+        await peer.deliver(*tasks)
+        assert (await peer.next(Redeliver)).receipts == [task.receipt for task in tasks[5:]]
+        for _ in range(3):
+            assert await asyncio.to_thread(entered.acquire, timeout=5)
+        gate.set()
+        done: list[str] = []
+        while len(done) < 5:
+            done += (await peer.next(Ack)).receipts
+        assert sorted(done) == sorted(task.receipt for task in tasks[:5])
+        assert max(most) == 3
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_a_timeout_fails_the_attempt(server: FakeServer, *, sync: bool) -> None:
+    """An async handler is cancelled; a synchronous one keeps its slot until it ends, and its result is discarded."""
+    worker = Worker(server.url, concurrency=1)
+    gate = threading.Event()
+    seen = []
+
+    if sync:
+
+        @worker.task("work", timeout=0.05)
+        def wait(context: Context) -> str:
+            assert gate.wait(5)
+            seen.append(context.revoked)
+            return "too late"
+    else:
+
+        @worker.task("work", timeout=0.05)
+        async def sleep(context: Context) -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                seen.append(context.revoked)
+
+    async with running(worker):
+        peer = await server.welcomed()
+        task = work()
+        await peer.deliver(task)
+        assert (await peer.next(Retry)).error == "timeout after 0.05 s"
+        if sync:
+            assert peer.count(Credit) == 0
+            gate.set()
+        assert (await peer.next(Credit)).n == 1
+        assert seen == [True]
+        assert peer.settled() == [task.receipt]
+
+
+async def test_progress_from_a_coroutine_and_from_a_thread(server: FakeServer) -> None:
+    """Progress needs no await, and goes out at once."""
+    worker = Worker(server.url)
+    gate = threading.Event()
+
+    @worker.task("async")
+    async def one(context: Context) -> None:
+        context.progress(0.5)
+        await until(gate.is_set)
+        gate.clear()
+
+    @worker.task("sync")
+    def two(n: int, context: Context) -> str:
+        context.progress("half" + "!" * 500)
+        assert gate.wait(5)
+        return f"{context.key} {context.task_id} {context.attempt} {context.losses} {n}"
+
+    async with running(worker):
+        peer = await server.welcomed()
+        first, second = work(key="async"), work({"n": 7}, key="sync", attempt=3)
+        await peer.deliver(first)
+        assert (await peer.next(Progress)).value == 0.5
+        gate.set()
+        assert (await peer.next(Ack)).receipts == [first.receipt]
+        await peer.deliver(second)
+        assert (await peer.next(Progress)).value == "half" + "!" * 196
+        gate.set()
+        text = (await peer.next(Ack)).results[second.receipt]
+        assert msgspec.json.decode(text) == f"sync {second.task.id} 3 0 7"
+
+
+async def test_a_revoked_task_is_stopped_and_not_settled(server: FakeServer) -> None:
+    """A cancelled handler and a discarded result: neither reports anything, both give their slot back."""
+    worker = Worker(server.url, concurrency=2)
+    gate = threading.Event()
+    started = threading.Semaphore(0)
+    cancelled = threading.Event()
+    flags = []
+
+    @worker.task("async")
+    async def sleep() -> None:
+        started.release()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    @worker.task("sync")
+    def wait(context: Context) -> str:
+        started.release()
+        assert gate.wait(5)
+        flags.append(context.revoked)
+        return "nobody wants it"
+
+    async with running(worker):
+        peer = await server.welcomed()
+        tasks = [work(key="async"), work(key="sync")]
+        await peer.deliver(*tasks)
+        for _ in tasks:
+            assert await asyncio.to_thread(started.acquire, timeout=5)
+        await peer.send(Revoke(receipts=[task.receipt for task in tasks]))
+        assert await asyncio.to_thread(cancelled.wait, 5)
+        gate.set()
+        credit = 0
+        while credit < 2:
+            credit += (await peer.next(Credit)).n
+        assert flags == [True]
+        assert peer.settled() == []
+
+
+async def test_a_handler_that_cancels_itself_has_failed(server: FakeServer) -> None:
+    """CancelledError without a request to cancel is a failure, not a revocation."""
+    worker = Worker(server.url)
+
+    @worker.task("work")
+    async def cancel() -> None:
+        raise asyncio.CancelledError
+
+    async with running(worker):
+        peer = await server.welcomed()
+        await peer.deliver(work())
+        assert (await peer.next(Retry)).error == "CancelledError"
+
+
+async def test_outcomes_are_batched_under_load(server: FakeServer) -> None:
+    """Many finished tasks travel in few frames; each receipt exactly once."""
+    worker = Worker(server.url, concurrency=1000)
+    worker.task("work")(_nothing)
+    async with running(worker):
+        peer = await server.welcomed()
+        tasks = [work() for _ in range(1000)]
+        for start in range(0, 1000, 250):
+            await peer.deliver(*tasks[start : start + 250])
+        done: list[str] = []
+        while len(done) < len(tasks):
+            done += (await peer.next(Ack)).receipts
+        assert sorted(done) == sorted(task.receipt for task in tasks)
+        assert peer.count(Ack) < 100
+
+
+async def _nothing() -> None:
+    """Do nothing."""
+
+
+async def test_a_lone_outcome_does_not_wait(server: FakeServer) -> None:
+    """From delivery to ack a single task takes milliseconds: no timer holds it back."""
+    worker = Worker(server.url)
+    worker.task("work")(_nothing)
+    async with running(worker):
+        peer = await server.welcomed()
+        fastest = 1.0
+        for _ in range(20):
+            began = time.perf_counter()
+            await peer.deliver(work())
+            await peer.next(Ack)
+            fastest = min(fastest, time.perf_counter() - began)
+        assert fastest < 0.02
+
+
+async def test_stopping_an_idle_worker_says_bye(server: FakeServer) -> None:
+    """`serve` returns, the server hears a bye."""
+    worker = Worker(server.url)
+    worker.task("work")(_nothing)
+    async with running(worker) as ended:
+        peer = await server.welcomed()
+        await peer.deliver(work())
+        await peer.next(Ack)
+        worker.stop()
+        await peer.next(Bye)
+        assert await outcome(ended) is None

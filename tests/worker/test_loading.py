@@ -1,0 +1,65 @@
+"""Naming a worker on the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.worker import load_worker
+
+ONE = """
+from taskqueue_core.worker import Worker
+worker = Worker("http://h")
+alias = worker
+other = 5
+"""
+TWO = ONE + "second = Worker('http://h')\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in a folder with some modules."""
+    for name, text in {
+        "tq_one": ONE,
+        "tq_two": TWO,
+        "tq_none": "",
+        "tq_bad": "1/0",
+        "tq_needs": "import tq_missing",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+def test_workers_are_found() -> None:
+    """By attribute, or as the only one of a module."""
+    assert load_worker("tq_one:worker") is load_worker("tq_one")
+    assert load_worker("tq_two:second") is not load_worker("tq_two:worker")
+
+
+@pytest.mark.parametrize(
+    ("word", "fault"),
+    [
+        ("", "named like 'package.module:attr'"),
+        ("a b", "named like"),
+        ("../tq_one", "named like"),
+        (":worker", "named like"),
+        ("tq_one:a..b", "named like"),
+        ("tq_absent", "no module 'tq_absent'"),
+        ("tq_one.part", "no module 'tq_one.part'|is not a package"),
+        ("tq_needs", "importing 'tq_needs' failed: ModuleNotFoundError"),
+        ("tq_bad", "importing 'tq_bad' failed: ZeroDivisionError"),
+        ("tq_none", "has no worker"),
+        ("tq_two", r"has 2 workers \(it has: alias, second, worker\)"),
+        ("tq_two:third", r"has no 'third' \(it has: alias, second, worker\)"),
+        ("tq_one:other", r"is a int, not a Worker \(it has: alias, worker\)"),
+    ],
+)
+def test_what_is_wrong_is_said(word: str, fault: str) -> None:
+    """Every wrong word leads to a sentence that helps."""
+    with pytest.raises(ConfigurationError, match=fault):
+        load_worker(word)

@@ -1,0 +1,110 @@
+"""What handlers return and raise, and the context that they get."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.worker import Context, Reject, Retry
+from taskqueue_core.worker.outcomes import of_error, of_value
+from tests.worker.fake import work
+
+
+class Model(BaseModel):
+    """A result of a kind that pydantic knows."""
+
+    n: int = 1
+
+
+class Rude(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        """Fail."""
+        raise OSError
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, Success()),
+        (0, Success(b"0")),
+        ({"a": [1, "é"]}, Success('{"a":[1,"é"]}'.encode())),
+        ([Model()], Success(b'[{"n":1}]')),
+        (Retry(), RetryLater()),
+        (Retry(3), RetryLater(3, "retry requested")),
+        (Reject("no"), Rejected("no")),
+        (
+            "\ud800",
+            Rejected(
+                "invalid_result", "JSON cannot express a str of length 1 returned by the handler"
+            ),
+        ),
+        ("x" * 9, Rejected("invalid_result", "11 bytes of JSON returned, 10 are allowed")),
+    ],
+)
+def test_values(value: object, expected: Outcome) -> None:
+    """REV-E1: a returned value is one outcome, whatever it is."""
+    limit = 10 if value == "x" * 9 else LIMITS.result
+    assert of_value(value, limit) == expected
+
+
+def test_a_value_that_contains_itself_is_rejected() -> None:
+    """Not even a cycle stops the worker."""
+    value: list[object] = []
+    value.append(value)
+    outcome = of_value(value, LIMITS.result)
+    assert isinstance(outcome, Rejected)
+    assert outcome.reason == "invalid_result"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("wrong"), Failed("ValueError: wrong")),
+        (ValueError(), Failed("ValueError")),
+        (Rude(), Failed("Rude")),
+        (ValueError("\ud800"), Failed("ValueError: ?")),
+        (ValueError("x" * 10_000), Failed(("ValueError: " + "x" * 10_000)[: LIMITS.text])),
+        (Retry(1.5, "later"), RetryLater(1.5, "later")),
+        (Reject("r" * 10_000, "why"), Rejected("r" * LIMITS.text, "why")),
+    ],
+    ids=lambda case: type(case).__name__,
+)
+def test_errors(error: Exception, expected: Outcome) -> None:
+    """Fault A11: the text of an error always fits into a frame."""
+    assert of_error(error) == expected
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 366 * 86_400, True])
+def test_a_retry_has_a_sane_delay(delay: float) -> None:
+    """C15, fault K4: refused where it is made, so no frame is refused later."""
+    with pytest.raises(InvalidInput, match="delay"):
+        Retry(delay)
+
+
+def test_the_context_tells_and_reports() -> None:
+    """Progress is a share or a short text."""
+    reports: list[tuple[str, float | str]] = []
+    delivery = work(receipt="r1", attempt=4)
+    context = Context(delivery, lambda receipt, value: reports.append((receipt, value)))
+    assert (context.key, context.task_id, context.attempt, context.losses) == (
+        "work",
+        delivery.task.id,
+        4,
+        0,
+    )
+    assert context.headers == {}
+    assert context.deadline is None
+    for value in (0, 0.5, 1, "\ud800" + "x" * 300):
+        context.progress(value)
+    assert reports == [("r1", 0.0), ("r1", 0.5), ("r1", 1.0), ("r1", "?" + "x" * 199)]
+    for bad in (-0.1, 1.1, float("nan"), True, None, b"x"):
+        with pytest.raises(InvalidInput, match="progress"):
+            context.progress(bad)  # type: ignore[arg-type]
+    assert not context.revoked
+    context.revoke()
+    assert context.revoked

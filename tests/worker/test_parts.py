@@ -1,0 +1,226 @@
+"""The worker's small parts: backoff, mailbox, threads, address, registry, and its own settings."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.worker import Worker
+from taskqueue_core.worker.address import SOCKET_PATH, Address
+from taskqueue_core.worker.app import _unique_id
+from taskqueue_core.worker.backoff import Backoff
+from taskqueue_core.worker.mailbox import Mailbox
+from taskqueue_core.worker.registry import Registry
+from taskqueue_core.worker.threads import Threads
+
+
+def test_backoff_doubles_from_at_once_to_the_cap() -> None:
+    """C15 for connections: at once, 0.1, 0.2 … 5 s, and again from the start after a reset."""
+    backoff = Backoff(uniform=lambda: 1.0)
+    waits = [backoff.next() for _ in range(9)]
+    assert waits == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+    backoff.reset()
+    assert backoff.next(at_once=False) == pytest.approx(0.1)
+    assert backoff.next() == pytest.approx(0.2)
+    for _ in range(5000):
+        assert backoff.next() <= 5.0
+
+
+def test_backoff_is_jittered() -> None:
+    """Fault G7: each wait lies between half and all of its step."""
+    waits = []
+    for _ in range(200):
+        backoff = Backoff()
+        backoff.next()
+        waits.append(backoff.next())
+    assert 0.05 <= min(waits) < 0.06
+    assert 0.09 < max(waits) <= 0.1
+
+
+async def test_a_mailbox_hands_over_in_order_and_in_batches() -> None:
+    """From many threads, each thread's items in its order, and few calls."""
+    batches: list[list[tuple[int, int]]] = []
+    done = asyncio.Event()
+
+    def handle(items: list[tuple[int, int]]) -> None:
+        batches.append(items)
+        if sum(map(len, batches)) == 4000:
+            done.set()
+
+    mailbox = Mailbox(asyncio.get_running_loop(), handle)
+
+    def post(who: int) -> None:
+        for n in range(1000):
+            mailbox.put((who, n))
+
+    threads = [threading.Thread(target=post, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()  # the loop is blocked meanwhile
+    assert batches == []
+    await done.wait()
+    assert len(batches) == 1
+    for who in range(4):
+        assert [n for w, n in batches[0] if w == who] == list(range(1000))
+
+
+def test_a_mailbox_outlives_its_loop() -> None:
+    """Putting something in after the end is harmless."""
+    loop = asyncio.new_event_loop()
+    mailbox: Mailbox[int] = Mailbox(loop, lambda _items: None)
+    loop.close()
+    mailbox.put(1)
+    mailbox.put(2)
+
+
+def test_threads_are_started_when_needed_and_end() -> None:
+    """No more than the size, none twice for work that comes one by one."""
+    threads = Threads(3)
+    names: set[str] = set()
+    ready = threading.Barrier(4)
+
+    def meet() -> None:
+        names.add(threading.current_thread().name)
+        ready.wait(5)
+
+    for _ in range(3):
+        threads.submit(meet)
+    ready.wait(5)
+    assert len(names) == 3
+    running = [t for t in threading.enumerate() if t.name in names]
+    assert all(thread.daemon for thread in running)
+    threads.close()
+    for thread in running:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("url", "uri", "shown"),
+    [
+        ("http://127.0.0.1:8420", "ws://127.0.0.1:8420", "http://127.0.0.1:8420"),
+        ("https://queue.example.org/", "wss://queue.example.org", "https://queue.example.org"),
+        ("https://h/prefix/", "wss://h/prefix", "https://h/prefix"),
+        ("ws://[::1]:9" + SOCKET_PATH, "ws://[::1]:9", "ws://[::1]:9"),
+        ("http://user:secret@h:1", "ws://user:secret@h:1", "http://h:1"),
+    ],
+)
+def test_addresses(url: str, uri: str, shown: str) -> None:
+    """What is shown has no credentials in it."""
+    address = Address.of(url)
+    assert address.uri == uri + SOCKET_PATH
+    assert address.shown == shown
+    assert address.loopback is ("127.0.0.1" in url or "::1" in url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "127.0.0.1:8420", "ftp://h", "http://", "http://h:port", "http://h?q=1", "http://[::1"],
+)
+def test_addresses_that_are_none(url: str) -> None:
+    """Refused when the worker is made."""
+    with pytest.raises(ConfigurationError, match="must look like"):
+        Worker(url)
+
+
+def _generator() -> Any:
+    yield 1
+
+
+async def _async_generator() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("register", "fault"),
+    [
+        (lambda r: r.add("no spaces", print), "not a task key"),
+        (lambda r: r.add("", lambda: 1), "not a task key"),
+        (lambda r: (r.add("a", lambda: 1), r.add("a", lambda: 2)), "has a handler already"),
+        (lambda r: r.add("a", lambda: 1, 0), "timeout"),
+        (lambda r: r.add("a", lambda: 1, float("nan")), "timeout"),
+        (lambda r: r.add("a", _generator), "generator"),
+        (lambda r: r.add("a", partial(_async_generator)), "generator"),
+    ],
+)
+def test_registrations_that_are_refused(register: Callable[[Registry], object], fault: str) -> None:
+    """At import time, with a clear word."""
+    with pytest.raises(ConfigurationError, match=fault):
+        register(Registry())
+
+
+def test_a_decorated_function_stays_itself() -> None:
+    """So that it can be called and tested without a worker; its name is the default key."""
+    worker = Worker("http://h")
+
+    @worker.task()
+    async def resize(image: str) -> str:
+        return image
+
+    @worker.task("other", timeout=3)
+    def other(n: int) -> int:
+        return n + 1
+
+    assert other(1) == 2
+    assert worker.keys == ("resize", "other")
+
+
+def test_asynchronous_handlers_are_recognised() -> None:
+    """Behind partials and as callable objects, too."""
+
+    class Handler:
+        async def __call__(self) -> None:
+            """Do nothing."""
+
+    async def act(n: int) -> None:
+        """Do nothing."""
+
+    registry = Registry()
+    functions: list[Callable[..., Any]] = [act, partial(act, 1), Handler()]
+    for number, function in enumerate(functions):
+        registry.add(f"k{number}", function)
+        handler = registry.find(f"k{number}")
+        assert handler is not None
+        assert handler.is_async
+    registry.add("sync", lambda: None)
+    sync = registry.find("sync")
+    assert sync is not None
+    assert not sync.is_async
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concurrency": 0},
+        {"prefetch": -1},
+        {"concurrency": 10_000, "prefetch": 1},
+        {"grace": -1},
+        {"grace": float("nan")},
+        {"worker_id": "no spaces"},
+    ],
+)
+def test_a_worker_checks_its_options(options: dict[str, Any]) -> None:
+    """Fault K4: before anything is connected."""
+    with pytest.raises(ConfigurationError):
+        Worker("http://h", **options)
+
+
+async def test_a_worker_without_handlers_does_not_start() -> None:
+    """It would have nothing to ask for."""
+    with pytest.raises(ConfigurationError, match="no handlers"):
+        await Worker("http://h").serve()
+
+
+def test_worker_ids_are_unique_per_start() -> None:
+    """Fault A12: also on hosts that share a name and a process id."""
+    ids = {_unique_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{1,199}", one) for one in ids)

@@ -1,0 +1,188 @@
+"""An orderly end: nothing new, time for what runs, the rest handed back, everything confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.protocol.frames import Ack, Bye, Credit, Redeliver, Retry
+from taskqueue_core.worker import Worker
+from tests.worker.fake import FakeServer, outcome, running, until, work
+
+
+class Handlers:
+    """One handler of each kind, waiting to be let go."""
+
+    def __init__(self, worker: Worker) -> None:
+        """Register both."""
+        self.gate = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.cancelled = 0
+        worker.task("sync")(self.block)
+        worker.task("async")(self.wait)
+
+    def block(self) -> str:
+        """Block."""
+        self.entered.release()
+        assert self.gate.wait(10)
+        return "sync"
+
+    async def wait(self) -> str:
+        """Wait, and clean up when cancelled."""
+        self.entered.release()
+        try:
+            await until(self.gate.is_set)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+            self.cancelled += 1
+            raise
+        return "async"
+
+    async def both_entered(self) -> None:
+        """Wait for both."""
+        for _ in range(2):
+            assert await asyncio.to_thread(self.entered.acquire, timeout=5)
+
+
+async def test_running_tasks_are_given_time(server: FakeServer) -> None:
+    """No more credit, new deliveries go back at once, what runs is finished and confirmed before the bye."""
+    worker = Worker(server.url, prefetch=1, concurrency=2)
+    handlers = Handlers(worker)
+    async with running(worker) as ended:
+        peer = await server.welcomed()
+        tasks = [work(key="sync"), work(key="async"), work(key="sync")]
+        await peer.deliver(*tasks)
+        await handlers.both_entered()
+        worker.stop()
+        assert (await peer.next(Redeliver)).receipts == [tasks[2].receipt]
+        await peer.deliver(late := work(key="sync"))
+        assert (await peer.next(Redeliver)).receipts == [late.receipt]
+        peer.confirms = False
+        handlers.gate.set()
+        acked: list[str] = []
+        while len(acked) < 2:
+            acked += (await peer.next(Ack)).receipts
+        assert sorted(acked) == sorted(task.receipt for task in tasks[:2])
+        assert peer.count(Bye) == 0
+        peer.cut()
+        peer = await server.accept()
+        assert peer.hello.credit == 0
+        assert sorted(peer.hello.holding) == sorted(acked)
+        await peer.welcome()
+        await peer.next(Bye)
+        assert await outcome(ended) is None
+        assert sorted(peer.settled()) == sorted(acked)
+        assert handlers.cancelled == 0
+        assert peer.count(Credit) == 0
+
+
+async def test_after_the_grace_the_rest_is_handed_back(server: FakeServer) -> None:
+    """An async handler is cancelled and cleans up first; a blocked thread is left behind, its result discarded."""
+    worker = Worker(server.url, grace=0.05)
+    handlers = Handlers(worker)
+    async with running(worker) as ended:
+        peer = await server.welcomed()
+        tasks = [work(key="sync"), work(key="async")]
+        await peer.deliver(*tasks)
+        await handlers.both_entered()
+        worker.stop()
+        await peer.next(Bye)
+        assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
+        assert peer.count(Redeliver) == len(peer.log) - peer.count(Bye) - peer.count(Credit)
+        assert handlers.cancelled == 1
+        assert await outcome(ended) is None
+    handlers.gate.set()
+
+
+async def test_a_second_stop_does_not_wait(server: FakeServer) -> None:
+    """Everything goes back at once, whatever grace was promised."""
+    worker = Worker(server.url, grace=60)
+    handlers = Handlers(worker)
+    async with running(worker) as ended:
+        peer = await server.welcomed()
+        tasks = [work(key="sync"), work(key="async")]
+        await peer.deliver(*tasks)
+        await handlers.both_entered()
+        worker.stop()
+        worker.stop(now=True)
+        began = time.perf_counter()
+        await peer.next(Bye)
+        assert time.perf_counter() - began < 0.5
+        assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
+        assert await outcome(ended) is None
+    handlers.gate.set()
+
+
+async def test_cancelling_serve_hands_everything_back(server: FakeServer) -> None:
+    """An application that embeds the worker may simply cancel it."""
+    worker = Worker(server.url, grace=60)
+    handlers = Handlers(worker)
+    serving = asyncio.create_task(worker.serve())
+    peer = await server.welcomed()
+    tasks = [work(key="sync"), work(key="async")]
+    await peer.deliver(*tasks)
+    await handlers.both_entered()
+    serving.cancel()
+    await peer.next(Bye)
+    assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
+    await asyncio.wait([serving], timeout=5)
+    assert serving.cancelled()
+    handlers.gate.set()
+
+
+async def test_a_worker_can_serve_again(server: FakeServer) -> None:
+    """One run at a time; a run leaves nothing behind."""
+    worker = Worker(server.url)
+    worker.stop()  # not serving: nothing happens
+    Handlers(worker).gate.set()
+    identities = set()
+    for _ in range(2):
+        serving = asyncio.create_task(worker.serve())
+        peer = await server.welcomed()
+        identities.add(peer.hello.worker_id)
+        with pytest.raises(ConfigurationError, match="already"):
+            await worker.serve()
+        await peer.deliver(work(key="async"))
+        await peer.next(Ack)
+        worker.stop()
+        await serving
+    assert len(identities) == 2  # unique per start
+
+
+async def test_stopping_without_a_server_ends(server: FakeServer) -> None:
+    """With nothing to report there is nobody to wait for."""
+    worker = Worker(server.url)
+    Handlers(worker)
+    await server.close()
+    serving = asyncio.create_task(worker.serve())
+    await asyncio.sleep(0.05)
+    worker.stop()
+    async with asyncio.timeout(2):
+        await serving
+
+
+async def test_a_handler_that_fails_while_stopping_is_retried(server: FakeServer) -> None:
+    """A verdict that comes within the grace is a verdict."""
+    worker = Worker(server.url)
+    gate = threading.Event()
+    entered = threading.Event()
+
+    @worker.task("work")
+    def fail() -> None:
+        entered.set()
+        gate.wait(5)
+        raise ValueError("x")
+
+    async with running(worker) as ended:
+        peer = await server.welcomed()
+        await peer.deliver(work())
+        assert await asyncio.to_thread(entered.wait, 5)
+        worker.stop()
+        gate.set()
+        assert (await peer.next(Retry)).error == "ValueError: x"
+        await peer.next(Bye)
+        assert await outcome(ended) is None
