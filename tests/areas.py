@@ -7,7 +7,18 @@ import pytest
 
 #: Seconds for the folders under tests/ that share a budget; other folders have none.
 BUDGETS = {
-    ("core", "memory", "worker", "cli"): 90,
+    (
+        "core",
+        "memory",
+        "conformance",
+        "worker",
+        "cli",
+        "remote",
+        "demo",
+        "docs",
+        "examples",
+        "dev",
+    ): 90,
     ("server",): 120,
     ("redis",): 150,
     ("flow",): 60,

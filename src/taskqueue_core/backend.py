@@ -63,9 +63,9 @@ class Publisher(Protocol):
         any, ends; where it has ended otherwise, a new one is made (so ``published`` grows by one),
         even if the store has forgotten the task.
 
-        Idempotent by ``token``: a second call with the same one answers ``duplicate`` and changes
-        nothing. The default token is the attempt that was handed out last. Never refused, never
-        dropped under back-pressure (law 6).
+        Idempotent by ``token``, which is looked at first: a second call with the same one answers
+        ``duplicate`` and changes nothing. The default token is the attempt that was handed out
+        last. Never refused, never dropped under back-pressure (law 6).
         """
         ...
 
@@ -76,10 +76,12 @@ class Subscription(Protocol):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """Take up to ``limit`` deliveries over all keys, in one atomic step; wait up to ``timeout`` seconds for one.
 
-        ``None`` waits without end, 0 not at all. Returned entries come before new ones of their
-        lane, higher priorities before lower (law 4), and no key starves. An empty answer is not an
-        error: nothing there, paused, limited, or closed meanwhile. One receive at a time per
-        subscription. Raises `SubscriptionClosed` if it was closed before the call.
+        ``None`` waits without end, 0 not at all. Within a key higher priorities come before lower,
+        and within a lane returned entries before new ones, in the order of becoming available
+        (law 4): what fell due comes before what was published later. The keys take turns, so none
+        starves. An empty answer is not an error: nothing there, paused, limited, or closed
+        meanwhile. One receive at a time per subscription. Raises `SubscriptionClosed` if it was
+        closed before the call.
         """
         ...
 
@@ -98,8 +100,8 @@ class Subscription(Protocol):
 
         This and the other settlements answer per receipt. A stale receipt changes nothing (law 2):
         it answers ``lease_lost`` in a batch, and raises `LeaseLost` when it is the only one. The
-        same settlement sent again answers ok again. Any open subscription of the backend may settle
-        any receipt.
+        settlement that ended a task's last delivery answers the same when it is sent again, while
+        the task is remembered. Any open subscription of the backend may settle any receipt.
         """
         ...
 

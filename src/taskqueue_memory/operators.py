@@ -74,7 +74,7 @@ class MemoryControl:
         record = self._store.receipts.get(delivery.receipt)
         if record is None:
             return False
-        record.progress = value[: LIMITS.name] if isinstance(value, str) else value
+        record.progress = value[: LIMITS.text] if isinstance(value, str) else value
         record.updated_at = self._store.clock.now()
         return True
 

@@ -155,8 +155,10 @@ async def test_a_restarting_server_is_found_again(server: FakeServer) -> None:
     gate.open()
     async with running(worker):
         peer = await server.welcomed()
+        server.refuse = HTTPStatus.SERVICE_UNAVAILABLE
         await peer.socket.close(CLOSE_RESTART, "restart")
         await server.close()
+        server.refuse = None
         await server.start()
         peer = await server.welcomed()
         await peer.deliver(work(1))

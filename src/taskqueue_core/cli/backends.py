@@ -14,7 +14,6 @@ from taskqueue_core.hooks import Hooks
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.plugins import load_plugins
 from taskqueue_core.queue import open_backend
-from taskqueue_core.remote import RemoteBackend
 
 __all__ = ["REACH", "ServerUrl", "opened"]
 
@@ -36,18 +35,21 @@ ServerUrl = Annotated[
 @asynccontextmanager
 async def opened(server: str | None) -> AsyncIterator[Backend]:
     """Open the backend that a command is to use, and close it."""
-    backend = _choose(load_settings(Settings), server)
+    backend = await _choose(load_settings(Settings), server)
     try:
         yield backend
     finally:
         await backend.aclose()
 
 
-def _choose(settings: Settings, server: str | None) -> Backend:
-    if server is None and settings.backend != "memory":
+async def _choose(settings: Settings, server: str | None) -> Backend:
+    if server is None:
         backend = open_backend(settings=settings)
         if backend.capabilities.shared:
             return backend
+        await backend.aclose()
+    from taskqueue_core.remote import RemoteBackend  # noqa: PLC0415 - an HTTP client takes its time
+
     hooks = Hooks()
     load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
     token = settings.token.get_secret_value() if settings.token else None

@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from taskqueue_core.server.logs import set_up_logs
-
 __all__ = ["LogLevel", "set_up"]
 
 LogLevel = Annotated[
@@ -18,4 +16,6 @@ LogLevel = Annotated[
 
 def set_up(level: str) -> None:
     """Log to stderr from ``level`` on."""
+    from taskqueue_core.server.logs import set_up_logs  # noqa: PLC0415 - it brings the server along
+
     set_up_logs(level=logging.getLevelNamesMapping()[level.upper()])

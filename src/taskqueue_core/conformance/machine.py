@@ -160,8 +160,7 @@ class QueueMachine(RuleBasedStateMachine):
     def redrive(self, key: str, chosen: list[str]) -> None:
         """Redrive some dead tasks, or all."""
         moved, span = self._timed(self.bench.dead_letters.redrive(key, *chosen))
-        for entry in self._dead(key, chosen, moved):
-            self.model.redriven(entry, span)
+        self.model.redriven(self._dead(key, chosen, moved), span)
         self._done(f"{moved} redriven")
 
     @precondition(lambda self: self._any(State.DEAD))
@@ -276,7 +275,7 @@ class QueueMachine(RuleBasedStateMachine):
             entries = [entry for entry in self.model.entries.values() if entry.task.key == key]
         dead = [entry for entry in entries if entry is not None and entry.state is State.DEAD]
         assert moved == len(dead), f"{moved} moved of {len(dead)} dead (law 1)"
-        return sorted(dead, key=lambda entry: entry.end)
+        return dead
 
     def _any(self, *states: State) -> bool:
         return any(entry.state in states for entry in self.model.entries.values())

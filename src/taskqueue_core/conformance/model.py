@@ -229,12 +229,14 @@ class Model:
 
     # operate
 
-    def redriven(self, entry: Entry, span: Span) -> None:
-        """A dead entry was redriven."""
-        spent = entry.attempt or 0
-        entry.priors = {spent, spent - 1}
-        entry.losses = 0
-        entry.offer(span, self._number())
+    def redriven(self, entries: Iterable[Entry], span: Span) -> None:
+        """Dead entries were redriven together: no order among them is promised."""
+        number = self._number()
+        for entry in entries:
+            spent = entry.attempt or 0
+            entry.priors = {spent, spent - 1}
+            entry.losses = 0
+            entry.offer(span, number)
 
     def ended(self, entry: Entry, state: State, span: Span) -> None:
         """An entry was cancelled or discarded."""

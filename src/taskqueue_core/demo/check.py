@@ -15,7 +15,7 @@ from taskqueue_core.demo.plan import File, Plan
 
 __all__ = ["Comparison", "compare"]
 
-_CHUNK = 500
+_CHUNK = 100
 _THREADS = 4  # the work is reading, hashing and compressing, all of which let other threads run
 
 

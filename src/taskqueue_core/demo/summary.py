@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taskqueue_core.demo.report import Report
-from taskqueue_core.tasks import Ledger
+from taskqueue_core.tasks import Ledger, State
 
 __all__ = ["summary"]
 
@@ -19,47 +19,69 @@ _SHOWN = 10
 
 
 def summary(report: Report) -> RenderableType:
-    """Return the ledger, what was counted, and each check with its mark."""
+    """Return the ledger beside what was counted, then each check with its mark."""
     return Group(*_parts(report))
 
 
 def _parts(report: Report) -> Iterator[RenderableType]:
-    yield Padding(_ledger(report.stats.ledger), (1, 0, 0, 0))
-    yield Padding(_checks(report), (1, 0, 0, 0))
+    sheets = Table.grid(padding=(0, 6))
+    sheets.add_row(_ledger(report.stats.ledger), _flow(report))
+    yield Padding(sheets, (1, 0, 0, 2))
+    yield Padding(_checks(report), (1, 0, 0, 2))
     comparison = report.comparison
-    for path in comparison.mismatches[:_SHOWN]:
-        yield Text(f"  wrong result: {path}", "red")
+    notes = [Text(f"wrong result: {path}", "red") for path in comparison.mismatches[:_SHOWN]]
     if comparison.changed:
-        yield Text(f"  {comparison.changed:,} files were changed during the run", "yellow")
+        notes.append(Text(f"{comparison.changed:,} files were changed during the run", "yellow"))
     if comparison.unreadable:
-        yield Text(f"  {comparison.unreadable:,} files could be read by neither side", "yellow")
-    stats = report.stats
-    told = (
-        f"{report.plan.total:,} tasks in {report.seconds:.1f} s: {report.rate:,.0f} a second; "
-        f"{stats.delivered:,} deliveries, {stats.retried:,} retried, {stats.redelivered:,} redelivered"
-    )
+        notes.append(Text(f"{comparison.unreadable:,} files: neither side could read", "yellow"))
+    if notes:
+        yield Padding(Group(*notes), (1, 0, 0, 4))
     verdict = (
         Text("Every task is accounted for.", "bold green")
         if report.ok
         else Text("Something does not hold: see above.", "bold red")
     )
-    yield Padding(Group(verdict, Text(told, "dim")), (1, 0, 1, 2))
+    yield Padding(verdict, (1, 0, 1, 2))
+
+
+def _sheet(title: str) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False, show_footer=False, pad_edge=False)
+    table.title, table.title_style, table.title_justify = title, "bold", "left"
+    table.add_column()
+    table.add_column(justify="right")
+    return table
 
 
 def _ledger(ledger: Ledger) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(ledger.__struct_fields__):
-        if index:
-            table.add_column("=" if index == 1 else "+", style="dim")
-        table.add_column(name.replace("_", " "), justify="right")
-    sign = "=" if ledger.balanced else "≠"
-    cells: list[Text] = []
-    for index, name in enumerate(ledger.__struct_fields__):
-        if index:
-            cells.append(Text(sign if index == 1 else "+"))
-        count = getattr(ledger, name)
-        cells.append(Text(f"{count:,}", "bold" if count else "dim"))
-    table.add_row(*cells)
+    table = _sheet("ledger")
+    table.add_row("published", _count(ledger.published), end_section=True)
+    states = list(State)
+    for state in states:
+        last = state is states[-1]
+        table.add_row(
+            state.value.replace("_", " "), _count(getattr(ledger, state.value)), end_section=last
+        )
+    mark = Text("✔ balanced", "green") if ledger.balanced else Text("✘ not balanced", "bold red")
+    table.add_row(mark, _count(ledger.published - ledger.imbalance))
+    return table
+
+
+def _flow(report: Report) -> Table:
+    stats, killed = report.stats, report.killed
+    table = _sheet("on the way")
+    rows = (
+        ("deliveries", stats.delivered),
+        ("failed and retried", stats.retried),
+        ("redelivered", stats.redelivered),
+        (f"lost with {killed.worker}", stats.lost),
+        ("published twice", report.resent),
+        ("found duplicate", report.duplicates),
+    )
+    for index, (name, count) in enumerate(rows, start=1):
+        table.add_row(name, _count(count), end_section=index == len(rows))
+    table.add_row("seconds", Text(f"{report.seconds:,.1f}", "bold"))
+    table.add_row("tasks a second", Text(f"{report.rate:,.0f}", "bold cyan"))
+    table.add_row("worker processes", _count(report.workers))
     return table
 
 
@@ -67,5 +89,9 @@ def _checks(report: Report) -> Table:
     table = Table.grid(padding=(0, 1))
     for check in report.checks:
         mark = Text("✔", "green") if check.holds else Text("✘", "bold red")
-        table.add_row(" ", mark, Text(check.what, "" if check.holds else "red"))
+        table.add_row(mark, Text(check.what, "" if check.holds else "red"))
     return table
+
+
+def _count(number: int) -> Text:
+    return Text(f"{number:,}", "bold" if number else "dim")

@@ -63,11 +63,11 @@ def view_for(console: Console) -> View:
 
 
 def heading(options: DemoOptions, plan: Plan) -> Text:
-    """Return the first line."""
+    """Return the first lines."""
     return Text.assemble(
         ("taskqueue demo", "bold"),
-        f"  {len(plan.files):,} files of {options.path}",
-        (f"  ·  backend {options.backend}, {options.workers} workers, queue {plan.key}", "dim"),
+        f"  {len(plan.files):,} files of {options.path}\n",
+        (f"backend {options.backend}  ·  worker processes {options.workers}  ·  queue {plan.key}", "dim"),
     )
 
 

@@ -42,6 +42,7 @@ from taskqueue_core.protocol.frames import (
     ServerFrame,
     Settled,
     Welcome,
+    WireLimits,
     decode_client,
     encode,
     result_text,
@@ -239,7 +240,13 @@ class ServerSession:
         self._held = {delivery.receipt: delivery for delivery in adopted}
         kept = list(self._held)
         gone = [receipt for receipt in dict.fromkeys(hello.holding) if receipt not in self._held]
-        welcome = Welcome(connection_id=connection_id, lease=lease, server=server, adopted=kept)
+        welcome = Welcome(
+            connection_id=connection_id,
+            lease=lease,
+            server=server,
+            limits=WireLimits(),  # named, though it is the default: left out it would not be sent
+            adopted=kept,
+        )
         return [encode(welcome), *(encode(Revoke(receipts=piece)) for piece in _pieces(gone))]
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[tuple[str, Sequence[Delivery]]]:

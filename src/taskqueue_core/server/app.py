@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -46,7 +47,7 @@ OPERATIONS = (
     *http_dead_letters.OPERATIONS,
     *http_system.OPERATIONS,
     Operation(
-        method="GET", path="/v1/openapi.json", handler=describe, answers={200: dict[str, object]}
+        method="GET", path="/v1/openapi.json", handler=describe, answers={200: dict[str, Any]}
     ),
 )
 

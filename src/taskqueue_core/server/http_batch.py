@@ -107,7 +107,7 @@ OPERATIONS = (
         verb="publish",
         body=TaskIn,
         media_type=bodies.NDJSON,
-        answers={200: ConfirmationOut | InvalidLine},
+        answers={200: (ConfirmationOut, InvalidLine)},
         problems=(413, 503),
     ),
 )

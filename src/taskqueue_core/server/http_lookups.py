@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -55,7 +56,7 @@ OPERATIONS = (
         handler=results,
         verb="publish",
         body=Ids,
-        answers={200: dict[str, dict[str, object]]},
+        answers={200: dict[str, dict[str, Any]]},
         problems=(503,),
     ),
 )

@@ -54,7 +54,19 @@ def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
 
 
 def _kinds(operation: Operation) -> list[Any]:
-    return [kind for kind in (operation.body, *operation.answers.values()) if kind is not None]
+    kinds = []
+    for kind in (operation.body, *operation.answers.values()):
+        kinds += kind if isinstance(kind, tuple) else [kind]
+    return [kind for kind in kinds if kind is not None]
+
+
+def _schema(kind: Any, schemas: dict[int, Any]) -> dict[str, Any]:
+    if kind is None:
+        return {}
+    if isinstance(kind, tuple):
+        return {"anyOf": [schemas[id(one)] for one in kind]}
+    found: dict[str, Any] = schemas[id(kind)]
+    return found
 
 
 def _schemas(kinds: Sequence[Any]) -> tuple[dict[int, Any], dict[str, Any]]:
@@ -87,7 +99,7 @@ def _describe(operation: Operation, schemas: dict[int, Any]) -> dict[str, Any]:
                 "description": HTTPStatus(status).phrase,
                 "headers": time,
                 "content": {
-                    _answer_type(operation): {"schema": {} if kind is None else schemas[id(kind)]}
+                    _answer_type(operation): {"schema": _schema(kind, schemas)}
                 },
             }
             for status, kind in operation.answers.items()

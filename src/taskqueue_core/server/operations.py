@@ -78,7 +78,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     handler: Handler
     answers: dict[int, Any]
-    """the type of each answer's body; ``None`` for any JSON"""
+    """the type of each answer's body; a tuple for one of several, ``None`` for any JSON"""
     verb: str | None = None
     """what an identity must be allowed to do, where a plugin authenticates"""
     body: Any = None

@@ -36,6 +36,7 @@ class Pump:
         self._credit = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._receiving = False
+        self._interrupted = False
         self._cautious = False
 
     def wake(self) -> None:
@@ -45,7 +46,8 @@ class Pump:
     def stop(self) -> None:
         """Receive no more; what was received already is still sent. Nothing is lost."""
         self._credit.set()
-        if self._receiving and self._task is not None:
+        if self._receiving and self._task is not None and not self._interrupted:
+            self._interrupted = True
             self._task.cancel()
 
     async def run(self) -> None:
@@ -60,7 +62,9 @@ class Pump:
                 self._receiving = True
                 received = await self._store.insist(self._receive)
             except asyncio.CancelledError:
-                if self._may_deliver():
+                # Only our own interruption ends here; who else cancels means it.
+                task = asyncio.current_task()
+                if not self._interrupted or task is None or task.uncancel() > 0:
                     raise
                 return
             finally:

@@ -67,12 +67,14 @@ class Server:
         self.url = ""
         """where it listens, once it does"""
         self.ready = asyncio.Event()
+        self.hub: Hub | None = None
 
     async def run(self) -> None:
         """Serve until `stop`, or until a signal comes if this is the main thread."""
         app = create_app(self._backend, self._settings)
         with _listen(self._settings) as listener:
             self.url = _url(listener)
+            self.hub = app.state.hub
             self._program = _Program(app, app.state.hub, self._accepting)
             await self._program.serve([listener])
 

@@ -162,8 +162,10 @@ class Connection:
             return self._closed()
 
     async def _keep(self) -> End:
+        # Not wait_for: before Python 3.12 it may swallow a cancellation.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._welcomed.wait(), OPEN_SECONDS)
+            async with asyncio.timeout(OPEN_SECONDS):
+                await self._welcomed.wait()
         lease = self._session.lease
         if not self._welcomed.is_set() or lease is None:
             return End(How.SILENT, "no welcome came")

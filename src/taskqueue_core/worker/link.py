@@ -177,7 +177,8 @@ class Link:
                 self._backoff.reset()
             self._log_down(end)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._enough.wait(), self._backoff.next(at_once=not patient))
+                async with asyncio.timeout(self._backoff.next(at_once=not patient)):
+                    await self._enough.wait()
 
     async def _connect_once(self) -> End:
         try:

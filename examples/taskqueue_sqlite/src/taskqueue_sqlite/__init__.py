@@ -21,14 +21,11 @@ class SqliteSettings(BaseSettings):
 
     path: Path = Path("taskqueue.db")
     synchronous: Literal["full", "normal"] = "full"
-    """whether an answer waits for the disk (full), or a power cut may take the last ones back (normal)"""
+    """full: answers wait for the disk; normal: a power cut may take the last ones back"""
     grace: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
-    """seconds that workers have after a crash of the server to come back for what they run"""
+    """seconds that workers have after a crash of this process to come back for what they run"""
 
 
 def create_backend() -> SqliteBackend:
-    """Make a backend from the settings; the file is opened, and made, by the first call."""
-    settings = load_settings(SqliteSettings)
-    return SqliteBackend(
-        settings.path, synchronous=settings.synchronous == "full", grace=settings.grace
-    )
+    """Make a backend by the settings. Its first call opens the file, or makes it."""
+    return SqliteBackend(**dict(load_settings(SqliteSettings)))

@@ -1,40 +1,68 @@
--- One row per task: the fields of `Entry`, in their order.
+-- The file belongs to one process. A commit is safe from its crash at once, and from a power cut once it is flushed.
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+
 CREATE TABLE IF NOT EXISTS entries (
-    key TEXT NOT NULL, id TEXT NOT NULL, blob BLOB NOT NULL, priority INTEGER NOT NULL, deadline REAL,
-    state TEXT NOT NULL, since REAL NOT NULL, seq INTEGER NOT NULL, due REAL,
-    attempt INTEGER NOT NULL, prior INTEGER NOT NULL, losses INTEGER NOT NULL, handed_out INTEGER NOT NULL,
-    receipt TEXT, worker TEXT, owner TEXT, settled TEXT, answer TEXT NOT NULL,
-    tokens BLOB NOT NULL, history BLOB NOT NULL, reason TEXT, progress BLOB, result BLOB,
+    key TEXT NOT NULL,
+    id TEXT NOT NULL,
+    task BLOB NOT NULL,                 -- the whole task, as MessagePack
+    priority INTEGER NOT NULL,
+    deadline REAL,
+    state TEXT NOT NULL DEFAULT '',     -- empty while it enters
+    since REAL,                         -- when it came into this state
+    seq INTEGER,                        -- its place in its lane, or among the dead
+    due REAL,                           -- when it leaves this state by itself: promoted or expired
+    attempt INTEGER NOT NULL DEFAULT 1,
+    prior INTEGER NOT NULL DEFAULT 0,
+    losses INTEGER NOT NULL DEFAULT 0,
+    handed_out INTEGER NOT NULL DEFAULT 0,
+    receipt TEXT,
+    worker TEXT,
+    owner TEXT,                         -- the subscription that holds it
+    settled TEXT,                       -- verb and receipt of the last settlement
+    answer TEXT,                        -- and what was answered
+    tokens BLOB NOT NULL DEFAULT '[]',
+    history BLOB NOT NULL DEFAULT '[]',
+    reason TEXT,
+    progress BLOB,
+    result BLOB,
     PRIMARY KEY (key, id)
 );
 
 -- One index per question, over the rows that it is about: no receive and no settlement is a scan.
 CREATE INDEX IF NOT EXISTS lanes ON entries (key, priority DESC, seq, since) WHERE state = 'waiting';
-CREATE INDEX IF NOT EXISTS agenda ON entries (key, due, seq) WHERE due IS NOT NULL;
-CREATE INDEX IF NOT EXISTS leases ON entries (owner) WHERE state = 'in_flight';
+CREATE INDEX IF NOT EXISTS agenda ON entries (key, due, seq) WHERE due NOTNULL;
+CREATE INDEX IF NOT EXISTS leases ON entries (worker, owner) WHERE state = 'in_flight';
 CREATE INDEX IF NOT EXISTS graves ON entries (key, seq) WHERE state = 'dead';
-CREATE INDEX IF NOT EXISTS memories ON entries (key, result IS NULL, since)
+CREATE INDEX IF NOT EXISTS memories ON entries (key, result ISNULL, since)
     WHERE state IN ('done', 'expired', 'cancelled', 'discarded');
 
 -- One row per queue: its settings, and its ledger, which the triggers below keep.
 CREATE TABLE IF NOT EXISTS queues (
-    key TEXT PRIMARY KEY, settings TEXT,
-    published INTEGER DEFAULT 0, waiting INTEGER DEFAULT 0, scheduled INTEGER DEFAULT 0,
-    in_flight INTEGER DEFAULT 0, done INTEGER DEFAULT 0, dead INTEGER DEFAULT 0,
-    expired INTEGER DEFAULT 0, cancelled INTEGER DEFAULT 0, discarded INTEGER DEFAULT 0,
-    delivered INTEGER DEFAULT 0, redelivered INTEGER DEFAULT 0, retried INTEGER DEFAULT 0, lost INTEGER DEFAULT 0
+    key TEXT PRIMARY KEY,
+    settings TEXT,
+    published INTEGER NOT NULL DEFAULT 0,
+    waiting INTEGER NOT NULL DEFAULT 0,
+    scheduled INTEGER NOT NULL DEFAULT 0,
+    in_flight INTEGER NOT NULL DEFAULT 0,
+    done INTEGER NOT NULL DEFAULT 0,
+    dead INTEGER NOT NULL DEFAULT 0,
+    expired INTEGER NOT NULL DEFAULT 0,
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    discarded INTEGER NOT NULL DEFAULT 0,
+    delivered INTEGER NOT NULL DEFAULT 0,
+    redelivered INTEGER NOT NULL DEFAULT 0,
+    retried INTEGER NOT NULL DEFAULT 0,
+    lost INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 
 CREATE TRIGGER IF NOT EXISTS entered AFTER INSERT ON entries BEGIN
     INSERT INTO queues (key) VALUES (new.key) ON CONFLICT DO NOTHING;
-    UPDATE queues SET
-        published = published + 1,
-        waiting = waiting + (new.state = 'waiting'),
-        scheduled = scheduled + (new.state = 'scheduled')
-    WHERE key = new.key;
+    UPDATE queues SET published = published + 1 WHERE key = new.key;
 END;
 
--- What has ended stays counted where it ended: a retry, or a task published anew, is a new entry.
+-- What has ended stays counted where it ended: a retry after the end is a new entry.
 CREATE TRIGGER IF NOT EXISTS moved AFTER UPDATE OF state ON entries BEGIN
     UPDATE queues SET
         published = published + (old.state IN ('done', 'expired', 'cancelled', 'discarded')),
@@ -47,8 +75,7 @@ CREATE TRIGGER IF NOT EXISTS moved AFTER UPDATE OF state ON entries BEGIN
         cancelled = cancelled + (new.state = 'cancelled'),
         discarded = discarded + (new.state = 'discarded'),
         delivered = delivered + (new.state = 'in_flight'),
-        redelivered = redelivered
-            + (old.state = 'in_flight' AND (new.state = 'waiting' OR new.losses > old.losses)),
+        redelivered = redelivered + (old.state = 'in_flight' AND (new.state = 'waiting' OR new.losses > old.losses)),
         retried = retried + (new.attempt > old.attempt),
         lost = lost + (new.losses > old.losses)
     WHERE key = new.key;

@@ -1,4 +1,4 @@
-"""The file: one transaction per step, one flush for all who wait for the disk, news for all who wait for tasks."""
+"""What the verbs are made of: entries found and moved, and news for those who wait for them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,51 @@ import asyncio
 import itertools
 import json
 import math
-import os
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
-from msgspec.structs import astuple
+import msgspec
 
-from taskqueue_core.capabilities import Maintained, QueueSettings
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
-from taskqueue_core.errors import BackendUnavailable, TaskQueueError
-from taskqueue_core.tasks import Expired, State
-from taskqueue_sqlite.entry import Entry
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Delivery, Expired, Failure, Settled, State, Task
+from taskqueue_sqlite.database import Database
 
-_FIELDS = Entry.__struct_fields__
-_SELECT = f"SELECT {', '.join(_FIELDS)} FROM entries WHERE "  # noqa: S608
-_SAVE = f"""INSERT INTO entries VALUES ({", ".join("?" * len(_FIELDS))}) ON CONFLICT (key, id)
-    DO UPDATE SET {", ".join(f"{field} = excluded.{field}" for field in _FIELDS[2:])}"""  # noqa: S608
-_AGENDA = """SELECT key, waiting, (SELECT min(due) FROM entries e WHERE e.key = q.key AND due IS NOT NULL)
-    FROM json_each(?) JOIN queues q ON key = value WHERE waiting + scheduled + in_flight > 0"""
+ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
+_HISTORY = 20  # failures that are kept
+_INSERT = "INSERT INTO entries (key, id, task, priority, deadline, attempt) VALUES (?, ?, ?, ?, ?, ?)"
+_AGENDA = """SELECT q.key, waiting, (SELECT min(due) FROM entries e WHERE e.key = q.key AND due NOTNULL)
+    FROM json_each(?) JOIN queues q ON q.key = value WHERE waiting + scheduled + in_flight > 0"""
+
+
+class Entry(SimpleNamespace):
+    """A row of ``entries``; schema.sql tells its fields."""
+
+    @property
+    def task(self) -> Task:
+        """The task as it was published."""
+        return msgspec.msgpack.decode(self.body, type=Task)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The last failures, oldest first."""
+        return msgspec.json.decode(self.history, type=tuple[Failure, ...])
+
+    def delivery(self) -> Delivery:
+        """Return the delivery that it is in."""
+        return Delivery(
+            task=self.task,
+            receipt=self.receipt,
+            attempt=self.attempt,
+            losses=self.losses,
+            prior=self.prior,
+            delivered_at=self.since,
+        )
 
 
 class Consumer:
@@ -38,80 +61,125 @@ class Consumer:
         self.news, self.revoked = asyncio.Event(), list[str]()
 
 
-class Store:
+class Store(Database):
     """The entries, and the consumers that wait for them."""
 
     def __init__(self, path: Path, clock: Clock, *, synchronous: bool, grace: float) -> None:
-        self.clock, self.now, self.consumers = clock, clock.now, dict[str, Consumer]()
-        self.recover_at = math.inf  # when the deliveries of a process that died are given up
-        self._path, self._synchronous, self._grace = path, synchronous, grace
-        self._db: sqlite3.Connection | None = None
-        self._closed = False
-        self._seq = itertools.count(1)
-        self._news, self._revoked = set[str](), list[tuple[str | None, str | None]]()
-        self._disk, self._flushed = asyncio.Lock(), 0
+        super().__init__(path, synchronous=synchronous)
+        self.clock, self.now, self._grace = clock, clock.now, grace
+        self.consumers, self.names = dict[str, Consumer](), set[str]()
+        self.recovery = math.inf  # when the deliveries of an earlier process are taken for lost
+        self.seq = itertools.count(1)
+        self._available, self._revoked = set[str](), list[tuple[str, str]]()
+
+    def opened(self, db: sqlite3.Connection) -> None:
+        """Count on from where the earlier process stopped, and give its workers time to come back."""
+        ((last,),) = db.execute("SELECT ifnull(max(seq), 0) FROM entries")
+        self.seq, self.recovery = itertools.count(last + 1), self.now() + self._grace
 
     @contextmanager
-    def step(self) -> Iterator[sqlite3.Connection]:
-        """Do one atomic step, which never awaits; once it is committed, tell those who wait what it changed."""
-        if self._closed:
-            raise BackendUnavailable("the backend is closed")
-        try:
-            db = self._db = self._db or self._open()
-            db.execute("BEGIN IMMEDIATE")
-            yield db
-            db.execute("COMMIT")
-        except BaseException as error:
-            self._news, self._revoked = set(), []
-            if self._db is not None:
-                self._db.rollback()
-            if isinstance(error, sqlite3.Error):
-                raise BackendUnavailable(f"SQLite: {error}") from error
-            raise
+    def step(self) -> Iterator[None]:
+        """Do all of it or nothing, and tell of it only when it is done."""
+        self._available, self._revoked = set(), []
+        with super().step():
+            yield
         for consumer in self.consumers.values():
-            if not self._news.isdisjoint(consumer.keys):
+            if not self._available.isdisjoint(consumer.keys):
                 consumer.news.set()
         for owner, receipt in self._revoked:
-            if receipt is not None and owner in self.consumers:
-                self.consumers[owner].revoked.append(receipt)
-                self.consumers[owner].news.set()
-        self._news, self._revoked = set(), []
-
-    async def flush(self, failure: type[TaskQueueError] = BackendUnavailable) -> None:
-        """Wait until the disk has all steps that were done so far; those who wait together share one flush."""
-        wanted = self._db.total_changes if self._db is not None else 0
-        async with self._disk:
-            if self._synchronous and self._flushed < wanted and self._db is not None:
-                changes = self._db.total_changes
-                try:
-                    await asyncio.to_thread(_flush, f"{self._path}-wal")
-                except OSError as error:
-                    raise failure(f"the disk did not confirm: {error.strerror}") from error
-                self._flushed = changes
-
-    async def aclose(self) -> None:
-        """Close the file."""
-        async with self._disk:
-            self._closed = True
-            if self._db is not None:
-                self._db.close()
-                self._db = None
+            if holder := self.consumers.get(owner):
+                holder.revoked.append(receipt)
+                holder.news.set()
 
     def some(self, where: str, *values: object) -> list[Entry]:
         """Return the entries that fulfil a condition."""
-        return [Entry(*row) for row in self._db.execute(_SELECT + where, values)]
+        rows = self.db.execute("SELECT rowid, * FROM entries WHERE " + where, values)  # noqa: S608
+        names = [column[0] for column in rows.description]
+        return [Entry(**dict(zip(names, row, strict=True))) for row in rows]
 
     def one(self, key: str, task_id: str) -> Entry | None:
-        """Return what is known of a task, unless its time to be remembered is over."""
+        """Return what is known of a task. What is to be forgotten by now is forgotten."""
         for entry in self.some("key = ? AND id = ?", key, task_id):
-            if not entry.ended or self.now() - entry.since < self.memory(entry): 
+            if entry.state not in ENDED or self.now() < entry.since + self.memory(key)[entry.result is None]:
                 return entry
+            self.forget(entry)
         return None
 
-    def save(self, entry: Entry) -> None:
-        """Write an entry that came into a new state."""
-        entry.since = self.now()
-        entry.seq = entry.seq or next(self._seq)
-        self._db.execute(_SAVE, astuple(entry))
-        if entry.state in _AVAILABLE:
-            self._news.add(entry.key)
+    def add(self, task: Task, attempt: int = 1) -> Entry:
+        """Make the entry of a task that is not known; its first move puts it somewhere."""
+        body = msgspec.msgpack.encode(task)
+        row = self.db.execute(_INSERT, (task.key, task.id, body, task.priority, task.deadline, attempt))
+        return self.some("rowid = ?", row.lastrowid)[0]
+
+    def forget(self, entry: Entry) -> None:
+        """Drop what is known of a task; the ledger keeps its count."""
+        self.db.execute("DELETE FROM entries WHERE rowid = ?", (entry.rowid,))
+
+    def move(self, entry: Entry, state: State, *, at: float = math.inf, error: str | None = None, **changes: object) -> Settled:
+        """Bring an entry into a state; the delivery that it was in is over. An error goes to its history."""
+        due = min(at, math.inf if entry.deadline is None else entry.deadline)
+        changes = {"state": state.value, "since": self.now(), "due": due if state.live and due < math.inf else None, 
+            "receipt": None, "worker": None, "owner": None, "reason": None} | changes
+        if error is not None:
+            failure = Failure(attempt=entry.attempt, at=self.now(), error=error[: LIMITS.text])
+            changes["history"] = msgspec.json.encode([*entry.failures, failure][-_HISTORY:])
+        names = ", ".join(f"{name} = :{name}" for name in changes)
+        self.db.execute(f"UPDATE entries SET {names} WHERE rowid = :rowid", changes | {"rowid": entry.rowid})  # noqa: S608
+        vars(entry).update(changes)
+        if state in (State.WAITING, State.SCHEDULED):
+            self._available.add(entry.key)
+        return Settled.OK
+
+    def lose(self, entry: Entry) -> Settled:
+        """Hand an entry back because its consumer is gone; one that is lost too often is dead."""
+        losses, error = entry.losses + 1, "lost with its consumer"
+        if losses <= self.settings(entry.key).max_losses:
+            return self.move(entry, State.WAITING, error=error, losses=losses)
+        self.move(entry, State.DEAD, error=error, losses=losses, reason="max_losses_exceeded", seq=next(self.seq))
+        return Settled.DEAD
+
+    def end(self, entry: Entry, state: State) -> Expired:
+        """End an entry over the head of whoever holds it."""
+        self.revoke(entry)
+        self.move(entry, state, reason=state.value)
+        return Expired(entry.key, entry.id, entry.attempt)
+
+    def revoke(self, entry: Entry) -> None:
+        """Have the holder of an entry told that it is theirs no more."""
+        if entry.receipt is not None:
+            self._revoked.append((entry.owner, entry.receipt))
+
+    def settings(self, key: str) -> QueueSettings:
+        """Return a queue's settings."""
+        for (text,) in self.db.execute("SELECT settings FROM queues WHERE key = ? AND settings NOTNULL", (key,)):
+            return QueueSettings.model_validate_json(text)
+        return QueueSettings()
+
+    def memory(self, key: str) -> tuple[float, float]:
+        """Return how long the ended tasks of a queue are remembered, with a result and without."""
+        settings = self.settings(key)
+        return max(settings.dedupe_window, settings.result_ttl), settings.dedupe_window
+
+    def agenda(self, keys: Iterable[str]) -> list[tuple[str, int, float | None]]:
+        """Return those of the queues where something lives: key, number of waiting entries, next due time."""
+        return self.db.execute(_AGENDA, (json.dumps([*keys]),)).fetchall()
+
+    def tidy(self, keys: Iterable[str]) -> tuple[int, list[Expired]]:
+        """Promote and expire what fell due in these queues, in the order of its times."""
+        promoted, expired, now = 0, list[Expired](), self.now()
+        for key in [key for key, _, due in self.agenda(keys) if due is not None and due <= now]:
+            for entry in self.some("key = ? AND due <= ? ORDER BY due, seq LIMIT 1000", key, now):
+                if entry.deadline is not None and entry.deadline <= now:
+                    expired.append(self.end(entry, State.EXPIRED))
+                else:
+                    self.move(entry, State.WAITING, seq=next(self.seq))
+                    promoted += 1
+        return promoted, expired
+
+    def recover(self) -> int:
+        """Once their time to come back is over, take back as lost what an earlier process's workers had."""
+        if self.now() < self.recovery:
+            return 0
+        self.recovery = math.inf
+        orphans = [e for e in self.some("state = 'in_flight'") if e.owner not in self.consumers]
+        return sum(1 for entry in orphans if self.lose(entry))

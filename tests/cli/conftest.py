@@ -1,0 +1,85 @@
+"""Commands in this process, on a store that they share, or through a real server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from taskqueue_core.cli import main
+from tests.cli.shared import Shared, renew
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def told(self) -> Any:
+        """The one JSON value on stdout."""
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings of the machine reach a test, and no server can be met by chance."""
+    for name in os.environ:
+        if name.startswith("TASKQUEUE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TASKQUEUE_BACKEND", "tests.cli.shared")
+    monkeypatch.setenv("TASKQUEUE_SERVER_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def store() -> Shared:
+    """The empty store that commands share."""
+    return renew()
+
+
+@pytest.fixture
+def cli(store: Shared, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command and return what it left."""
+    assert store.capabilities.shared
+
+    def run(*words: str) -> Done:
+        capsys.readouterr()
+        code = main(words)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The address of a real server with a memory backend, started as users start it."""
+    words = [sys.executable, "-m", "taskqueue_core.cli", "serve", "--port", "0", "--json"]
+    with subprocess.Popen(
+        [*words, "--backend", "taskqueue_memory", "--log-level", "error"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            ready = json.loads(process.stdout.readline())
+            assert ready["backend"] == "taskqueue_memory"
+            assert ready["pid"] == process.pid
+            yield ready["url"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+            assert process.stdout.read() == b""

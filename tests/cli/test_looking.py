@@ -1,0 +1,173 @@
+"""``taskqueue stats``, ``status``, ``result`` and ``dlq``."""
+
+import asyncio
+import dataclasses
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from taskqueue_core.retry import EXHAUSTED
+from taskqueue_core.tasks import Ledger, Task
+from tests.cli.conftest import Cli
+from tests.cli.shared import Shared
+
+
+@pytest.fixture
+def worked(store: Shared) -> Shared:
+    """A queue with one task done, three dead, one waiting; and another queue with one waiting."""
+
+    async def work() -> None:
+        tasks = [Task(key="k", id=task_id) for task_id in ("good", "d1", "d2", "d3", "new")]
+        await store.publisher.publish(*tasks, Task(key="other", id="o"))
+        async with store.subscribe(["k"], "c") as subscription:
+            good, *bad = (await subscription.receive(4, 0)).deliveries
+            await subscription.ack(good, results=(b'{"x":  1.50}',))
+            for delivery in bad:
+                await subscription.dead_letter(delivery, EXHAUSTED, "ValueError: no")
+
+    asyncio.run(work())
+    return store
+
+
+@pytest.mark.usefixtures("worked")
+def test_stats_show_every_ledger(cli: Cli) -> None:
+    """Law 1: each queue's account is shown with its sum, and 0 says that all of them balance."""
+    done = cli("stats", "--json")
+    assert done.code == 0
+    first, second = done.told
+    assert (first["key"], second["key"]) == ("k", "other")
+    expected = Ledger(published=5, waiting=1, done=1, dead=3)
+    assert first["ledger"] == msgspec.to_builtins(expected) | {"balanced": True}
+    assert cli("stats", "other", "--json").told == [second]
+    shown = cli("stats").out
+    assert shown.count("balanced") == 3
+    assert "k " in shown
+
+
+def test_stats_without_queues_say_how_to_begin(cli: Cli) -> None:
+    """An empty store is no error."""
+    assert "taskqueue publish" in cli("stats").out
+    assert cli("stats", "--json").told == []
+
+
+@pytest.mark.usefixtures("worked")
+def test_an_imbalance_is_loud(cli: Cli, store: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 1: were a ledger ever off, the command would say by how much and end with 1."""
+    right = store.control.stats
+
+    async def wrong(key: str) -> Any:
+        stats = await right(key)
+        ledger = msgspec.structs.replace(stats.ledger, published=stats.ledger.published + 2)
+        return msgspec.structs.replace(stats, ledger=ledger)
+
+    monkeypatch.setattr(store.control, "stats", wrong)
+    done = cli("stats")
+    assert done.code == 1
+    assert "off by +2" in done.out
+    assert cli("stats", "--json").code == 1
+
+
+@pytest.mark.usefixtures("worked")
+def test_status_gives_the_reason_of_the_end(cli: Cli) -> None:
+    """C16: the status of a task whose attempts are used up says so."""
+    done = cli("status", "k", "d1", "--json")
+    assert done.code == 0
+    assert (done.told["state"], done.told["attempt"]) == ("dead", 1)
+    assert EXHAUSTED in done.told["error"]
+    shown = cli("status", "k", "d1").out
+    assert "dead" in shown
+    assert EXHAUSTED in shown
+    missing = cli("status", "k", "nobody", "--json")
+    assert (missing.code, missing.told["error"]["code"]) == (1, "not_found")
+
+
+@pytest.mark.usefixtures("worked")
+def test_a_result_is_printed_as_it_was_stored(cli: Cli) -> None:
+    """The result's own text; a missing one is told with the task's state."""
+    assert cli("result", "k", "good").out == '{"x":  1.50}\n'
+    assert cli("result", "k", "good", "--json").told == {
+        "key": "k",
+        "task_id": "good",
+        "result": {"x": 1.5},
+    }
+    done = cli("result", "k", "new", "--json")
+    assert (done.code, done.told["error"]["code"]) == (1, "no_result")
+    assert "waiting" in done.err
+    assert cli("result", "k", "nobody").code == 1
+
+
+@pytest.mark.usefixtures("worked")
+def test_dead_letters_are_listed_with_reason_and_error(cli: Cli) -> None:
+    """C16: a human finds out which task died, when, why, and with which error."""
+    done = cli("dlq", "list", "k", "--json")
+    assert [letter["task"]["id"] for letter in done.told] == ["d1", "d2", "d3"]
+    letter = done.told[0]
+    assert letter["reason"] == EXHAUSTED
+    assert letter["history"][-1]["error"] == "ValueError: no"
+    assert letter["failed_at"] > 1_000_000_000
+    assert cli("dlq", "show", "k", "d2", "--json").told["task"]["id"] == "d2"
+    for shown in (cli("dlq", "list", "k"), cli("dlq", "show", "k", "d1")):
+        assert shown.code == 0
+        assert EXHAUSTED in shown.out
+        assert "ValueError: no" in shown.out
+    assert len(cli("dlq", "list", "k", "--limit", "2", "--json").told) == 2
+    assert "No dead letters" in cli("dlq", "list", "other").out
+    assert cli("dlq", "show", "k", "good").code == 1
+
+
+def test_dead_letters_are_redriven_and_discarded(cli: Cli, worked: Shared) -> None:
+    """Some or all, and only on purpose: what is redriven waits again, what is discarded is counted."""
+    assert cli("dlq", "redrive", "k", "d1", "nobody", "--json").told == {"count": 1}
+    assert cli("dlq", "discard", "k", "d2", "--yes", "--json").told == {"count": 1}
+    assert "1 waiting again" in cli("dlq", "redrive", "k", "--all", "--yes").out
+    ledger = asyncio.run(worked.control.ledger("k"))
+    assert (ledger.waiting, ledger.dead, ledger.discarded) == (3, 0, 1)
+    assert ledger.balanced
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["redrive", "k"],
+        ["redrive", "k", "d1", "--all"],
+        ["redrive", "k", "--all"],
+        ["discard", "k", "d1"],
+        ["discard", "k", "--all", "--json"],
+    ],
+)
+def test_nothing_far_reaching_happens_unasked(
+    words: list[str], cli: Cli, worked: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody can be asked, --yes is demanded, and nothing is done."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
+    assert cli("dlq", *words).code == 2
+    assert asyncio.run(worked.control.ledger("k")).dead == 3
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 3)])
+def test_a_person_is_asked(
+    answer: str, code: int, left: int, cli: Cli, worked: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal, discarding waits for a yes."""
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr("builtins.input", lambda *_: answer.strip())
+    assert cli("dlq", "discard", "k", "--all").code == code
+    assert asyncio.run(worked.control.ledger("k")).dead == left
+
+
+@dataclasses.dataclass
+class Terminal:
+    """A stdin at which somebody sits."""
+
+    answer: str
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+    def readline(self) -> str:
+        """What is typed."""
+        return self.answer

@@ -1,0 +1,114 @@
+"""``taskqueue serve`` and ``taskqueue worker`` as processes, with commands that talk to them."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@contextmanager
+def worker(target: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process, which is ended if the test did not do so."""
+    command = [sys.executable, "-m", "taskqueue_core.cli", "worker", f"tests.cli.work:{target}"]
+    with subprocess.Popen(
+        [*command, *words, "--json", "--log-level", "error"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(cli: Cli, server: str, key: str, task_id: str, state: str) -> None:
+    """Ask until a task is in a state; each question is a round trip, and there are not too many."""
+    for _ in range(400):
+        if cli("status", key, task_id, "--server", server, "--json").told.get("state") == state:
+            return
+    pytest.fail(f"{task_id} did not become {state}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_from_publish_to_result(number: signal.Signals, cli: Cli, server: str) -> None:
+    """G5: one worker serves two keys over its connection; every command reaches the same server."""
+    task_id = f"p{number}"
+    with worker("worker", "--url", server, "--worker-id", f"w{number}", "--concurrency", "1") as w:
+        assert w.stdout is not None
+        told = json.loads(w.stdout.readline())
+        assert told["keys"] == ["double", "who"]
+        for key, payload in (("double", "21"), ("who", "null")):
+            done = cli("publish", key, payload, "--id", task_id, "--server", server, "--json")
+            assert done.told["status"] == "accepted"
+            wait_for(cli, server, key, task_id, "done")
+        result = cli("result", "double", task_id, "--server", server, "--json").told["result"]
+        assert result == 42
+        assert cli("result", "who", task_id, "--server", server).out == '{"attempt":1}\n'
+        (stats,) = cli("stats", "double", "--server", server, "--json").told
+        assert stats["ledger"]["balanced"]
+        assert stats["subscribers"] == 1
+        w.send_signal(number)
+        assert w.wait(20) == 0
+        assert w.stdout.read() == b""
+
+
+def test_a_worker_that_only_fails_ends_with_3(cli: Cli, server: str) -> None:
+    """D6: a worker whose handlers only fail takes itself out of service, and its exit code says so."""
+    for n in range(4):
+        cli("publish", "fails", "--id", f"f{n}", "--max-attempts", "1", "--server", server)
+    with worker("failing", "--url", server) as w:
+        assert w.wait(20) == 3
+        assert w.stderr is not None
+        last = w.stderr.read().decode().splitlines()[-1]
+    assert last.startswith("error: ")
+
+
+def test_a_poison_task_ends_visibly(cli: Cli, server: str) -> None:
+    """C16 and C26: a task that can only fail is a dead letter with its error, and its status gives the reason."""
+    words = ["--max-attempts", "1", "--server", server]
+    cli("publish", "double", '"not a number"', "--id", "poison", *words)
+    with worker("worker", "--url", server):
+        wait_for(cli, server, "double", "poison", "dead")
+    letter = cli("dlq", "show", "double", "poison", "--server", server, "--json").told
+    assert letter["reason"] == "invalid_payload"
+    assert letter["task"]["payload"] == "not a number"
+    status = cli("status", "double", "poison", "--server", server, "--json").told
+    assert "invalid_payload" in status["error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["worker", "nowhere:worker"], "nowhere"),
+        (["worker", "tests.cli.work:nothing"], "nothing"),
+        (["worker", "tests.cli.work:worker", "--url", "ftp://x"], "http://"),
+        (["worker", "tests.cli.work:worker", "--worker-id", "a b"], "worker_id"),
+        (["serve", "--host", "0.0.0.0"], "loopback"),  # noqa: S104 - it must be refused
+        (["serve", "--backend", "server"], "store of its own"),
+        (["serve", "--backend", "nowhere", "--port", "0"], "nowhere"),
+    ],
+)
+def test_what_cannot_start_ends_with_2(words: list[str], said: str, cli: Cli) -> None:
+    """G3: a wrong target, address or backend is told at once, as JSON where that was asked for."""
+    done = cli(*words, "--json")
+    assert done.code == 2
+    assert said in done.told["error"]["detail"]
+
+
+def test_a_port_that_is_taken_is_told(cli: Cli, server: str) -> None:
+    """The second server on a port says so, and what to do."""
+    port = server.rpartition(":")[2]
+    done = cli("serve", "--port", port, "--backend", "taskqueue_memory", "--json")
+    assert done.code == 2
+    assert "TASKQUEUE_PORT" in done.err

@@ -1,0 +1,149 @@
+"""``taskqueue publish``."""
+
+import asyncio
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from taskqueue_core.tasks import Task
+from tests.cli.conftest import Cli
+from tests.cli.shared import Shared
+
+
+def take(store: Shared, key: str = "k") -> list[Task]:
+    """Every waiting task, in order."""
+
+    async def receive() -> list[Task]:
+        async with store.subscribe([key], "c") as subscription:
+            return [delivery.task for delivery in (await subscription.receive(100, 0)).deliveries]
+
+    return asyncio.run(receive())
+
+
+def test_a_publish_is_confirmed(cli: Cli) -> None:
+    """D1: the command ends with 0 once the store has confirmed, and says what it confirmed."""
+    done = cli("publish", "k", '{"n": 1}', "--id", "a", "--json")
+    assert done.code == 0
+    assert (done.told["key"], done.told["task_id"], done.told["status"]) == ("k", "a", "accepted")
+    again = cli("publish", "k", '{"n": 1}', "--id", "a")
+    assert again.code == 0
+    assert "duplicate" in again.out
+
+
+def test_another_payload_under_the_same_id_fails(cli: Cli) -> None:
+    """Law 7: a conflict is told, in one line and as JSON, and ends with 1."""
+    cli("publish", "k", "1", "--id", "a")
+    done = cli("publish", "k", "2", "--id", "a", "--json")
+    assert done.code == 1
+    assert done.told["error"]["code"] == "id_conflict"
+    assert done.err.count("\n") == 1
+
+
+def test_every_option_reaches_the_task(store: Shared, cli: Cli) -> None:
+    """What is given on the command line is what a worker gets, to the byte."""
+    before = store.now()
+    words = ["--priority", "7", "--tenant", "t", "--ordering-key", "o", "--max-attempts", "3"]
+    words += ["--header", "a=b=c", "--header", "d=", "--expires-in", "60"]
+    assert cli("publish", "k", '{"n": 1.0}', "--id", "x", *words).code == 0
+    (task,) = take(store)
+    assert task.payload == b'{"n": 1.0}'
+    assert (task.id, task.priority, task.tenant, task.ordering_key) == ("x", 7, "t", "o")
+    assert (task.max_attempts, task.headers) == (3, {"a": "b=c", "d": ""})
+    assert task.deadline is not None
+    assert before + 60 <= task.deadline <= store.now() + 60
+
+
+def test_a_delayed_task_waits(store: Shared, cli: Cli) -> None:
+    """Law 8: --delay counts from the store's time."""
+    before = store.now()
+    assert cli("publish", "k", "--delay", "100").code == 0
+    assert asyncio.run(store.control.ledger("k")).scheduled == 1
+    assert take(store) == []
+    assert store.now() - before < 50
+
+
+@pytest.mark.parametrize("where", ["-", "@payload.json"])
+def test_a_payload_may_come_from_elsewhere(
+    where: str, store: Shared, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From stdin or a file, without the line break at its end."""
+    text = b'{"text": "\xc3\xa4"}\n'
+    Path("payload.json").write_bytes(text)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    assert cli("publish", "k", where).code == 0
+    assert take(store)[0].payload == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["k", "{n: 1}"], "JSON"),
+        (["k", "@missing"], "No such file"),
+        (["k", "\udcff"], "JSON"),
+        (["k/1", "1"], "key"),
+        (["k", "1", "--id", "two words"], "id"),
+        (["k", "1", "--header", "novalue"], "NAME=VALUE"),
+        (["k", "1", "--delay", "-1"], "delay"),
+        (["k", "1", "--delay", "nan"], "delay"),
+        (["k", "1", "--priority", "10"], "priority"),
+        ([], "key is needed"),
+        (["k", "1", "--batch", "f"], "batch"),
+    ],
+)
+def test_wrong_input_ends_with_2(words: list[str], said: str, cli: Cli, store: Shared) -> None:
+    """Every mistake names what is wrong, publishes nothing and shows no trace."""
+    done = cli("publish", *words)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert asyncio.run(store.control.queues()) == ()
+
+
+def test_a_batch_publishes_every_line(cli: Cli, store: Shared) -> None:
+    """D1: 0 means that each line is stored; lines may leave out the key, and blank ones count for nothing."""
+    lines = [{"payload": {"n": n}, "id": f"t{n}", "priority": n % 10} for n in range(1203)]
+    text = "\n".join(map(json.dumps, lines)) + '\n\n{"key": "other", "delay": 5}\n'
+    Path("tasks.ndjson").write_text(text)
+    done = cli("publish", "k", "--batch", "tasks.ndjson", "--json")
+    assert done.code == 0
+    assert (done.told["lines"], done.told["accepted"], done.told["faults"]) == (1204, 1204, [])
+    assert asyncio.run(store.control.ledger("k")).published == 1203
+    assert asyncio.run(store.control.ledger("other")).scheduled == 1
+    again = cli("publish", "k", "--batch", "tasks.ndjson")
+    assert again.code == 0
+    assert "1,203 duplicate" in again.out
+
+
+def test_a_bad_line_does_not_hold_up_the_others(cli: Cli, store: Shared) -> None:
+    """C26: no line is dropped silently; each that was not stored is named with its number and reason."""
+    cli("publish", "k", "1", "--id", "taken")
+    bad = [
+        "nonsense",
+        '{"key": "k", "payload": 1, "colour": "red"}',
+        '{"payload": 1, "key": "a b"}',
+        '{"payload": "' + "x" * 400_000 + '"}',
+        '{"delay": 1, "not_before": 1}',
+        '{"id": "taken", "payload": 2}',
+    ]
+    text = "\n".join(["{}", *bad, '{"id": "last"}'])
+    Path("tasks.ndjson").write_text(text)
+    done = cli("publish", "k", "--batch", "tasks.ndjson", "--json")
+    assert done.code == 1
+    told = done.told
+    assert (told["lines"], told["accepted"], told["invalid"], told["conflict"]) == (8, 2, 5, 1)
+    assert sorted(fault["line"] for fault in told["faults"]) == [2, 3, 4, 5, 6, 7]
+    assert asyncio.run(store.control.ledger("k")).published == 3
+    shown = cli("publish", "k", "--batch", "tasks.ndjson")
+    assert "line 2: invalid" in shown.err
+    assert "x" * 100 not in shown.err
+
+
+def test_a_batch_that_cannot_be_read_ends_with_2(cli: Cli) -> None:
+    """A missing file is wrong input."""
+    done = cli("publish", "--batch", "missing")
+    assert done.code == 2
+    assert "No such file" in done.err

@@ -1,0 +1,24 @@
+"""Workers for the tests of ``taskqueue worker``."""
+
+from taskqueue_core.worker import Context, Quarantine, Worker
+
+worker = Worker("http://127.0.0.1:1", concurrency=2)
+failing = Worker(quarantine=lambda: Quarantine(2, cooldown=0.05, probes=1))
+
+
+@worker.task("double")
+def double(n: int) -> int:
+    """Double."""
+    return 2 * n
+
+
+@worker.task("who")
+async def who(context: Context) -> dict[str, object]:  # noqa: RUF029 - that it may be async is the point
+    """Tell the attempt."""
+    return {"attempt": context.attempt}
+
+
+@failing.task("fails")
+def fails() -> None:
+    """Fail."""
+    raise ValueError("always")

@@ -1,0 +1,157 @@
+"""The backend with a real server on a real port: what its other tests assume is what a server does."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.config import Settings
+from taskqueue_core.errors import InvalidInput, SettingsConflict
+from taskqueue_core.queue import Queue
+from taskqueue_core.remote import RemoteBackend
+from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.server import Server
+from taskqueue_core.tasks import Published, State, Task
+from taskqueue_memory import MemoryBackend
+
+
+@pytest_asyncio.fixture
+async def store() -> MemoryBackend:
+    """The store inside the server."""
+    return MemoryBackend()
+
+
+@pytest_asyncio.fixture
+async def remote(store: MemoryBackend) -> AsyncIterator[RemoteBackend]:
+    """A backend that reaches the store through the server."""
+    server = Server(store, Settings(port=0))
+    running = asyncio.create_task(server.run())
+    await asyncio.wait(
+        [running, asyncio.ensure_future(server.ready.wait())], return_when=asyncio.FIRST_COMPLETED
+    )
+    backend = RemoteBackend(server.url)
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+        server.stop()
+        await running
+
+
+async def test_publishing_is_idempotent(remote: RemoteBackend) -> None:
+    """Law 7: the same id is one task however often it is sent, and another payload under it is a conflict."""
+    queue = Queue(remote)
+    payload = b'{"n": 1.0,\n "s": "\xc3\xa9"}'
+    task = Task(key="k", id="a", payload=payload, headers={"h": "v"}, priority=7, tenant="t")
+    statuses = [(await queue.publish_many([task]))[0].status for _ in range(2)]
+    assert statuses == [Published.ACCEPTED, Published.DUPLICATE]
+    (conflict,) = await queue.publish_many([Task(key="k", id="a", payload=b"2")])
+    assert conflict.status is Published.CONFLICT
+    assert (await queue.ledger("k")).published == 1
+
+
+async def test_what_arrives_is_what_was_published(
+    remote: RemoteBackend, store: MemoryBackend
+) -> None:
+    """Every field of a task and the bytes of its payload reach the store."""
+    task = Task(
+        key="k<1>",
+        id="a@b=c+d~e",
+        payload=b'{"n": 1.0}',
+        headers={"h": "v"},
+        priority=7,
+        tenant="t",
+        ordering_key="o",
+        deadline=store.now() + 1000,
+        not_before=store.now(),
+        max_attempts=3,
+    )
+    await remote.publisher.publish(task)
+    async with store.subscribe(["k<1>"], "c") as subscription:
+        (delivery,) = (await subscription.receive(1, 5)).deliveries
+    assert delivery.task == task
+
+
+async def test_the_whole_life_of_a_task_is_visible(
+    remote: RemoteBackend, store: MemoryBackend
+) -> None:
+    """G4: control over HTTP reads and does what the store's own control would."""
+    control, letters = remote.control, remote.dead_letters
+    tasks = [Task(key="k", id=f"t{n}") for n in range(6)]
+    await remote.publisher.publish(*tasks)
+    async with store.subscribe(["k"], "worker-1") as subscription:
+        held = (await subscription.receive(4, 5)).deliveries
+        (worker,) = await control.workers()
+        assert (worker.worker_id, worker.in_flight) == ("worker-1", 4)
+        await subscription.ack(held[0], results=(b'{"x": 1.50}',))
+        await subscription.ack(held[1])
+        await subscription.dead_letter(held[2], "why", "because")
+        await subscription.dead_letter(held[3], "why", "because")
+        assert await control.cancel("k", "t4")
+        assert not await control.cancel("k", "t4")
+    states = [status and status.state for status in await control.statuses("k", "t0", "t2", "no")]
+    assert states == [State.DONE, State.DEAD, None]
+    assert await control.results("k", "t1", "t0") == (None, b'{"x": 1.50}')
+    assert await control.queues() == ("k",)
+    assert await control.stats("k") == await store.control.stats("k")
+    assert await letters.list("k") == await store.dead_letters.list("k")
+    assert [letter.task.id for letter in await letters.list("k", limit=1, after="t2")] == ["t3"]
+    assert await letters.redrive("k", "t2", "unknown") == 1
+    assert await letters.discard("k") == 1
+    assert await control.purge("k") == 2
+    ledger = await control.ledger("k")
+    assert ledger == await store.control.ledger("k")
+    assert ledger.balanced
+    assert await control.maintain() is not None
+
+
+async def test_pages_join_without_a_gap(remote: RemoteBackend, store: MemoryBackend) -> None:
+    """More dead letters and ids than one request may have are read in several."""
+    ids = [f"t{n:04}" for n in range(1203)]
+    await remote.publisher.publish(*(Task(key="k", id=task_id) for task_id in ids))
+    async with store.subscribe(["k"], "c") as subscription:
+        for delivery in (await subscription.receive(2000, 5)).deliveries:
+            await subscription.dead_letter(delivery, "why")
+    assert [letter.task.id for letter in await remote.dead_letters.list("k", limit=2000)] == ids
+    assert len(await remote.dead_letters.list("k", limit=1100)) == 1100
+    assert all(await remote.control.statuses("k", *ids))
+    assert await remote.dead_letters.redrive("k", *ids) == 1203
+
+
+async def test_settings_are_compared_and_swapped(remote: RemoteBackend) -> None:
+    """Whoever writes settings without having read the last ones learns it."""
+    control = remote.control
+    assert await control.settings("k") == QueueSettings()
+    wanted = QueueSettings(retry=RetryPolicy(base=0.2, cap=1))
+    changed = await control.configure("k", wanted)
+    assert changed == wanted.model_copy(update={"version": 1})
+    assert await control.settings("k") == changed
+    with pytest.raises(SettingsConflict):
+        await control.configure("k", wanted)
+
+
+async def test_a_retry_long_after_the_end_is_a_new_entry(
+    remote: RemoteBackend, store: MemoryBackend
+) -> None:
+    """G2: an orchestrator schedules a retry with no delivery in hand; the token keeps it from doing so twice."""
+    task = Task(key="k", id="a")
+    at = store.now() + 100
+    schedule = remote.publisher.schedule_retry
+    statuses = [(await schedule(task, at, error="late", token="x")).status for _ in range(2)]
+    assert statuses == [Published.ACCEPTED, Published.DUPLICATE]
+    assert (await remote.control.ledger("k")).scheduled == 1
+
+
+async def test_invalid_input_is_told_as_by_a_local_backend(remote: RemoteBackend) -> None:
+    """The server's own checks reach the caller as the same error, with the field's name."""
+    with pytest.raises(InvalidInput) as caught:
+        await remote.dead_letters.list("k", after="no spaces allowed")
+    assert caught.value.field == "after"
+
+
+async def test_the_servers_clock_is_heard(remote: RemoteBackend, store: MemoryBackend) -> None:
+    """Delays count from the store's time."""
+    assert (await remote.health()).ok
+    assert remote.now() == pytest.approx(store.now(), abs=0.1)

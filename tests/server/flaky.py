@@ -1,0 +1,66 @@
+"""A memory backend whose store can be taken away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.tasks import Health
+from taskqueue_memory import MemoryBackend
+
+__all__ = ["Flaky", "Plain"]
+
+VERBS = ("receive", "ack", "redeliver", "dead_letter", "adopt", "close")
+
+
+class Flaky(MemoryBackend):
+    """Raises `BackendUnavailable` while ``down``, from waiting receives too; loses the answer of the next ``lost`` acks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = asyncio.Event()
+        self.lost = 0
+        self.calls: list[str] = []
+
+    def subscribe(self, keys: Iterable[str], consumer: str) -> Any:
+        subscription = super().subscribe(keys, consumer)
+        for verb in VERBS:
+            setattr(subscription, verb, self._guarded(verb, getattr(subscription, verb)))
+        return subscription
+
+    async def health(self) -> Health:
+        if self.down.is_set():
+            return Health(ok=False, backend="memory")
+        return await super().health()
+
+    def _guarded(
+        self, verb: str, call: Callable[..., Awaitable[Any]]
+    ) -> Callable[..., Awaitable[Any]]:
+        async def guarded(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(verb)
+            running = asyncio.ensure_future(call(*args, **kwargs)) if not self.down.is_set() else None
+            outage = asyncio.ensure_future(self.down.wait())
+            waiting = [task for task in (running, outage) if task is not None]
+            try:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if running is None or not running.done():
+                    raise BackendUnavailable("the store is away")
+                if verb == "ack" and self.lost:
+                    self.lost -= 1
+                    raise BackendUnavailable("the answer was lost")
+                return running.result()
+            finally:
+                for task in waiting:
+                    task.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+
+        return guarded
+
+
+class Plain(MemoryBackend):
+    """Has nothing but what the server cannot do without."""
+
+    capabilities = Capabilities(names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL}))

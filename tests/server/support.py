@@ -1,0 +1,208 @@
+"""A real server in this process, raw workers to talk to it, and waiting without luck."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.config import Settings
+from taskqueue_core.protocol.frames import SUBPROTOCOL
+from taskqueue_core.server import Server
+from taskqueue_core.server.hub import Hub
+from taskqueue_core.tasks import Ledger, State, Task
+from taskqueue_memory import MemoryBackend
+
+SECONDS = 5.0
+"""a bound for what takes milliseconds"""
+
+
+def settings(**changes: Any) -> Settings:
+    """Settings of a quick server on any free port, from nowhere but here."""
+    quick: dict[str, Any] = {"port": 0, "lease": 3.0, "grace": 0.2, "drain": 0.5}
+    return Settings.model_construct(**{**Settings.model_construct().model_dump(), **quick, **changes})
+
+
+async def eventually(
+    condition: Callable[[], Awaitable[Any]] | Callable[[], Any], seconds: float = SECONDS
+) -> Any:
+    """Return the first true answer of a condition; fail where it does not come true in time."""
+    end = asyncio.get_running_loop().time() + seconds
+    while True:
+        found = condition()
+        if isinstance(found, Awaitable):
+            found = await found
+        if found:
+            return found
+        assert asyncio.get_running_loop().time() < end, "it did not come true in time"
+        await asyncio.sleep(0.005)
+
+
+class Running:
+    """A running server and what is behind it."""
+
+    def __init__(self, server: Server, backend: Backend) -> None:
+        self.server = server
+        self.backend = backend
+        self.ended: asyncio.Task[None] | None = None
+
+    @property
+    def hub(self) -> Hub:
+        """What the server's connections share."""
+        assert self.server.hub is not None
+        return self.server.hub
+
+    @property
+    def ws(self) -> str:
+        return self.server.url.replace("http", "ws") + "/v1/socket"
+
+    def worker(self, worker_id: str = "w1", *keys: str, **hello: Any) -> Worker:
+        """A worker that says hello when it is entered, unless ``hello=None``."""
+        return Worker(self.ws, {"worker_id": worker_id, "keys": keys or ("k",), **hello})
+
+    def socket(self, **options: Any) -> Any:
+        """A bare socket."""
+        options = {"subprotocols": [Subprotocol(SUBPROTOCOL)], "compression": None, **options}
+        return connect(self.ws, proxy=None, ping_interval=None, **options)
+
+    async def publish(self, *ids: str, key: str = "k", **fields: Any) -> None:
+        """Publish tasks with these ids."""
+        await self.backend.publisher.publish(*(Task(key=key, id=i, **fields) for i in ids))
+
+    async def ledger(self, key: str = "k") -> Ledger:
+        """The ledger; it must balance whenever one looks."""
+        found: Ledger = await self.backend.control.ledger(key)  # type: ignore[attr-defined]
+        assert found.balanced
+        return found
+
+    async def count(self, state: State, key: str = "k") -> int:
+        return int(getattr(await self.ledger(key), state.value))
+
+    async def reaches(self, key: str = "k", seconds: float = SECONDS, **counts: int) -> None:
+        """Wait until the ledger has these counts."""
+
+        async def there() -> bool:
+            found = await self.ledger(key)
+            return all(getattr(found, name) == n for name, n in counts.items())
+
+        await eventually(there, seconds)
+
+
+class Worker:
+    """Frames in and out, by hand."""
+
+    def __init__(self, url: str, hello: dict[str, Any]) -> None:
+        self._url = url
+        self._hello = hello
+        self.socket: ClientConnection
+        self.welcome: dict[str, Any] = {}
+        self.passed_over: list[dict[str, Any]] = []
+
+    async def __aenter__(self) -> Self:
+        self.socket = await connect(
+            self._url,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            compression=None,
+            proxy=None,
+            ping_interval=None,
+            close_timeout=1,
+        )
+        await self.send("hello", **self._hello)
+        self.welcome = await self.frame("welcome")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.socket.close()
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self.socket.send(msgspec.json.encode({"type": kind, **fields}).decode())
+
+    async def frame(self, *kinds: str, seconds: float = SECONDS) -> dict[str, Any]:
+        """The next frame of one of these kinds; others are answered or remembered."""
+        async with asyncio.timeout(seconds):
+            while True:
+                frame: dict[str, Any] = msgspec.json.decode(await self.socket.recv())
+                if frame["type"] in kinds:
+                    return frame
+                if frame["type"] == "ping":
+                    await self.send("pong", n=frame.get("n", 0))
+                else:
+                    self.passed_over.append(frame)
+
+    async def deliveries(self, count: int) -> list[dict[str, Any]]:
+        """As many deliveries."""
+        found: list[dict[str, Any]] = []
+        while len(found) < count:
+            found += (await self.frame("deliver"))["deliveries"]
+        return found
+
+    async def settled(self, count: int) -> tuple[list[str], list[str]]:
+        """Which receipts were settled, and which had been lost."""
+        ok: list[str] = []
+        lost: list[str] = []
+        while len(ok) + len(lost) < count:
+            frame = await self.frame("settled")
+            ok += frame.get("ok", [])
+            lost += frame.get("lease_lost", [])
+        return ok, lost
+
+    async def closed(self, seconds: float = SECONDS) -> int | None:
+        """The close code, once the server has closed."""
+        async with asyncio.timeout(seconds):
+            try:
+                while True:
+                    self.passed_over.append(msgspec.json.decode(await self.socket.recv()))
+            except ConnectionClosed:
+                return self.socket.close_code
+
+    def break_off(self) -> None:
+        """End as a killed process does: without a word."""
+        self.socket.transport.abort()
+
+
+@asynccontextmanager
+async def running(backend: Backend | None = None, **changes: Any) -> AsyncIterator[Running]:
+    """Run a server until the end of the block. It must leave nothing behind."""
+    before = asyncio.all_tasks()
+    behind = backend or MemoryBackend()
+    server = Server(behind, settings(**changes))
+    it = Running(server, behind)
+    it.ended = asyncio.create_task(server.run())
+    ready = asyncio.create_task(server.ready.wait())
+    await asyncio.wait([ready, it.ended], timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    if it.ended.done():
+        it.ended.result()
+    assert ready.done()
+    try:
+        yield it
+    finally:
+        server.stop()
+        await asyncio.wait_for(it.ended, 2 * SECONDS)
+        left = asyncio.all_tasks() - before
+        assert not left, left
+
+
+@asynccontextmanager
+async def http(it: Running, **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
+    """An HTTP client of a running server."""
+    async with httpx2.AsyncClient(base_url=it.server.url, trust_env=False, **options) as client:
+        yield client
+
+
+def receipts(deliveries: list[dict[str, Any]]) -> list[str]:
+    """The receipts of deliveries."""
+    return [delivery["receipt"] for delivery in deliveries]

@@ -1,0 +1,152 @@
+"""What a worker sees while the store is away, and what a server needs of a backend."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.errors import CapabilityMissing
+from taskqueue_core.server import create_app
+from taskqueue_core.tasks import State
+from taskqueue_memory import MemoryBackend
+from tests.server.flaky import Flaky, Plain
+from tests.server.support import eventually, http, receipts, running, settings
+
+
+class TestOutage:
+    """Fault G14: workers are told, keep their connection and go on without a reconnect."""
+
+    async def test_workers_are_told_and_served_again(self) -> None:
+        backend = Flaky()
+        async with running(backend) as it, it.worker(credit=5) as worker:
+            backend.down.set()
+            assert (await worker.frame("degraded")).get("ok", False) is False
+            backend.down.clear()
+            assert (await worker.frame("degraded"))["ok"] is True
+            await it.publish("a")
+            (got,) = await worker.deliveries(1)
+            await worker.send("ack", receipts=[got["receipt"]])
+            assert await worker.settled(1) == ([got["receipt"]], [])
+
+    async def test_verdicts_wait_until_the_store_is_back(self) -> None:
+        """D1: nothing is confirmed before it is stored, and nothing that was said is forgotten."""
+        backend = Flaky()
+        async with running(backend) as it, it.worker(credit=5) as worker:
+            await it.publish("a", "b", "c")
+            got = receipts(await worker.deliveries(3))
+            backend.down.set()
+            await worker.frame("degraded")
+            await worker.send("ack", receipts=got[:1])
+            await worker.send("redeliver", receipts=got[1:2])
+            await worker.send("dead_letter", receipt=got[2], reason="r")
+            await worker.send("ping", n=3)
+            await worker.frame("pong")
+            assert await it.count(State.IN_FLIGHT) == 3
+            backend.down.clear()
+            assert sorted((await worker.settled(3))[0]) == sorted(got)
+            await it.reaches(done=1, dead=1, in_flight=1)
+
+    async def test_a_lost_answer_is_asked_for_again(self) -> None:
+        """E2 and law 2: an ack whose answer was lost is sent again and still counts once."""
+        backend = Flaky()
+        async with running(backend) as it, it.worker(credit=1) as worker:
+            await it.publish("a")
+            got = receipts(await worker.deliveries(1))
+            backend.lost = 2
+            await worker.send("ack", receipts=got)
+            assert await worker.settled(1) == (got, [])
+            assert backend.calls.count("ack") == 3
+            assert await it.count(State.DONE) == 1
+
+    async def test_a_worker_that_holds_something_is_sent_away_until_it_can_adopt(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("taskqueue_core.server.conversation._ADOPT_SECONDS", 0.1)
+        backend = Flaky()
+        async with running(backend, grace=30) as it:
+            await it.publish("a")
+            async with it.worker("w", credit=1) as worker:
+                got = receipts(await worker.deliveries(1))
+                worker.break_off()
+            backend.down.set()
+            async with it.socket() as socket:
+                await socket.send(
+                    '{"type":"hello","worker_id":"w","keys":["k"],"holding":["' + got[0] + '"]}'
+                )
+                await asyncio.wait_for(socket.wait_closed(), 3)
+                assert socket.close_code == 1013
+            backend.down.clear()
+
+    async def test_an_end_during_an_outage_hands_back_when_the_store_is_back(self) -> None:
+        """E7: the deliveries of a worker that leaves meanwhile are not forgotten."""
+        backend = Flaky()
+        async with running(backend) as it:
+            await it.publish("a")
+            async with it.worker(credit=1) as worker:
+                await worker.deliveries(1)
+                backend.down.set()
+            await asyncio.sleep(0)
+            backend.down.clear()
+            await it.reaches(waiting=1)
+
+    async def test_readiness_and_health_follow_the_store(self) -> None:
+        backend = Flaky()
+        async with running(backend) as it, http(it) as client:
+            assert (await client.get("/ready")).status_code == 200
+            backend.down.set()
+            assert (await client.get("/ready")).json() == {"ready": False, "reason": "store"}
+            assert (await client.get("/health")).status_code == 503
+
+
+class TestFewCapabilities:
+    """Without handover and revocation the server still works, only less well."""
+
+    async def test_what_a_worker_held_is_lost_and_comes_back(self) -> None:
+        async with running(Plain(), grace=0.1) as it:
+            await it.publish("a")
+            async with it.worker("w", credit=1) as worker:
+                got = receipts(await worker.deliveries(1))
+                worker.break_off()
+            async with it.worker("w", credit=1, holding=got) as worker:
+                assert "adopted" not in worker.welcome
+                assert (await worker.frame("revoke"))["receipts"] == got
+                (again,) = await worker.deliveries(1)
+                assert (again["losses"], again["attempt"]) == (1, 1)
+
+    @pytest.mark.parametrize("missing", [Capability.CONTROL, Capability.DEAD_LETTERS])
+    async def test_what_it_needs_is_named_at_the_start(self, missing: Capability) -> None:
+        """E3: a backend that lacks what the server needs is refused before anything runs."""
+
+        class Lacking(MemoryBackend):
+            capabilities = Capabilities(names=frozenset(Capability) - {missing})
+
+        with pytest.raises(CapabilityMissing, match=missing.value):
+            create_app(Lacking(), settings())
+
+
+async def test_a_fault_of_the_backend_ends_one_connection_only() -> None:
+    """A backend that raises what it must not takes nobody else along, and nothing is lost."""
+
+    class Faulty(MemoryBackend):
+        def subscribe(self, keys, consumer):  # type: ignore[no-untyped-def]
+            subscription = super().subscribe(keys, consumer)
+            if consumer == "unlucky":
+
+                async def ack(*_: object, **__: object) -> None:
+                    raise ZeroDivisionError
+
+                subscription.ack = ack  # type: ignore[assignment, method-assign]
+            return subscription
+
+    async with running(Faulty(), grace=0) as it, it.worker("lucky", credit=1) as lucky:
+        async with it.worker("unlucky", "k2", credit=1) as unlucky:
+            await it.publish("b", key="k2")
+            got = receipts(await unlucky.deliveries(1))
+            await unlucky.send("ack", receipts=got)
+            assert await unlucky.closed() == 1011
+        await it.reaches("k2", waiting=1)
+        await it.publish("a")
+        await lucky.deliveries(1)
+    await eventually(lambda: len(it.hub.registry) == 0)

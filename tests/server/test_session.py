@@ -1,0 +1,372 @@
+"""The server's books, without sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from taskqueue_core.errors import ProtocolViolation
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.frames import CLOSE_PROTOCOL, decode_server
+from taskqueue_core.protocol.server_events import (
+    Acked,
+    Buried,
+    Event,
+    Granted,
+    Greeted,
+    HandedBack,
+    Hangup,
+    Left,
+    Progressed,
+    RetryAsked,
+    Say,
+)
+from taskqueue_core.protocol.server_session import ServerSession, SessionState
+from taskqueue_core.tasks import Delivery, Task
+
+
+def delivery(receipt: str, payload: bytes = b"null") -> Delivery:
+    task = Task(key="k", id=f"task-{receipt}", payload=payload)
+    return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=1.0)
+
+
+def text(kind: str, **fields: Any) -> str:
+    return msgspec.json.encode({"type": kind, **fields}).decode()
+
+
+def said(events: list[Event] | list[str]) -> list[dict[str, Any]]:
+    texts = [event.text for event in events if isinstance(event, Say)] or [
+        event for event in events if isinstance(event, str)
+    ]
+    return [msgspec.json.decode(t) for t in texts]
+
+
+def greeted(**hello: Any) -> ServerSession:
+    session = ServerSession()
+    (event,) = session.feed(text("hello", worker_id="w", keys=["k"], **hello))
+    assert isinstance(event, Greeted)
+    return session
+
+
+def ready(credit: int = 10, *held: str) -> ServerSession:
+    """A session with credit left, and these receipts held beyond it."""
+    session = greeted(credit=credit + len(held))
+    session.welcome("c", 15.0, "1")
+    session.deliver([delivery(receipt) for receipt in held])
+    return session
+
+
+def refused(events: list[Event], code: str) -> None:
+    """An error frame with the code, and a close whose reason fits and repeats nothing of the user's."""
+    say, hangup = events
+    assert isinstance(say, Say)
+    assert msgspec.json.decode(say.text)["code"] == code
+    assert hangup == Hangup(CLOSE_PROTOCOL, code)
+
+
+class TestGreeting:
+    """How a session begins."""
+
+    def test_a_hello_is_answered_by_a_welcome(self) -> None:
+        session = greeted(credit=3)
+        (frame,) = said(session.welcome("c1", 15.0, "1.2"))
+        assert frame["connection_id"] == "c1"
+        assert frame["lease"] == 15.0
+        assert frame["limits"]["credit"] == LIMITS.credit
+        assert session.state is SessionState.READY
+        assert session.credit == 3
+
+    def test_what_was_adopted_is_held_and_the_rest_revoked(self) -> None:
+        """Fault G13: after a reconnect a worker learns of each receipt whether it is still its own."""
+        session = greeted(credit=1, holding=["a", "b", "b", "c"])
+        welcome, revoke = said(session.welcome("c1", 15.0, "1", [delivery("b")]))
+        assert welcome["adopted"] == ["b"]
+        assert revoke == {"type": "revoke", "receipts": ["a", "c"]}
+        assert session.busy == 1
+        assert isinstance(session.feed(text("ack", receipts=["b"]))[0], Acked)
+
+    def test_a_second_hello_ends_it(self) -> None:
+        """Fault G10: a worker subscribes once."""
+        refused(ready().feed(text("hello", worker_id="w", keys=["k"])), "unexpected")
+        waiting = greeted()
+        refused(waiting.feed(text("hello", worker_id="w", keys=["k"])), "unexpected")
+        assert waiting.welcome("c", 15.0, "1") == []
+
+    @pytest.mark.parametrize(
+        "frame",
+        [text("credit", n=1), text("ack", receipts=["a"]), text("ping"), text("bye")],
+    )
+    def test_nothing_comes_before_the_hello(self, frame: str) -> None:
+        refused(ServerSession().feed(frame), "unexpected")
+
+    def test_another_version_is_refused(self) -> None:
+        events = ServerSession().feed(text("hello", worker_id="w", keys=["k"], protocol=2))
+        refused(events, "unsupported_protocol")
+
+    @pytest.mark.parametrize(
+        "hello",
+        [
+            {"worker_id": "", "keys": ["k"]},
+            {"worker_id": "a b", "keys": ["k"]},
+            {"worker_id": "w\n", "keys": ["k"]},
+            {"worker_id": "{w}", "keys": ["k"]},
+            {"worker_id": "w" * 201, "keys": ["k"]},
+            {"worker_id": "w", "keys": []},
+            {"worker_id": "w", "keys": [""]},
+            {"worker_id": "w", "keys": ["\x1b[31m"]},
+            {"worker_id": "w", "keys": ["k", "../etc"]},
+            {"worker_id": "w", "keys": ["k"] * 1001},
+            {"worker_id": "w", "keys": "k"},
+            {"worker_id": "w", "keys": ["k"], "credit": -1},
+            {"worker_id": "w", "keys": ["k"], "credit": 10_001},
+            {"worker_id": "w", "keys": ["k"], "token": "t" * 1025},
+            {"worker_id": "w"},
+            {},
+        ],
+    )
+    def test_bad_names_and_numbers_are_refused(self, hello: dict[str, Any]) -> None:
+        """Faults G9, G10 and K2: names are short and printable, there are 1 to 1000 keys, and no value is repeated."""
+        events = ServerSession().feed(text("hello", **hello))
+        refused(events, "invalid_frame")
+        (frame,) = said(events)
+        assert "etc" not in frame["message"]
+        assert "\x1b" not in frame["message"]
+
+    def test_the_server_cannot_welcome_twice_or_unasked(self) -> None:
+        with pytest.raises(ProtocolViolation):
+            ServerSession().welcome("c", 15.0, "1")
+        with pytest.raises(ProtocolViolation):
+            ready().welcome("c", 15.0, "1")
+
+
+class TestCredit:
+    """A worker never gets more than it asked for."""
+
+    def test_each_delivery_uses_one(self) -> None:
+        session = ready(2)
+        session.deliver([delivery("a")])
+        assert session.credit == 1
+        assert session.feed(text("credit", n=5)) == [Granted(5)]
+        assert session.credit == 6
+
+    def test_more_deliveries_than_credit_are_not_sent(self) -> None:
+        """Fault G1: whatever the shell does, at most the credit is out."""
+        session = ready(1)
+        with pytest.raises(ProtocolViolation):
+            session.deliver([delivery("a"), delivery("b")])
+        assert session.busy == 0
+
+    def test_settling_gives_no_credit_back(self) -> None:
+        session = ready(0, "a")
+        session.feed(text("ack", receipts=["a"]))
+        session.settled({"a": True})
+        assert session.credit == 0
+
+    def test_the_total_is_limited(self) -> None:
+        session = ready(LIMITS.credit - 1, "a")
+        refused(session.feed(text("credit", n=1)), "too_much_credit")
+        many = [f"r{i}" for i in range(11)]
+        hello = text("hello", worker_id="w", keys=["k"], credit=LIMITS.credit - 10, holding=many)
+        refused(ServerSession().feed(hello), "too_much_credit")
+
+    @pytest.mark.parametrize("n", [0, -1, 10_001, 1.5, "1", None, True])
+    def test_odd_grants_are_refused(self, n: object) -> None:
+        refused(ready().feed(text("credit", n=n)), "invalid_frame")
+
+    def test_none_is_left_while_draining(self) -> None:
+        session = ready(5)
+        session.drain(1.0)
+        assert session.credit == 0
+        with pytest.raises(ProtocolViolation):
+            session.deliver([delivery("a")])
+
+
+class TestSettling:
+    """Each receipt ends once."""
+
+    def test_every_verb(self) -> None:
+        """REV-E1: each verdict is an event of its own."""
+        session = ready(0, "a", "b", "c", "d")
+        held = {d.receipt: d for d in session.held}
+        acked = session.feed('{"type":"ack","receipts":["a"],"results":{"a":[1, 2],"x":3}}')
+        assert acked == [Acked((held["a"],), (b"[1, 2]",))]
+        assert session.feed(text("redeliver", receipts=["b"])) == [HandedBack((held["b"],))]
+        assert session.feed(text("retry", receipt="c", error="e", delay=2)) == [
+            RetryAsked(held["c"], "e", 2.0)
+        ]
+        assert session.feed(text("dead_letter", receipt="d", reason="r")) == [
+            Buried(held["d"], "r", None)
+        ]
+        assert session.held == ()
+        assert session.busy == 4
+
+    @pytest.mark.parametrize(
+        "frame",
+        [
+            text("ack", receipts=["no", "ne"]),
+            text("redeliver", receipts=["no", "ne"]),
+            text("retry", receipt="no"),
+            text("dead_letter", receipt="no", reason="r"),
+            text("progress", receipt="no", value=0.5),
+        ],
+    )
+    def test_unknown_receipts_change_nothing(self, frame: str) -> None:
+        """Law 2 and fault G5: a receipt never issued here, or of another connection, is answered as lost."""
+        session = ready(3, "a")
+        (answer,) = said(session.feed(frame))
+        assert answer["type"] == "settled"
+        assert set(answer["lease_lost"]) <= {"no", "ne"}
+        assert "ok" not in answer
+        assert (session.credit, session.busy) == (3, 1)
+
+    def test_a_mixed_batch_is_parted(self) -> None:
+        events = ready(0, "a").feed(text("ack", receipts=["a", "x", "a"]))
+        assert [type(event) for event in events] == [Acked, Say]
+        assert said(events) == [{"type": "settled", "lease_lost": ["x"]}]
+
+    def test_twice_is_once(self) -> None:
+        """Fault G5: a repeat under way shares the answer, and after it the receipt is unknown."""
+        session = ready(0, "a")
+        session.feed(text("ack", receipts=["a"]))
+        assert session.feed(text("redeliver", receipts=["a"])) == []
+        assert said(session.settled({"a": True})) == [{"type": "settled", "ok": ["a"]}]
+        assert said(session.feed(text("ack", receipts=["a"])))[0]["lease_lost"] == ["a"]
+
+    def test_revoked_receipts_are_gone(self) -> None:
+        session = ready(0, "a", "b")
+        session.feed(text("ack", receipts=["b"]))
+        assert said(session.revoke(["a", "b", "x"])) == [{"type": "revoke", "receipts": ["a"]}]
+        assert said(session.feed(text("ack", receipts=["a"])))[0]["lease_lost"] == ["a"]
+        assert session.busy == 1
+
+    def test_moved_receipts_are_gone_without_a_word(self) -> None:
+        session = ready(0, "a")
+        session.forget(["a", "x"])
+        assert session.busy == 0
+
+    def test_progress_settles_nothing(self) -> None:
+        session = ready(0, "a")
+        (held,) = session.held
+        assert session.feed(text("progress", receipt="a", value=0.5)) == [Progressed(held, 0.5)]
+        assert session.feed(text("progress", receipt="a", value="x")) == [Progressed(held, "x")]
+        assert session.held == (held,)
+        refused(session.feed(text("progress", receipt="a", value=1.5)), "invalid_frame")
+
+    def test_a_result_that_is_too_large_is_refused(self) -> None:
+        frame = text("ack", receipts=["a"], results={"a": "x" * LIMITS.result})
+        refused(ready(0, "a").feed(frame), "invalid_frame")
+
+    def test_many_receipts_make_frames_within_the_limit(self) -> None:
+        """Fault G9: replies to the longest and oddest receipts stay below the frame limit."""
+        odd = ["\u0001" * 195 + f"{i:05}" for i in range(800)]
+        events = ready().feed(text("ack", receipts=odd))
+        assert len(events) > 1
+        for event in events:
+            assert isinstance(event, Say)
+            assert len(event.text.encode()) <= LIMITS.frame
+            decode_server(event.text)
+
+
+class TestFrames:
+    """What goes out, and what must not come in."""
+
+    def test_large_deliveries_are_shared_out_over_frames(self) -> None:
+        payload = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
+        out = ready(10).deliver([delivery(f"r{i}", payload) for i in range(7)])
+        assert [len(sent) for _, sent in out] == [3, 3, 1]
+        for frame, sent in out:
+            assert len(frame.encode()) <= LIMITS.frame
+            decoded: Any = decode_server(frame)
+            assert [d.receipt for d in decoded.deliveries] == [d.receipt for d in sent]
+
+    def test_payloads_go_out_as_they_are(self) -> None:
+        ((frame, _),) = ready(1).deliver([delivery("a", b'{"z": 1.50, "a":[ ] }')])
+        assert '"payload":{"z": 1.50, "a":[ ] }' in frame
+
+    def test_an_unknown_type_is_no_reason_to_part(self) -> None:
+        session = ready()
+        assert said(session.feed(text("from_the_future")))[0]["code"] == "unknown_type"
+        assert session.state is SessionState.READY
+
+    def test_unknown_fields_are_passed_over(self) -> None:
+        assert ready().feed(text("credit", n=1, colour="red")) == [Granted(1)]
+
+    @pytest.mark.parametrize(
+        ("frame", "code"),
+        [
+            (b"\x00\x01", "not_text"),
+            ("", "not_json"),
+            ("null", "invalid_frame"),
+            ("[]", "invalid_frame"),
+            ("{}", "invalid_frame"),
+            ('{"type":1}', "invalid_frame"),
+            ('{"type":"credit","n":NaN}', "not_json"),
+            ('{"type":"credit","n":1e999}', "invalid_frame"),
+            ('{"type":"credit","n":' + "1" * 5000 + "}", "not_json"),
+            ('{"type":"ack","receipts":["a"],"results":{"a":"\\ud800"}}', "not_json"),
+            ('{"type":"ack","receipts":[' + "[" * 10_000 + "]" * 10_000 + "]}", "not_json"),
+            ('{"type":"ack","receipts":["a"],"results":{"a":' + "[" * 100_000, "not_json"),
+            ('{"type":"ack","receipts":[""]}', "invalid_frame"),
+            ('{"type":"ack","receipts":["' + "a" * 201 + '"]}', "invalid_frame"),
+            ('{"type":"retry","receipt":"a","delay":-1}', "invalid_frame"),
+            ('{"type":"retry","receipt":"a","error":"' + "e" * 4097 + '"}', "invalid_frame"),
+            ('{"type":"ping","pad":"' + "x" * LIMITS.frame + '"}', "too_large"),
+        ],
+        ids=lambda value: str(value)[:40],
+    )
+    def test_malformed_frames_end_it(self, frame: str | bytes, code: str) -> None:
+        """Fault G9: malformed input is named by a code, and ends the session."""
+        session = ready(5, "a")
+        events = session.feed(frame)
+        assert [type(event) for event in events] == [Say, Hangup]
+        if code != "not_json":
+            refused(events, code)
+        assert session.state is SessionState.CLOSED
+        assert len(session.held) == 1
+
+    def test_ping_is_answered_with_its_number(self) -> None:
+        session = ready()
+        for n in (0, 7, 2**70, -1):
+            assert said(session.feed(text("ping", n=n)))[0].get("n", 0) == n
+        assert session.feed(text("pong", n=1)) == []
+        assert said(session.ping()) == [{"type": "ping", "n": 1}]
+
+    def test_degraded_and_back(self) -> None:
+        session = ready()
+        assert said(session.degraded(ok=False, reason="r")) == [{"type": "degraded", "reason": "r"}]
+        assert said(session.degraded(ok=True)) == [{"type": "degraded", "ok": True}]
+        with pytest.raises(ProtocolViolation):
+            ServerSession().degraded(ok=True)
+
+
+class TestEnding:
+    """Draining and closing."""
+
+    def test_draining_still_settles(self) -> None:
+        session = ready(5, "a")
+        assert said(session.drain(2.0)) == [{"type": "drain", "seconds": 2.0}]
+        assert session.drain(2.0) == []
+        assert isinstance(session.feed(text("ack", receipts=["a"]))[0], Acked)
+        assert session.settled({"a": True})
+        assert session.busy == 0
+
+    def test_bye_closes_and_keeps_the_books(self) -> None:
+        session = ready(5, "a")
+        assert session.feed(text("bye")) == [Left()]
+        assert len(session.held) == 1
+
+    def test_a_closed_session_hears_and_says_nothing(self) -> None:
+        """Fault G10: frames after the end are passed over."""
+        session = ready(5, "a", "b")
+        session.feed(text("ack", receipts=["a"]))
+        session.close()
+        assert session.feed(text("ack", receipts=["b"])) == []
+        assert session.feed(b"\xff") == []
+        assert session.refuse("late", "too late") == []
+        for silent in (session.settled({"a": True}), session.revoke(["b"]), session.ping()):
+            assert silent == []
+        assert session.degraded(ok=True) == []
+        assert session.drain(1.0) == []
+        assert session.busy == 0
