@@ -99,8 +99,7 @@ class MemorySubscription(SubscriptionBase):
             del queue.subscribers[self]
         for record in tuple(self.owned.values()):
             self._store.hand_back(record, lost=False)
-        if self._waiter is not None and not self.wake():
-            self._pass_on()
+        self.wake()
         self._revocation.set()
 
     def new_receipt(self) -> str:

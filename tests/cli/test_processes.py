@@ -65,9 +65,9 @@ def test_from_publish_to_result(number: signal.Signals, cli: Cli, server: str) -
 
 def test_a_worker_that_only_fails_ends_with_3(cli: Cli, server: str) -> None:
     """D6: a worker whose handlers only fail takes itself out of service, and its exit code says so."""
-    for n in range(4):
+    for n in range(6):
         cli("publish", "fails", "--id", f"f{n}", "--max-attempts", "1", "--server", server)
-    with worker("failing", "--url", server) as w:
+    with worker("failing", "--url", server, "--concurrency", "1") as w:
         assert w.wait(20) == 3
         assert w.stderr is not None
         last = w.stderr.read().decode().splitlines()[-1]

@@ -13,7 +13,7 @@ def double(n: int) -> int:
 
 
 @worker.task("who")
-async def who(context: Context) -> dict[str, object]:  # noqa: RUF029 - that it may be async is the point
+async def who(context: Context) -> dict[str, object]:
     """Tell the attempt."""
     return {"attempt": context.attempt}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from taskqueue_core.backend import Capability
-from taskqueue_core.clock import ManualClock, SystemClock
+from taskqueue_core.clock import ManualClock, SystemClock, Timer
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.loading import check_backend
@@ -111,6 +112,28 @@ async def test_never_early_in_real_time(wait: float) -> None:
     await backend.publisher.publish(Task(key="k", not_before=at))
     (delivery,) = (await backend.subscribe(["k"], "w").receive(1, 5)).deliveries
     assert at <= delivery.delivered_at < at + 2
+    await backend.aclose()
+
+
+class HastyClock(ManualClock):
+    """Rings before the time, as the clock of an event loop may."""
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        """Ring half of the wait too early."""
+        return super().call_at((self.now() + when) / 2, callback)
+
+
+async def test_a_timer_that_rings_too_early() -> None:
+    """Law 8: it brings nothing early, and is set again."""
+    clock = HastyClock()
+    backend = MemoryBackend(clock=clock)
+    receive = asyncio.ensure_future(backend.subscribe(["k"], "w").receive(1, None))
+    await asyncio.sleep(0)
+    await backend.publisher.publish(Task(key="k", not_before=clock.now() + 8))
+    await clock.advance(7.9)
+    assert not receive.done()
+    await clock.advance(0.1)
+    assert len((await asyncio.wait_for(receive, 5)).deliveries) == 1
     await backend.aclose()
 
 

@@ -1,7 +1,7 @@
 """Publishing through a server: what each answer, and each missing answer, tells the publisher."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import httpx2
 import msgspec
@@ -17,7 +17,7 @@ from taskqueue_core.queue import Queue
 from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.tasks import Published, Task
 
-Handler = Callable[[httpx2.Request], httpx2.Response | Awaitable[httpx2.Response]]
+Handler = Callable[[httpx2.Request], httpx2.Response]
 URL = "http://127.0.0.1:9"
 
 

@@ -41,12 +41,13 @@ class Flaky(MemoryBackend):
     ) -> Callable[..., Awaitable[Any]]:
         async def guarded(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(verb)
-            running = asyncio.ensure_future(call(*args, **kwargs)) if not self.down.is_set() else None
-            outage = asyncio.ensure_future(self.down.wait())
-            waiting = [task for task in (running, outage) if task is not None]
+            if self.down.is_set():
+                raise BackendUnavailable("the store is away")
+            running = asyncio.ensure_future(call(*args, **kwargs))
+            waiting = [running, asyncio.ensure_future(self.down.wait())]
             try:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if running is None or not running.done():
+                if not running.done():
                     raise BackendUnavailable("the store is away")
                 if verb == "ack" and self.lost:
                     self.lost -= 1

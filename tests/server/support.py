@@ -29,7 +29,9 @@ SECONDS = 5.0
 def settings(**changes: Any) -> Settings:
     """Settings of a quick server on any free port, from nowhere but here."""
     quick: dict[str, Any] = {"port": 0, "lease": 3.0, "grace": 0.2, "drain": 0.5}
-    return Settings.model_construct(**{**Settings.model_construct().model_dump(), **quick, **changes})
+    return Settings.model_construct(
+        **{**Settings.model_construct().model_dump(), **quick, **changes}
+    )
 
 
 async def eventually(

@@ -33,7 +33,21 @@ from taskqueue_core.tasks import Delivery, Task
 
 FRAMES = int(os.environ.get("TASKQUEUE_FUZZ_FRAMES", "10000"))
 PER_EXAMPLE = 100
-STRINGS = ["", "a", "k", "w", "r1", "\u0000", "\n", "\x1b[2J", "{}", "é", "😀" * 50, "x" * 201, "../"]
+STRINGS = [
+    "",
+    "a",
+    "k",
+    "w",
+    "r1",
+    "\u0000",
+    "\n",
+    "\x1b[2J",
+    "{}",
+    "é",
+    "😀" * 50,
+    "x" * 201,
+    "../",
+]
 KINDS = (
     "hello credit ack redeliver retry dead_letter progress ping pong bye welcome deliver "
     "settled revoke drain degraded error Hello hello\u0000"
@@ -42,7 +56,19 @@ FIELDS = (
     "worker_id keys credit token holding protocol n receipts results receipt error delay reason "
     "value type x"
 ).split()
-BROKEN = ["", "{", "[]", "null", "NaN", '{"type":', '"x"', "{" * 5000, "[" * 5000, "1e999", "\ud800"]
+BROKEN = [
+    "",
+    "{",
+    "[]",
+    "null",
+    "NaN",
+    '{"type":',
+    '"x"',
+    "{" * 5000,
+    "[" * 5000,
+    "1e999",
+    "\ud800",
+]
 
 
 class Driver:
@@ -152,7 +178,9 @@ class Driver:
                 assert not self.greeted
                 self.greeted = True
                 adopted = [r for r in dict.fromkeys(hello.holding) if self.random.random() < 0.5]
-                for text in self.session.welcome("c", 15.0, "1", [self.delivery(r) for r in adopted]):
+                for text in self.session.welcome(
+                    "c", 15.0, "1", [self.delivery(r) for r in adopted]
+                ):
                     self.check_text(text)
                 self.held = set(adopted)
                 self.granted = hello.credit
@@ -209,7 +237,9 @@ class Driver:
             self.granted -= count
             assert self.granted >= 0
         elif act < 0.5 and self.pending:
-            done = self.random.sample(sorted(self.pending), self.random.randint(1, len(self.pending)))
+            done = self.random.sample(
+                sorted(self.pending), self.random.randint(1, len(self.pending))
+            )
             texts += self.session.settled({r: self.random.random() < 0.8 for r in done})
             self.pending.difference_update(done)
         elif act < 0.55 and self.held:

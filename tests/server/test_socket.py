@@ -404,7 +404,11 @@ class TestSharedIdentity:
 
 async def test_deliveries_are_shared_out_by_credit() -> None:
     """Two workers on one key each get what they asked for and no task comes twice."""
-    async with running() as it, it.worker("w1", credit=30) as one, it.worker("w2", credit=30) as two:
+    async with (
+        running() as it,
+        it.worker("w1", credit=30) as one,
+        it.worker("w2", credit=30) as two,
+    ):
         await it.publish(*(f"t{i}" for i in range(60)))
         got = await one.deliveries(30) + await two.deliveries(30)
         assert len({d["task"]["id"] for d in got}) == 60
@@ -433,5 +437,3 @@ async def test_the_task_is_rebuilt_from_what_was_sent() -> None:
             "priority": 7,
             "tenant": "x",
         }
-
-

@@ -29,6 +29,8 @@ def test_backoff_doubles_from_at_once_to_the_cap() -> None:
     backoff.reset()
     assert backoff.next(at_once=False) == pytest.approx(0.1)
     assert backoff.next() == pytest.approx(0.2)
+    backoff.reset(at_once=False)
+    assert backoff.next() == pytest.approx(0.1)
     for _ in range(5000):
         assert backoff.next() <= 5.0
 

@@ -56,8 +56,9 @@ def listing(
     table.add_column("id", style="bold", overflow="fold")
     table.add_column("attempts", justify="right")
     table.add_column("losses", justify="right")
-    for name in ("failed at", "reason", "last error"):
-        table.add_column(name, overflow="fold")
+    table.add_column("failed at", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    table.add_column("last error", overflow="fold")
     for letter in found:
         numbers = (str(letter.attempt), str(letter.losses), moment(letter.failed_at))
         table.add_row(letter.task.id, *numbers, Text(letter.reason), Text(_last_error(letter)))

@@ -88,4 +88,4 @@ async def _read(
 
 def moment(at: float) -> str:
     """Return a time for people, in this machine's zone."""
-    return datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -19,6 +19,7 @@ from taskqueue_core.tasks import Ledger, QueueStats
 __all__ = ["add_to"]
 
 _LEDGER = Ledger.__struct_fields__
+_ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
 _FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
 
 
@@ -61,32 +62,37 @@ def _told(stats: QueueStats) -> dict[str, Any]:
 
 
 def _print(found: list[QueueStats], now: float) -> None:
-    ledgers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    ledgers.add_column("queue", style="bold", overflow="fold")
-    for name in _LEDGER:
-        ledgers.add_column(name.replace("_", " "), justify="right")
-    ledgers.add_column("ledger")
+    total = sum((stats.ledger for stats in found), Ledger())
+    shown = [name for name in _LEDGER if name in _ALWAYS or getattr(total, name)]
+    ledgers = _table(*(name.replace("_", " ") for name in shown), "balanced")
     for stats in found:
-        ledgers.add_row(stats.key, *_cells(stats.ledger))
+        ledgers.add_row(stats.key, *_cells(stats.ledger, shown))
     if len(found) > 1:
-        total = sum((stats.ledger for stats in found), Ledger())
         ledgers.add_section()
-        ledgers.add_row("all", *_cells(total), style="bold")
-    flow = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    flow.add_column("queue", style="bold", overflow="fold")
-    for name in (*_FLOW, "oldest waiting"):
-        flow.add_column(name, justify="right")
+        ledgers.add_row("all", *_cells(total, shown), style="bold")
+    flow = _table(*_FLOW, "oldest")
     for stats in found:
         oldest = stats.oldest_waiting
-        age = "" if oldest is None else f"{max(0.0, now - oldest):,.1f} s"
+        age = "[dim]-" if oldest is None else f"{max(0.0, now - oldest):,.1f} s"
         flow.add_row(stats.key, *(_count(getattr(stats, name)) for name in _FLOW), age)
     console.print(ledgers)
     console.print(flow)
+    hidden = [name for name in _LEDGER if name not in shown]
+    if hidden:
+        console.print(f"[dim]None anywhere: {', '.join(hidden)}.")
 
 
-def _cells(ledger: Ledger) -> list[str]:
-    mark = "[green]✔ balanced" if ledger.balanced else f"[bold red]✘ off by {ledger.imbalance:+,}"
-    return [*(_count(getattr(ledger, name)) for name in _LEDGER), mark]
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("queue", style="bold", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(ledger: Ledger, shown: list[str]) -> list[str]:
+    mark = "[green]✔" if ledger.balanced else f"[bold red]off by {ledger.imbalance:+,}"
+    return [*(_count(getattr(ledger, name)) for name in shown), mark]
 
 
 def _count(number: int) -> str:

@@ -102,7 +102,7 @@ class _Job:
     async def _kill(self, rest: Sequence[Task]) -> Killed:
         """Kill a worker that holds deliveries for certain, and put another in its place."""
         self._cluster.freeze()
-        await self._publish(rest)
+        await self._publish(rest[:_BATCH])  # no more: a worker that is silent for long is given up
         victim, held = await self._cluster.kill_a_holder()
         self._view.event(
             f"{victim.name} killed (SIGKILL, pid {victim.pid}) with {held:,} deliveries in hand",
@@ -110,6 +110,7 @@ class _Job:
         )
         other = await self._cluster.start_worker()
         self._view.event(f"{other.name} took its place (pid {other.pid})")
+        await self._publish(rest[_BATCH:])
         return Killed(worker=victim.name, pid=victim.pid, held=held, replacement=other.name)
 
     async def _publish(self, tasks: Sequence[Task]) -> None:

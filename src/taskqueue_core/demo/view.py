@@ -67,7 +67,10 @@ def heading(options: DemoOptions, plan: Plan) -> Text:
     return Text.assemble(
         ("taskqueue demo", "bold"),
         f"  {len(plan.files):,} files of {options.path}\n",
-        (f"backend {options.backend}  ·  worker processes {options.workers}  ·  queue {plan.key}", "dim"),
+        (
+            f"backend {options.backend}  ·  worker processes {options.workers}  ·  queue {plan.key}",
+            "dim",
+        ),
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 from starlette.websockets import WebSocket
 
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Connection as ConnectionInfo
 from taskqueue_core.protocol.frames import (
@@ -85,7 +87,8 @@ class Connection:
         try:
             self.worker_id = hello.worker_id
             hub.registry.identify(self, hello.worker_id)
-            hub.registry.claim(self, hello.worker_id, hello.holding)
+            if has(hub.backend, Capability.HANDOVER):
+                hub.registry.claim(self, hello.worker_id, hello.holding)
             talk = Conversation(hub, self._channel, self._session, subscription, self._changed)
             try:
                 await talk.welcome(hello, self.connection_id)

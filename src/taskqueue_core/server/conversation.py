@@ -108,12 +108,14 @@ class Conversation:
 
     async def _break_off(self, end: End) -> None:
         # The subscription stays open, and nothing receives into it: the worker may come back and adopt.
+        ours = self._hub.draining.is_set()
         if end.code is not None:
             await self._channel.close(end.code, end.reason)
         grace = self._hub.settings.grace
         await first(self._hub.draining.wait(), asyncio.sleep(grace, result=True))
         await self._settler.finish(_FLUSH_SECONDS)
-        await give_up_as_lost(self._subscription, self._session.held)
+        if not ours:
+            await give_up_as_lost(self._subscription, self._session.held)
 
     async def _talk(self, settling: asyncio.Task[None]) -> End:
         try:

@@ -98,9 +98,7 @@ def _describe(operation: Operation, schemas: dict[int, Any]) -> dict[str, Any]:
             str(status): {
                 "description": HTTPStatus(status).phrase,
                 "headers": time,
-                "content": {
-                    _answer_type(operation): {"schema": _schema(kind, schemas)}
-                },
+                "content": {_answer_type(operation): {"schema": _schema(kind, schemas)}},
             }
             for status, kind in operation.answers.items()
         },

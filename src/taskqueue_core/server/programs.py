@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import h11
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -65,6 +66,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             await super().run_asgi()
         finally:
             self.loop.call_later(_CLOSE_SECONDS, self.transport.abort)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Count a refusal as a completed handshake, which it is; else it would be logged as an error."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True
 
     def handle_ping(self) -> None:
         """Answer, unless earlier answers are still waiting to be read."""

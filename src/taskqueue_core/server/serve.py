@@ -29,6 +29,8 @@ __all__ = ["Server", "serve"]
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LEFT_OVER_SECONDS = 0.3
 """for the last requests to be answered, before what is still open is cut"""
+_FORCED_SECONDS = 0.5
+"""for what an immediate end takes all the same"""
 _log = logging.getLogger("taskqueue.server")
 
 
@@ -140,11 +142,17 @@ class _Program(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        await first(self._leave(), self._wait_for_force())
+        await first(self._leave(), self._forced_end())
         for connection in list(self.server_state.connections):
             if self.server_state.tasks or connection.transport.get_write_buffer_size():
                 connection.transport.abort()  # it would keep the server waiting
+        if self.force_exit and self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_FORCED_SECONDS)
         await super().shutdown(sockets)
+        if self.force_exit:  # else it was asked already
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FORCED_SECONDS):
+                    await self.lifespan.shutdown()
 
     async def _leave(self) -> None:
         await self._hub.drain()
@@ -153,7 +161,7 @@ class _Program(uvicorn.Server):
                 self.server_state.tasks, timeout=self._hub.drain_left + _LEFT_OVER_SECONDS
             )
 
-    async def _wait_for_force(self) -> None:
+    async def _forced_end(self) -> None:
         await self._forced.wait()
 
 

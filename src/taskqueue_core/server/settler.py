@@ -79,19 +79,25 @@ class Settler:
 
     async def run(self) -> None:
         """Run for ever. A socket that is gone does not stop it."""
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            batch, self._queue = self._queue, []
-            outcomes = await self._settle(batch)
-            self._bytes -= sum(map(_size, batch))
-            texts = self._session.settled(outcomes)
-            if not self._queue:
-                self._idle.set()
-            if texts:
-                with contextlib.suppress(Gone):
-                    await self._channel.send(*texts)
-            self._settled()
+        try:
+            while True:
+                await self._work.wait()
+                await self._round()
+        finally:
+            self._idle.set()
+
+    async def _round(self) -> None:
+        self._work.clear()
+        batch, self._queue = self._queue, []
+        outcomes = await self._settle(batch)
+        self._bytes -= sum(map(_size, batch))
+        texts = self._session.settled(outcomes)
+        if not self._queue:
+            self._idle.set()
+        if texts:
+            with contextlib.suppress(Gone):
+                await self._channel.send(*texts)
+        self._settled()
 
     async def _settle(self, batch: Sequence[Settlement]) -> dict[str, bool]:
         outcomes: dict[str, bool] = {}

@@ -30,6 +30,6 @@ class Backoff:
         self._tries += 1
         return wait * (0.5 + self._uniform() / 2)
 
-    def reset(self) -> None:
-        """Start again: the connection was good."""
-        self._tries = 0
+    def reset(self, *, at_once: bool = True) -> None:
+        """Start again: the connection was good. ``at_once=False`` starts at the first wait."""
+        self._tries = 0 if at_once else 1

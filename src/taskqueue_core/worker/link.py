@@ -173,8 +173,9 @@ class Link:
             if end.code == CLOSE_UNAUTHENTICATED:
                 raise self._refused(end.reason)
             patient = end.how is How.VIOLATED or end.code in _PATIENT
-            if not patient and self._loop.time() - began >= _STABLE_SECONDS and self._up:
-                self._backoff.reset()
+            if self._up and not patient:
+                # One that broke soon is tried again soon, while the server still waits, but not in a tight loop.
+                self._backoff.reset(at_once=self._loop.time() - began >= _STABLE_SECONDS)
             self._log_down(end)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._backoff.next(at_once=not patient)):

@@ -28,4 +28,6 @@ class SqliteSettings(BaseSettings):
 
 def create_backend() -> SqliteBackend:
     """Make a backend by the settings. Its first call opens the file, or makes it."""
-    return SqliteBackend(**dict(load_settings(SqliteSettings)))
+    settings = load_settings(SqliteSettings)
+    flush = settings.synchronous == "full"
+    return SqliteBackend(settings.path, flush=flush, grace=settings.grace)

@@ -2,66 +2,57 @@
 PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
+PRAGMA foreign_keys = ON;
 
 CREATE TABLE IF NOT EXISTS entries (
-    key TEXT NOT NULL,
-    id TEXT NOT NULL,
-    task BLOB NOT NULL,                 -- the whole task, as MessagePack
-    priority INTEGER NOT NULL,
-    deadline REAL,
-    state TEXT NOT NULL DEFAULT '',     -- empty while it enters
-    since REAL,                         -- when it came into this state
-    seq INTEGER,                        -- its place in its lane, or among the dead
-    due REAL,                           -- when it leaves this state by itself: promoted or expired
-    attempt INTEGER NOT NULL DEFAULT 1,
-    prior INTEGER NOT NULL DEFAULT 0,
-    losses INTEGER NOT NULL DEFAULT 0,
+    n INTEGER PRIMARY KEY, key TEXT NOT NULL, id TEXT NOT NULL,
+    task BLOB NOT NULL,              -- all of it, as MessagePack
+    priority INTEGER NOT NULL, deadline REAL,
+    state TEXT NOT NULL DEFAULT '',  -- empty while it comes in
+    since REAL,                      -- when it came into this state
+    at REAL, seq INTEGER,            -- its place: when it became available or will, and the order of what does together
+    attempt INTEGER NOT NULL, prior INTEGER NOT NULL DEFAULT 0, losses INTEGER NOT NULL DEFAULT 0,
     handed_out INTEGER NOT NULL DEFAULT 0,
-    receipt TEXT,
-    worker TEXT,
-    owner TEXT,                         -- the subscription that holds it
-    settled TEXT,                       -- verb and receipt of the last settlement
-    answer TEXT,                        -- and what was answered
-    tokens BLOB NOT NULL DEFAULT '[]',
-    history BLOB NOT NULL DEFAULT '[]',
-    reason TEXT,
-    progress BLOB,
-    result BLOB,
-    PRIMARY KEY (key, id)
+    receipt TEXT, worker TEXT, owner TEXT,  -- the delivery that it is in, and whose: worker and subscription
+    settled TEXT, answer TEXT,              -- verb and receipt of the last settlement, and what was answered
+    reason TEXT, progress BLOB, result BLOB,
+    due REAL AS (CASE state          -- when it leaves its state by itself: is promoted, or expires
+        WHEN 'scheduled' THEN min(at, ifnull(deadline, at))
+        WHEN 'waiting' THEN deadline WHEN 'in_flight' THEN deadline END),
+    UNIQUE (key, id)
 );
+CREATE TABLE IF NOT EXISTS failures (
+    entry INTEGER NOT NULL REFERENCES entries ON DELETE CASCADE,
+    attempt INTEGER NOT NULL, at REAL NOT NULL, error TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS tokens (
+    entry INTEGER NOT NULL REFERENCES entries ON DELETE CASCADE,
+    token TEXT NOT NULL,
+    PRIMARY KEY (entry, token)
+) WITHOUT ROWID;
 
 -- One index per question, over the rows that it is about: no receive and no settlement is a scan.
-CREATE INDEX IF NOT EXISTS lanes ON entries (key, priority DESC, seq, since) WHERE state = 'waiting';
-CREATE INDEX IF NOT EXISTS agenda ON entries (key, due, seq) WHERE due NOTNULL;
+CREATE INDEX IF NOT EXISTS lanes ON entries (key, priority DESC, at, seq, since) WHERE state = 'waiting';
+CREATE INDEX IF NOT EXISTS agenda ON entries (key, due) WHERE due NOTNULL;
 CREATE INDEX IF NOT EXISTS leases ON entries (worker, owner) WHERE state = 'in_flight';
-CREATE INDEX IF NOT EXISTS graves ON entries (key, seq) WHERE state = 'dead';
+CREATE INDEX IF NOT EXISTS graves ON entries (key, since, seq) WHERE state = 'dead';
 CREATE INDEX IF NOT EXISTS memories ON entries (key, result ISNULL, since)
     WHERE state IN ('done', 'expired', 'cancelled', 'discarded');
+CREATE INDEX IF NOT EXISTS history ON failures (entry);
 
 -- One row per queue: its settings, and its ledger, which the triggers below keep.
 CREATE TABLE IF NOT EXISTS queues (
-    key TEXT PRIMARY KEY,
-    settings TEXT,
-    published INTEGER NOT NULL DEFAULT 0,
-    waiting INTEGER NOT NULL DEFAULT 0,
-    scheduled INTEGER NOT NULL DEFAULT 0,
-    in_flight INTEGER NOT NULL DEFAULT 0,
-    done INTEGER NOT NULL DEFAULT 0,
-    dead INTEGER NOT NULL DEFAULT 0,
-    expired INTEGER NOT NULL DEFAULT 0,
-    cancelled INTEGER NOT NULL DEFAULT 0,
-    discarded INTEGER NOT NULL DEFAULT 0,
-    delivered INTEGER NOT NULL DEFAULT 0,
-    redelivered INTEGER NOT NULL DEFAULT 0,
-    retried INTEGER NOT NULL DEFAULT 0,
-    lost INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-
+    key TEXT PRIMARY KEY, settings TEXT NOT NULL DEFAULT '{}', published INTEGER NOT NULL DEFAULT 0,
+    waiting INTEGER NOT NULL DEFAULT 0, scheduled INTEGER NOT NULL DEFAULT 0, in_flight INTEGER NOT NULL DEFAULT 0,
+    done INTEGER NOT NULL DEFAULT 0, dead INTEGER NOT NULL DEFAULT 0, expired INTEGER NOT NULL DEFAULT 0,
+    cancelled INTEGER NOT NULL DEFAULT 0, discarded INTEGER NOT NULL DEFAULT 0,
+    delivered INTEGER NOT NULL DEFAULT 0, redelivered INTEGER NOT NULL DEFAULT 0,
+    retried INTEGER NOT NULL DEFAULT 0, lost INTEGER NOT NULL DEFAULT 0
+);
 CREATE TRIGGER IF NOT EXISTS entered AFTER INSERT ON entries BEGIN
     INSERT INTO queues (key) VALUES (new.key) ON CONFLICT DO NOTHING;
     UPDATE queues SET published = published + 1 WHERE key = new.key;
 END;
-
 -- What has ended stays counted where it ended: a retry after the end is a new entry.
 CREATE TRIGGER IF NOT EXISTS moved AFTER UPDATE OF state ON entries BEGIN
     UPDATE queues SET
@@ -70,13 +61,15 @@ CREATE TRIGGER IF NOT EXISTS moved AFTER UPDATE OF state ON entries BEGIN
         scheduled = scheduled + (new.state = 'scheduled') - (old.state = 'scheduled'),
         in_flight = in_flight + (new.state = 'in_flight') - (old.state = 'in_flight'),
         dead = dead + (new.state = 'dead') - (old.state = 'dead'),
-        done = done + (new.state = 'done'),
-        expired = expired + (new.state = 'expired'),
-        cancelled = cancelled + (new.state = 'cancelled'),
-        discarded = discarded + (new.state = 'discarded'),
+        done = done + (new.state = 'done'), expired = expired + (new.state = 'expired'),
+        cancelled = cancelled + (new.state = 'cancelled'), discarded = discarded + (new.state = 'discarded'),
         delivered = delivered + (new.state = 'in_flight'),
         redelivered = redelivered + (old.state = 'in_flight' AND (new.state = 'waiting' OR new.losses > old.losses)),
         retried = retried + (new.attempt > old.attempt),
         lost = lost + (new.losses > old.losses)
     WHERE key = new.key;
+END;
+-- A delivery ends when its entry leaves it.
+CREATE TRIGGER IF NOT EXISTS released AFTER UPDATE OF state ON entries WHEN old.state = 'in_flight' BEGIN
+    UPDATE entries SET receipt = NULL, worker = NULL, owner = NULL WHERE n = new.n;
 END;

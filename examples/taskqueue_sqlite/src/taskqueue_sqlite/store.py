@@ -1,56 +1,33 @@
-"""What the verbs are made of: entries found and moved, and news for those who wait for them."""
-
-from __future__ import annotations
+"""The file, what is in it, and the consumers in this process that wait for that."""
 
 import asyncio
 import itertools
 import json
-import math
+import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from importlib.resources import files
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
+from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import Delivery, Expired, Failure, Settled, State, Task
-from taskqueue_sqlite.database import Database
+from taskqueue_core.tasks import Delivery, Expired, Settled, State, Task
 
-ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
-_HISTORY = 20  # failures that are kept
-_INSERT = "INSERT INTO entries (key, id, task, priority, deadline, attempt) VALUES (?, ?, ?, ?, ?, ?)"
-_AGENDA = """SELECT q.key, waiting, (SELECT min(due) FROM entries e WHERE e.key = q.key AND due NOTNULL)
-    FROM json_each(?) JOIN queues q ON q.key = value WHERE waiting + scheduled + in_flight > 0"""
+A, P, T = ParamSpec("A"), TypeVar("P", bound="Part"), TypeVar("T")
+Row = sqlite3.Row
 
-
-class Entry(SimpleNamespace):
-    """A row of ``entries``; schema.sql tells its fields."""
-
-    @property
-    def task(self) -> Task:
-        """The task as it was published."""
-        return msgspec.msgpack.decode(self.body, type=Task)
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """The last failures, oldest first."""
-        return msgspec.json.decode(self.history, type=tuple[Failure, ...])
-
-    def delivery(self) -> Delivery:
-        """Return the delivery that it is in."""
-        return Delivery(
-            task=self.task,
-            receipt=self.receipt,
-            attempt=self.attempt,
-            losses=self.losses,
-            prior=self.prior,
-            delivered_at=self.since,
-        )
+_MOVE = "UPDATE entries SET state = '{}', since = :now{} WHERE {} RETURNING *"
+_AGENDA = """SELECT q.key, waiting, (SELECT min(due) FROM entries e WHERE e.key = q.key AND due NOTNULL) AS due
+    FROM json_each(:keys) JOIN queues q ON q.key = value WHERE waiting + scheduled + in_flight > 0"""
+_DUE = "key IN (SELECT value FROM json_each(:keys)) AND due <= :now AND ifnull(deadline <= :now, 0) = "
 
 
 class Consumer:
@@ -61,125 +38,156 @@ class Consumer:
         self.news, self.revoked = asyncio.Event(), list[str]()
 
 
-class Store(Database):
-    """The entries, and the consumers that wait for them."""
+class Store:
+    """Entries, found and moved. Everything but `flush` and `aclose` is done in a step, and no step awaits."""
 
-    def __init__(self, path: Path, clock: Clock, *, synchronous: bool, grace: float) -> None:
-        super().__init__(path, synchronous=synchronous)
-        self.clock, self.now, self._grace = clock, clock.now, grace
+    def __init__(self, path: Path, clock: Clock, *, flush: bool, grace: float) -> None:
+        self.clock, self.now, self._path, self._full = clock, clock.now, path, flush
         self.consumers, self.names = dict[str, Consumer](), set[str]()
-        self.recovery = math.inf  # when the deliveries of an earlier process are taken for lost
-        self.seq = itertools.count(1)
-        self._available, self._revoked = set[str](), list[tuple[str, str]]()
+        self.recovery = clock.now() + grace  # when what an earlier process handed out is lost
+        self._db: sqlite3.Connection | None = None
+        self._disk, self._flushed, self._closed = asyncio.Lock(), 0, False
+        self._seq = itertools.count(1)
+        self._available, self._revoked = set[str](), list[Row]()
 
-    def opened(self, db: sqlite3.Connection) -> None:
-        """Count on from where the earlier process stopped, and give its workers time to come back."""
-        ((last,),) = db.execute("SELECT ifnull(max(seq), 0) FROM entries")
-        self.seq, self.recovery = itertools.count(last + 1), self.now() + self._grace
+    @property
+    def db(self) -> sqlite3.Connection:
+        """The connection; the first use makes it."""
+        if self._closed:
+            raise BackendUnavailable("the backend is closed")
+        if self._db is None:
+            db = sqlite3.connect(self._path, isolation_level=None)
+            db.row_factory = Row
+            db.executescript((files(__package__) / "schema.sql").read_text())
+            ((last,),) = db.execute("SELECT ifnull(max(seq), 0) FROM entries")
+            self._db, self._seq = db, itertools.count(last + 1)
+        return self._db
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Do all of it or nothing, and tell of it only when it is done."""
         self._available, self._revoked = set(), []
-        with super().step():
-            yield
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.db.execute("COMMIT")
+            finally:
+                self.db.rollback()  # what was not committed
+        except sqlite3.Error as error:
+            raise BackendUnavailable(f"SQLite: {error}") from error
         for consumer in self.consumers.values():
             if not self._available.isdisjoint(consumer.keys):
                 consumer.news.set()
-        for owner, receipt in self._revoked:
-            if holder := self.consumers.get(owner):
-                holder.revoked.append(receipt)
-                holder.news.set()
+        for entry in self._revoked:
+            if consumer := self.consumers.get(entry["owner"]):
+                consumer.revoked.append(entry["receipt"])
+                consumer.news.set()
 
-    def some(self, where: str, *values: object) -> list[Entry]:
-        """Return the entries that fulfil a condition."""
-        rows = self.db.execute("SELECT rowid, * FROM entries WHERE " + where, values)  # noqa: S608
-        names = [column[0] for column in rows.description]
-        return [Entry(**dict(zip(names, row, strict=True))) for row in rows]
+    async def flush(self) -> None:
+        """Wait until the disk has every step so far. Who comes meanwhile shares the next flush."""
+        wanted = self.db.total_changes
+        async with self._disk:
+            if self._full and self._flushed < wanted and not self._closed:
+                changes = self.db.total_changes
+                try:
+                    await asyncio.to_thread(_flush, f"{self._path}-wal")
+                except OSError as error:
+                    raise BackendUnavailable(f"the disk: {error.strerror}") from error
+                self._flushed = changes
 
-    def one(self, key: str, task_id: str) -> Entry | None:
-        """Return what is known of a task. What is to be forgotten by now is forgotten."""
-        for entry in self.some("key = ? AND id = ?", key, task_id):
-            if entry.state not in ENDED or self.now() < entry.since + self.memory(key)[entry.result is None]:
-                return entry
-            self.forget(entry)
-        return None
+    async def aclose(self) -> None:
+        """Close the file for good."""
+        async with self._disk:
+            self._closed = True
+            if self._db is not None:
+                self._db.close()
 
-    def add(self, task: Task, attempt: int = 1) -> Entry:
+    def run(self, sql: str, **values: object) -> list[Row]:
+        """Run a statement and return its rows."""
+        return self.db.execute(sql, {"now": self.now(), **values}).fetchall()
+
+    def known(self, key: str, task_id: str) -> Row | None:
+        """Return what is known of a task."""
+        self.forget(key, task_id)
+        return next(iter(self.run("SELECT * FROM entries WHERE key = :key AND id = :id", key=key, id=task_id)), None)
+
+    def add(self, task: Task, attempt: int = 1) -> Row:
         """Make the entry of a task that is not known; its first move puts it somewhere."""
-        body = msgspec.msgpack.encode(task)
-        row = self.db.execute(_INSERT, (task.key, task.id, body, task.priority, task.deadline, attempt))
-        return self.some("rowid = ?", row.lastrowid)[0]
+        sql = """INSERT INTO entries (key, id, task, priority, deadline, attempt)
+            VALUES (:key, :id, :task, :priority, :deadline, :attempt) RETURNING *"""
+        values = msgspec.structs.asdict(task) | {"task": msgspec.msgpack.encode(task), "attempt": attempt}
+        return self.run(sql, ...)[0]
 
-    def forget(self, entry: Entry) -> None:
-        """Drop what is known of a task; the ledger keeps its count."""
-        self.db.execute("DELETE FROM entries WHERE rowid = ?", (entry.rowid,))
-
-    def move(self, entry: Entry, state: State, *, at: float = math.inf, error: str | None = None, **changes: object) -> Settled:
-        """Bring an entry into a state; the delivery that it was in is over. An error goes to its history."""
-        due = min(at, math.inf if entry.deadline is None else entry.deadline)
-        changes = {"state": state.value, "since": self.now(), "due": due if state.live and due < math.inf else None, 
-            "receipt": None, "worker": None, "owner": None, "reason": None} | changes
-        if error is not None:
-            failure = Failure(attempt=entry.attempt, at=self.now(), error=error[: LIMITS.text])
-            changes["history"] = msgspec.json.encode([*entry.failures, failure][-_HISTORY:])
-        names = ", ".join(f"{name} = :{name}" for name in changes)
-        self.db.execute(f"UPDATE entries SET {names} WHERE rowid = :rowid", changes | {"rowid": entry.rowid})  # noqa: S608
-        vars(entry).update(changes)
+    def move(self, state: State, where: str, changes: str = "", **values: object) -> list[Row]:
+        """Bring entries into a state; return them, with the delivery that each has left by it."""
+        moved = self.run(_MOVE.format(state, changes, where), **values)
         if state in (State.WAITING, State.SCHEDULED):
-            self._available.add(entry.key)
-        return Settled.OK
+            self._available.update(entry["key"] for entry in moved)
+        return moved
 
-    def lose(self, entry: Entry) -> Settled:
-        """Hand an entry back because its consumer is gone; one that is lost too often is dead."""
-        losses, error = entry.losses + 1, "lost with its consumer"
-        if losses <= self.settings(entry.key).max_losses:
-            return self.move(entry, State.WAITING, error=error, losses=losses)
-        self.move(entry, State.DEAD, error=error, losses=losses, reason="max_losses_exceeded", seq=next(self.seq))
-        return Settled.DEAD
+    def place(self, entry, state, at)
 
-    def end(self, entry: Entry, state: State) -> Expired:
-        """End an entry over the head of whoever holds it."""
-        self.revoke(entry)
-        self.move(entry, state, reason=state.value)
-        return Expired(entry.key, entry.id, entry.attempt)
+    def end(self, state: State, where: str, **values: object) -> list[Row]:
+        """End entries over the heads of those who hold them."""
+        ended = self.move(state, where, ", reason = state", **values)
+        self._revoked += ended
+        return ended
 
-    def revoke(self, entry: Entry) -> None:
-        """Have the holder of an entry told that it is theirs no more."""
-        if entry.receipt is not None:
-            self._revoked.append((entry.owner, entry.receipt))
+    def lose(self, entry: Row) -> Settled:
+        """Take an entry back from a consumer that is gone; one that was lost too often is dead."""
+        self.note(entry, "lost with its consumer")
+        dead = entry["losses"] >= self.settings(entry["key"]).max_losses
+        changes = ", losses = losses + 1" + ", reason = 'max_losses_exceeded'" * dead
+        self.move(State.DEAD if dead else State.WAITING, "n = :n", changes, n=entry["n"])
+        return Settled.DEAD if dead else Settled.OK
+
+    def note(self, entry: Row, error: str | None) -> None:
+        """Add an error to a task's history."""
+        sql = "INSERT INTO failures SELECT n, attempt, :now, :error FROM entries WHERE n = :n AND :error NOTNULL"
+        self.run(sql, n=entry["n"], error=error and error[: LIMITS.text])
 
     def settings(self, key: str) -> QueueSettings:
         """Return a queue's settings."""
-        for (text,) in self.db.execute("SELECT settings FROM queues WHERE key = ? AND settings NOTNULL", (key,)):
+        for (text,) in self.run("SELECT settings FROM queues WHERE key = :key", key=key):
             return QueueSettings.model_validate_json(text)
         return QueueSettings()
 
-    def memory(self, key: str) -> tuple[float, float]:
-        """Return how long the ended tasks of a queue are remembered, with a result and without."""
-        settings = self.settings(key)
-        return max(settings.dedupe_window, settings.result_ttl), settings.dedupe_window
-
-    def agenda(self, keys: Iterable[str]) -> list[tuple[str, int, float | None]]:
-        """Return those of the queues where something lives: key, number of waiting entries, next due time."""
-        return self.db.execute(_AGENDA, (json.dumps([*keys]),)).fetchall()
-
-    def tidy(self, keys: Iterable[str]) -> tuple[int, list[Expired]]:
-        """Promote and expire what fell due in these queues, in the order of its times."""
-        promoted, expired, now = 0, list[Expired](), self.now()
-        for key in [key for key, _, due in self.agenda(keys) if due is not None and due <= now]:
-            for entry in self.some("key = ? AND due <= ? ORDER BY due, seq LIMIT 1000", key, now):
-                if entry.deadline is not None and entry.deadline <= now:
-                    expired.append(self.end(entry, State.EXPIRED))
-                else:
-                    self.move(entry, State.WAITING, seq=next(self.seq))
-                    promoted += 1
-        return promoted, expired
+    def tidy(self, keys: Iterable[str]) -> tuple[list[Row], list[Row]]:
+        """Promote and expire what has fallen due in these queues."""
+        values = {"keys": json.dumps([*keys])}
+        expired = self.end(State.EXPIRED, _DUE + "1", **values)
+        return self.move(State.WAITING, _DUE + "0", **values), expired
 
     def recover(self) -> int:
-        """Once their time to come back is over, take back as lost what an earlier process's workers had."""
+        """Once their time to come back is over, take back what an earlier process's workers had, as lost."""
         if self.now() < self.recovery:
             return 0
         self.recovery = math.inf
-        orphans = [e for e in self.some("state = 'in_flight'") if e.owner not in self.consumers]
-        return sum(1 for entry in orphans if self.lose(entry))
+        held = self.run("SELECT * FROM entries WHERE state = 'in_flight'")
+        return sum(1 for entry in held if entry["owner"] not in self.consumers and self.lose(entry))
+
+
+def _flush(path: str) -> None:
+    with open(path, "rb") as log:  # noqa: PTH123
+        os.fsync(log.fileno())
+
+
+class Part:
+    """A part of the backend: methods over the store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+
+def step(method: Callable[Concatenate[P, A], T]) -> Callable[Concatenate[P, A], Coroutine[Any, Any, T]]:
+    """Make an atomic step of a method, and a coroutine that answers once the disk has it."""
+
+    @wraps(method)
+    async def call(self: P, /, *args: A.args, **kwargs: A.kwargs) -> T:
+        with self.store.step():
+            answer = method(self, *args, **kwargs)
+        await self.store.flush()
+        return answer
+
+    return call

@@ -1,0 +1,123 @@
+"""The account: what is wrong is seen, and said in every form."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from taskqueue_core.demo import DemoOptions, Report, view_for
+from taskqueue_core.demo.check import Comparison
+from taskqueue_core.demo.plan import Plan, make_plan
+from taskqueue_core.demo.report import Killed
+from taskqueue_core.tasks import DeadLetter, Ledger, QueueStats, Task
+
+
+def dead(task_id: str, reason: str = "max_retries_exceeded") -> DeadLetter:
+    """A dead letter."""
+    return DeadLetter(
+        task=Task(key="k", id=task_id), attempt=3, losses=0, reason=reason, failed_at=1.0
+    )
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """Three files, one of which fails once."""
+    for name in "abc":
+        (tmp_path / name).touch()
+    return make_plan(tmp_path, None)
+
+
+@pytest.fixture
+def report(plan: Plan) -> Report:
+    """A run in which everything holds."""
+    ledger = Ledger(published=4, done=3, dead=1)
+    return Report(
+        plan=plan,
+        backend="b",
+        workers=2,
+        stats=QueueStats(
+            key=plan.key, ledger=ledger, delivered=9, retried=3, redelivered=2, lost=2
+        ),
+        duplicates=2,
+        resent=2,
+        killed=Killed(worker="worker-1", pid=1, held=2, replacement="worker-3"),
+        comparison=Comparison(compared=3),
+        dead=(dead(plan.poison_id),),
+        seconds=2.0,
+    )
+
+
+def test_a_run_in_which_everything_holds(report: Report) -> None:
+    """All checks hold, and the figures are those of the run."""
+    assert report.ok
+    told = report.told()
+    assert (told["ok"], told["tasks_per_second"], told["ledger"]["balanced"]) == (True, 2.0, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ledger": {"published": 5}},
+        {"ledger": {"published": 3, "done": 2}},
+        {"ledger": {"published": 5, "dead": 2}},
+        {"ledger": {"waiting": 1, "done": 2}},
+        {"stats": {"lost": 0, "redelivered": 0}},
+        {"stats": {"retried": 2}},
+        {"comparison": Comparison(compared=3, mismatches=("a",))},
+        {"comparison": Comparison(compared=2)},
+        {"duplicates": 1},
+        {"dead": ()},
+        {"dead": (dead("other"),)},
+        {"dead": "wrong reason"},
+    ],
+)
+def test_whatever_does_not_hold_is_seen(change: dict[str, Any], report: Report) -> None:
+    """C26: nothing that was lost, doubled, wrong or given up passes for success."""
+    stats = report.stats
+    if "ledger" in change:
+        ledger = msgspec.structs.replace(stats.ledger, **change["ledger"])
+        change = {"stats": msgspec.structs.replace(stats, ledger=ledger)}
+    elif "stats" in change:
+        change = {"stats": msgspec.structs.replace(stats, **change["stats"])}
+    elif change.get("dead") == "wrong reason":
+        change = {"dead": (dead(report.plan.poison_id, "rejected"),)}
+    changed = msgspec.structs.replace(report, **change)
+    assert not changed.ok
+    assert not changed.told()["ok"]
+    text = shown(changed)
+    assert "✘" in text
+    assert "does not hold" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_person_sees_every_step(terminal: bool, report: Report) -> None:  # noqa: FBT001
+    """Live on a terminal, as lines elsewhere: what happened, the ledger and the verdict."""
+    text = shown(report, terminal=terminal)
+    for words in ("3 files of", "worker-1 killed", "published", "Every task is accounted for."):
+        assert words in text
+    assert text.count("✔") == len(report.checks) + 1
+
+
+def test_oddities_are_told(report: Report) -> None:
+    """Wrong files by name, changed and unreadable ones by number."""
+    comparison = Comparison(compared=3, mismatches=("/x/wrong.py",), changed=1, unreadable=1)
+    text = shown(msgspec.structs.replace(report, comparison=comparison))
+    for words in ("/x/wrong.py", "1 files were changed", "1 files: neither side could read"):
+        assert words in text
+
+
+def shown(report: Report, *, terminal: bool = False) -> str:
+    """What a person sees of a run."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
+    options = DemoOptions(path=Path("/x"), backend="b")
+    with view_for(console) as view:
+        view.begin(options, report.plan)
+        view.update(report.stats)
+        view.event("worker-1 killed", "red")
+        view.comparing(3)
+        view.end(report)
+    return file.getvalue()

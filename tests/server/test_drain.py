@@ -1,0 +1,256 @@
+"""How a server leaves: in this process, and as a process of its own that gets signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from taskqueue_core.tasks import State
+from taskqueue_memory import MemoryBackend
+from tests.server.support import Worker, eventually, http, receipts, running
+
+PROGRAM = """
+from taskqueue_core.config import Settings
+from taskqueue_core.server import serve
+settings = Settings(port=0, drain={drain}, grace=0.2, lease=15)
+serve(settings, "taskqueue_memory", on_ready=lambda url: print(url, flush=True))
+print("ended", flush=True)
+"""
+WORKER = """
+import asyncio, sys
+from websockets.asyncio.client import connect
+async def main():
+    async with connect(sys.argv[1], subprotocols=["taskqueue.v1"], proxy=None) as socket:
+        await socket.send('{"type":"hello","worker_id":"victim","keys":["k"],"credit":9}')
+        async for text in socket:
+            print(text, flush=True)
+asyncio.run(main())
+"""
+
+
+class Child:
+    """A server in a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
+        self.process = process
+        self.url = url
+
+    def worker(self, worker_id: str = "w", **hello: object) -> Worker:
+        """A worker of this server."""
+        url = self.url.replace("http", "ws") + "/v1/socket"
+        return Worker(url, {"worker_id": worker_id, "keys": ["k"], **hello})
+
+    async def publish(self, *ids: str) -> None:
+        """Publish tasks over HTTP."""
+        async with httpx2.AsyncClient(base_url=self.url, trust_env=False) as client:
+            for task_id in ids:
+                answer = await client.post("/v1/tasks", json={"key": "k", "id": task_id})
+                assert answer.status_code == 201
+
+    async def ended(self, seconds: float) -> int:
+        """The exit code, within so many seconds."""
+        return await asyncio.wait_for(self.process.wait(), seconds)
+
+
+def environment() -> dict[str, str]:
+    """Of a child that finds this source tree."""
+    source = str(Path(__file__).parents[2] / "src")
+    return {**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": "1"}
+
+
+@asynccontextmanager
+async def child(drain: float = 2.0) -> AsyncIterator[Child]:
+    """Start a server; kill it at the end if it is still there."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        PROGRAM.format(drain=drain),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), 20)
+        yield Child(process, line.decode().strip())
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+class TestDraining:
+    """Fault A7: a server that is told to leave."""
+
+    async def test_workers_may_settle_what_they_run(self) -> None:
+        """Fault A7: nothing new comes, verdicts still count, and the socket closes once all are in."""
+        async with running(drain=5) as it:
+            await it.publish(*(f"t{i}" for i in range(10)))
+            async with it.worker(credit=4) as worker:
+                got = receipts(await worker.deliveries(4))
+                it.server.stop()
+                assert 0 < (await worker.frame("drain"))["seconds"] <= 5
+                await worker.send("credit", n=4)
+                await worker.send("ack", receipts=got)
+                assert sorted((await worker.settled(4))[0]) == sorted(got)
+                assert await worker.closed() == 1012
+                assert not any(f["type"] == "deliver" for f in worker.passed_over)
+            assert it.ended
+            await it.ended
+            assert (await it.ledger()).done == 4
+            assert (await it.ledger()).waiting == 6
+
+    async def test_what_is_not_settled_in_time_goes_back(self) -> None:
+        """Fault A7: after the time to drain the rest is handed back, attempts and losses unchanged."""
+        backend = MemoryBackend()
+        loop = asyncio.get_running_loop()
+        async with running(backend, drain=0.3) as it:
+            await it.publish("a", "b")
+            async with it.worker(credit=2) as worker:
+                got = await worker.deliveries(2)
+                began = loop.time()
+                it.server.stop()
+                await worker.send("ack", receipts=receipts(got[:1]))
+                assert await worker.closed() == 1012
+                assert it.ended
+                await it.ended
+                assert loop.time() - began < 0.3 + 1
+        ledger = await backend.control.ledger("k")
+        assert (ledger.done, ledger.waiting, ledger.in_flight) == (1, 1, 0)
+        (status,) = await backend.control.statuses("k", "b")
+        assert status is not None
+        assert (status.attempt, status.losses, status.state) == (1, 0, State.WAITING)
+
+    async def test_idle_workers_and_strangers_are_sent_away_at_once(self) -> None:
+        async with running(drain=30) as it, it.worker(credit=5) as idle, it.socket() as stranger:
+            it.server.stop()
+            assert await idle.closed(2) == 1012
+            await asyncio.wait_for(stranger.wait_closed(), 2)
+            assert stranger.close_code == 1012
+
+    async def test_nobody_new_comes_in(self) -> None:
+        """Readiness turns at the first moment, and a socket is refused."""
+        async with running(drain=3) as it:
+            await it.publish("a")
+            async with http(it) as client, it.worker(credit=1) as worker:
+                await client.get("/ready")
+                got = receipts(await worker.deliveries(1))
+                draining = asyncio.create_task(it.hub.drain())
+                await worker.frame("drain")
+                ready = await client.get("/ready")
+                assert (ready.status_code, ready.json()["reason"]) == (503, "draining")
+                with pytest.raises(InvalidStatus) as caught:
+                    async with it.socket():
+                        pass
+                assert caught.value.response.status_code == 503
+                await worker.send("ack", receipts=got)
+                assert await worker.settled(1) == (got, [])
+                await draining
+
+    async def test_one_that_does_not_read_holds_up_nobody(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with running(drain=0.3) as it:
+            await it.publish(*(f"t{i}" for i in range(50)), payload=b'"' + b"x" * 200_000 + b'"')
+            async with it.worker(credit=50) as worker:
+                worker.socket.transport.pause_reading()
+                await it.reaches(in_flight=50)
+                began = loop.time()
+                it.server.stop()
+                assert it.ended
+                await it.ended
+                assert loop.time() - began < 0.3 + 2
+                worker.break_off()
+            assert (await it.ledger()).waiting == 50
+
+    async def test_a_broken_socket_in_its_grace_holds_up_nobody(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with running(drain=5, grace=30) as it:
+            await it.publish("a")
+            async with it.worker(credit=1) as worker:
+                await worker.deliveries(1)
+                worker.break_off()
+            began = loop.time()
+            it.server.stop()
+            assert it.ended
+            await it.ended
+            assert loop.time() - began < 2
+            assert (await it.ledger()).waiting == 1
+
+
+class TestSignals:
+    """Faults A1 and A7: real processes."""
+
+    async def test_sigterm_drains(self) -> None:
+        """Fault A7: the worker settles what it runs, then the process ends in good order."""
+        async with child() as it:
+            await it.publish("a")
+            async with it.worker(credit=2) as worker:
+                got = receipts(await worker.deliveries(1))
+                it.process.send_signal(signal.SIGTERM)
+                await worker.frame("drain")
+                await worker.send("ack", receipts=got)
+                assert await worker.settled(1) == (got, [])
+                assert await worker.closed() == 1012
+            assert await it.ended(3) == 0
+            assert it.process.stdout
+            assert (await it.process.stdout.read()).strip() == b"ended"
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    async def test_it_ends_in_time_though_a_worker_does_not(self, number: signal.Signals) -> None:
+        async with child(drain=0.5) as it:
+            await it.publish("a")
+            async with it.worker(credit=1) as worker:
+                await worker.deliveries(1)
+                began = time.monotonic()
+                it.process.send_signal(number)
+                assert await worker.closed() == 1012
+                assert await it.ended(5) == 0
+                assert time.monotonic() - began < 0.5 + 1
+
+    async def test_a_second_signal_ends_it_at_once(self) -> None:
+        async with child(drain=60) as it:
+            await it.publish("a")
+            async with it.worker(credit=1) as worker:
+                await worker.deliveries(1)
+                it.process.send_signal(signal.SIGTERM)
+                await worker.frame("drain")
+                began = time.monotonic()
+                it.process.send_signal(signal.SIGTERM)
+                await it.ended(5)
+                assert time.monotonic() - began < 1
+                assert it.process.stderr
+                assert b"Traceback" not in await it.process.stderr.read()
+
+    async def test_a_killed_server_is_noticed_by_its_workers(self) -> None:
+        """Fault A6: the socket of a killed server breaks at once."""
+        async with child() as it, it.worker(credit=1) as worker:
+            it.process.kill()
+            with pytest.raises(ConnectionClosed):
+                await asyncio.wait_for(worker.socket.recv(), 2)
+
+    async def test_a_killed_workers_tasks_are_back_within_a_second(self) -> None:
+        """D4, REV-E3 and fault A1: kill -9 of a worker gives its tasks to another one, as lost once."""
+        async with running(grace=0.5, lease=15) as it:
+            await it.publish("a", "b")
+            victim = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", WORKER, it.ws, stdout=asyncio.subprocess.PIPE
+            )
+            await it.reaches(in_flight=2, seconds=15)
+            async with it.worker("heir", credit=2) as heir:
+                began = time.monotonic()
+                victim.kill()
+                again = await heir.deliveries(2)
+                assert time.monotonic() - began < 1
+                assert [(d["attempt"], d["losses"]) for d in again] == [(1, 1), (1, 1)]
+            await victim.communicate()
+            await eventually(lambda: len(it.hub.registry) == 0)

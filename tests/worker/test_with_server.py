@@ -1,0 +1,211 @@
+"""The worker against the real server, on the memory backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from asyncio.subprocess import DEVNULL
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from taskqueue_core import Queue, Task
+from taskqueue_core.capabilities import QueueSettings, control_of
+from taskqueue_core.config import Settings
+from taskqueue_core.queue import open_backend
+from taskqueue_core.server import Server
+from taskqueue_core.tasks import Ledger
+from taskqueue_core.worker import Context, Worker
+from tests.worker.fake import running
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+@asynccontextmanager
+async def serving(*, lease: float = 15.0, grace: float = 0.5) -> AsyncIterator[tuple[Queue, str]]:
+    """Run a server in this loop; yield its queue and address."""
+    settings = Settings(port=0, lease=lease, grace=grace, drain=1.0)
+    backend = open_backend("taskqueue_memory", settings)
+    server = Server(backend, settings)
+    running_server = asyncio.create_task(server.run())
+    await server.ready.wait()
+    try:
+        yield Queue(backend), server.url
+    finally:
+        server.stop()
+        await running_server
+
+
+async def ended(queue: Queue, count: int, seconds: float = 15.0) -> Ledger:
+    """Wait until so many tasks are done or dead; return the ledger, which must balance at every look."""
+    async with asyncio.timeout(seconds):
+        while True:
+            ledger = await queue.ledger()
+            assert ledger.balanced
+            if ledger.done + ledger.dead >= count:
+                return ledger
+            await asyncio.sleep(0.01)
+
+
+def break_connection(worker: Worker) -> None:
+    """Break the worker's connection from its own side, as the network would."""
+    link = worker._shift and worker._shift._link
+    if link:
+
+        def cut() -> None:
+            if link._connection:
+                link._connection.abort()
+
+        with contextlib.suppress(RuntimeError):
+            link._loop.call_soon_threadsafe(cut)
+
+
+async def test_many_tasks_of_every_kind() -> None:
+    """D5: each runs once, and ends where its outcome says."""
+    async with serving() as (queue, url):
+        worker = Worker(url, concurrency=100)
+        runs: Counter[str] = Counter()
+
+        @worker.task("async")
+        async def one(n: int) -> int:
+            runs["async"] += 1
+            return n
+
+        @worker.task("sync")
+        def two(n: int, context: Context) -> str:
+            runs["sync"] += 1
+            return f"{n} {context.attempt}"
+
+        tasks = [Task.of(key, {"n": n}) for n in range(500) for key in ("async", "sync")]
+        tasks.append(Task.of("sync", {"n": "secret"}, id="bad"))
+        await queue.publish_many(tasks)
+        async with running(worker):
+            ledger = await ended(queue, len(tasks))
+        assert (ledger.done, ledger.dead) == (1000, 1)
+        assert runs == {"async": 500, "sync": 500}
+        assert await queue.result("sync", tasks[1].id) == "0 1"
+        status = await queue.status("sync", "bad")
+        assert status is not None
+        assert status.error == "invalid_payload"
+
+
+async def test_broken_connections_repeat_nothing_and_lose_nothing() -> None:
+    """Fault E5, fault A2: twenty cuts under load. Adopted tasks run once; an outcome under way is not lost."""
+    async with serving(grace=2.0) as (queue, url):
+        worker = Worker(url, concurrency=20, uniform=lambda: 0.0)
+        runs: Counter[int] = Counter()
+
+        @worker.task("work")
+        async def act(n: int) -> int:
+            runs[n] += 1
+            await asyncio.sleep(0.02)
+            return n
+
+        tasks = [Task.of("work", {"n": n}) for n in range(1000)]
+        await queue.publish_many(tasks)
+        async with running(worker):
+            for _ in range(20):
+                await asyncio.sleep(0.05)
+                break_connection(worker)
+            ledger = await ended(queue, len(tasks))
+        assert ledger.done == 1000
+        assert set(runs) == set(range(1000))
+        # A delivery that was on the wire when it broke was never seen here: it is no repeat when it comes again.
+        assert set(runs.values()) == {1}
+        stats = await control_of(queue.backend).stats("work")
+        assert stats.retried == 0
+
+
+async def test_a_blocked_loop_is_no_lost_worker() -> None:
+    """Fault A5: two leases of computing in the event loop, one delivery, no loss."""
+    async with serving(lease=0.5) as (queue, url):
+        worker = Worker(url)
+        runs = []
+
+        @worker.task("work")
+        async def block(context: Context) -> None:
+            runs.append((context.attempt, context.losses))
+            end = time.perf_counter() + 1.2
+            while time.perf_counter() < end:
+                sum(range(1000))
+
+        await queue.publish("work")
+        async with running(worker):
+            ledger = await ended(queue, 1)
+        assert ledger.done == 1
+        assert runs == [(1, 0)]
+
+
+async def test_a_task_that_kills_its_workers_ends_among_the_dead() -> None:
+    """Fault A11: each death counts as a loss, softly exiting included, until the poison guard ends it."""
+    async with serving(grace=0.05) as (queue, url):
+        control = control_of(queue.backend)
+        await control.configure("sys.exit", QueueSettings(max_losses=1))
+        await queue.publish("sys.exit", id="poison")
+        for _ in range(2):
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, str(PROGRAM), url, stderr=DEVNULL
+            )
+            async with asyncio.timeout(15):
+                assert await child.wait() == 7
+        ledger = await ended(queue, 1)
+        assert ledger.dead == 1
+        status = await queue.status("sys.exit", "poison")
+        assert status is not None
+        assert status.attempt == 1
+
+
+async def test_a_cancelled_task_is_stopped() -> None:
+    """Fault F21: the handler is cancelled, nothing is settled, and the worker goes on."""
+    async with serving() as (queue, url):
+        worker = Worker(url, concurrency=1)
+        started, stopped = threading.Event(), threading.Event()
+
+        @worker.task("work")
+        async def sleep(seconds: float) -> None:
+            started.set()
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                stopped.set()
+                raise
+
+        await queue.publish("work", 60, id="long")
+        async with running(worker):
+            assert await asyncio.to_thread(started.wait, 5)
+            assert await control_of(queue.backend).cancel("work", "long")
+            assert await asyncio.to_thread(stopped.wait, 5)
+            await queue.publish("work", 0)
+            ledger = await ended(queue, 1)
+        assert (ledger.done, ledger.cancelled, ledger.in_flight) == (1, 1, 0)
+
+
+async def test_a_stopping_worker_hands_back_for_the_next() -> None:
+    """REV-E3: what it could not finish is there for the other at once, its attempt unspent."""
+    async with serving() as (queue, url):
+        seen = []
+        gate = threading.Event()
+        first, second = Worker(url, grace=0.0), Worker(url)
+
+        @first.task("work")
+        async def sleep(context: Context) -> None:
+            seen.append((1, context.attempt, context.losses))
+            gate.set()
+            await asyncio.sleep(60)
+
+        @second.task("work")
+        async def act(context: Context) -> None:
+            seen.append((2, context.attempt, context.losses))
+
+        await queue.publish("work")
+        async with running(first):
+            assert await asyncio.to_thread(gate.wait, 5)
+            first.stop()
+            async with running(second):
+                ledger = await ended(queue, 1)
+        assert ledger.done == 1
+        assert seen == [(1, 1, 0), (2, 1, 0)]
