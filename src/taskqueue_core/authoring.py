@@ -11,7 +11,14 @@ from taskqueue_core.errors import InvalidInput, LeaseLost, SubscriptionClosed
 from taskqueue_core.limits import LIMITS, check_json, check_name
 from taskqueue_core.tasks import Delivery, Received, Settled
 
-__all__ = ["SubscriptionBase", "answer", "checked_keys", "checked_limit", "checked_results"]
+__all__ = [
+    "SubscriptionBase",
+    "answer",
+    "checked_keys",
+    "checked_limit",
+    "checked_progress",
+    "checked_results",
+]
 
 
 class SubscriptionBase(ABC):
@@ -72,6 +79,15 @@ def checked_limit(limit: int) -> int:
     if limit < 1:
         raise InvalidInput("limit", str(limit), "at least 1")
     return limit
+
+
+def checked_progress(value: float | str) -> float | str:
+    """Return a share from 0 to 1 as it is and a text cut to its limit, or raise `InvalidInput`."""
+    if isinstance(value, str):
+        return value[: LIMITS.text]
+    if 0 <= value <= 1:
+        return value
+    raise InvalidInput("progress", "a number out of range", "0 to 1, or a short text")
 
 
 def checked_results(

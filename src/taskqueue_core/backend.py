@@ -57,7 +57,8 @@ class Publisher(Protocol):
 
         With ``settles``, the delivery in hand: one atomic transition ends its receipt and moves the
         entry to ``scheduled`` with the next attempt. Raises `LeaseLost` if the receipt is stale. (A
-        backend without ``atomic_retry`` ignores it; core then acks after.)
+        backend without ``atomic_retry`` makes a new entry and leaves the delivery alone: core acks
+        it after.)
 
         Without it: the task's entry, if it is live or dead, is moved likewise and its receipt, if
         any, ends; where it has ended otherwise, a new one is made (so ``published`` grows by one),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.loading import load_backend
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.plugins import load_plugins
+from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import (
     DEFAULT_PRIORITY,
     Confirmation,
@@ -30,6 +32,7 @@ from taskqueue_core.tasks import (
 __all__ = ["Queue", "connect", "open_backend"]
 
 _RESENDS = 3
+_PAUSE = RetryPolicy(base=0.05, cap=1.0)
 
 
 def open_backend(word: str | None = None, settings: Settings | None = None) -> ObservedBackend:
@@ -117,11 +120,11 @@ class Queue:
         return tuple(confirmations)
 
     async def _send(self, tasks: list[Task]) -> tuple[Confirmation, ...]:
-        for _ in range(_RESENDS):
+        for resend in range(1, _RESENDS + 1):
             try:
                 return await self.backend.publisher.publish(*tasks)
             except PublishUnconfirmed:
-                continue
+                await asyncio.sleep(_PAUSE.delay(resend))
         try:
             return await self.backend.publisher.publish(*tasks)
         except PublishUnconfirmed as error:

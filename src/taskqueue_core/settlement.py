@@ -39,9 +39,7 @@ async def _retry(
     backend: Backend, subscription: Subscription, delivery: Delivery, delay: float, error: str
 ) -> Settled:
     at = backend.now() + delay
+    await backend.publisher.schedule_retry(delivery.task, at, error=error, settles=delivery)
     if backend.capabilities.atomic_retry:
-        await backend.publisher.schedule_retry(delivery.task, at, error=error, settles=delivery)
         return Settled.OK
-    token = str(delivery.attempt)
-    await backend.publisher.schedule_retry(delivery.task, at, error=error, token=token)
     return (await subscription.ack(delivery))[0]

@@ -3,7 +3,7 @@
 Fields of version 1, in this order: ``v``, ``run`` (random, one per start of the process), ``seq``
 (from 1 without gaps within a run), ``ts`` (Unix seconds), ``event``, ``key``, ``task_id``,
 ``attempt``, ``losses``, ``state`` (after the event), ``priority``, ``tenant``, ``worker``,
-``error``.
+``error`` (of the attempt that failed), ``reason`` (of a dead letter).
 
 Events: published, available, delivered, acked, redelivered, lost, retried, dead_lettered, redriven,
 discarded, expired, cancelled.
@@ -46,6 +46,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str | None
     worker: str | None
     error: str | None
+    reason: str | None
 
 
 class Journal:
@@ -84,6 +85,7 @@ class Journal:
             tenant=record.task.tenant,
             worker=worker,
             error=error,
+            reason=record.reason,
         )
         data = _encoder.encode(line) + b"\n"
         try:

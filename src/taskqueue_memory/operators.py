@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from taskqueue_core.authoring import checked_progress
 from taskqueue_core.capabilities import Maintained, QueueSettings
 from taskqueue_core.errors import SettingsConflict
-from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import (
     DeadLetter,
     Delivery,
@@ -71,10 +72,11 @@ class MemoryControl:
         )
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
+        progress = checked_progress(value)
         record = self._store.receipts.get(delivery.receipt)
         if record is None:
             return False
-        record.progress = value[: LIMITS.text] if isinstance(value, str) else value
+        record.progress = progress
         record.updated_at = self._store.clock.now()
         return True
 
@@ -122,10 +124,9 @@ class MemoryDeadLetters:
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
         dead = self._dead(key)
-        if after is not None:
-            ids = [record.task.id for record in dead]
-            dead = dead[ids.index(after) + 1 :] if after in ids else []
-        return tuple(record.dead_letter for record in dead[:limit])
+        ids = [record.task.id for record in dead]
+        start = ids.index(after) + 1 if after in ids else 0
+        return tuple(record.dead_letter for record in dead[start : start + limit])
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         chosen = self._dead(key, task_ids)

@@ -190,10 +190,11 @@ class Store:
         record = self.receipts.get(delivery.receipt)
         if record is None:
             return self._settled_before(delivery, "dead")
+        error = None if error is None else error[: LIMITS.text]
         if error is not None:
-            record.fail(error[: LIMITS.text], self.clock.now())
+            record.fail(error, self.clock.now())
         record.reason = reason[: LIMITS.text]
-        self._finish(record, State.DEAD, "dead_lettered", verb="dead")
+        self._finish(record, State.DEAD, "dead_lettered", verb="dead", error=error)
         return Settled.OK
 
     def adopt(self, subscription: MemorySubscription, receipt: str) -> Delivery | None:
@@ -363,10 +364,11 @@ class Store:
         verb: str | None = None,
         answer: Settled = Settled.OK,
         revoke: bool = False,
+        error: str | None = None,
     ) -> None:
         worker = record.owner.consumer if record.owner else None
         self._end_receipt(record, verb, answer, revoke=revoke)
-        self._enter(record, state, event, worker=worker, error=record.reason)
+        self._enter(record, state, event, worker=worker, error=error)
         if state is not State.DEAD:
             record.seq = next(self._seq)
             record.shed()

@@ -162,7 +162,9 @@ class _TwoStepPublisher(FacadePublisher):
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         check_time("at", at)
         (present,) = await self.facade.inner.control.statuses(task.key, task.id)
-        token = (task.key, task.id, options.get("token"))
+        settles = options.get("settles")
+        attempt = f"attempt:{settles.attempt}" if settles else None
+        token = (task.key, task.id, options.get("token") or attempt)
         if present is None or present.state is not State.IN_FLIGHT:
             self.facade.tokens.add(token)
             return await super().schedule_retry(task, at, **options)

@@ -99,7 +99,9 @@ async def test_one_life(path: Path, clock: ManualClock) -> None:
     (delivery,) = (await subscription.receive(1, 0)).deliveries
     await subscription.ack(delivery)
     await backend.aclose()
-    told = [(n.event, n.state, n.attempt, n.losses, n.worker, n.error) for n in read(path)]
+    told = [
+        (n.event, n.state, n.attempt, n.losses, n.worker, n.error or n.reason) for n in read(path)
+    ]
     assert told == [
         ("published", "waiting", 1, 0, None, None),
         ("delivered", "in_flight", 1, 0, "worker-1", None),

@@ -22,6 +22,7 @@ from taskqueue_core.server.hub import Hub
 from taskqueue_core.tasks import Ledger, State, Task
 from taskqueue_memory import MemoryBackend
 
+PROBLEM = "application/problem+json"
 SECONDS = 5.0
 """a bound for what takes milliseconds"""
 
@@ -208,3 +209,16 @@ async def http(it: Running, **options: Any) -> AsyncIterator[httpx2.AsyncClient]
 def receipts(deliveries: list[dict[str, Any]]) -> list[str]:
     """The receipts of deliveries."""
     return [delivery["receipt"] for delivery in deliveries]
+
+
+def problem(answer: httpx2.Response, status: int, code: str, field: str | None = None) -> Any:
+    """Check a problem document; every one has the same shape and no trace of a stack."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == PROBLEM
+    body = answer.json()
+    assert body["status"] == status
+    assert body["code"] == code
+    assert body.get("field") == field
+    assert set(body) <= {"type", "title", "status", "detail", "code", "field"}
+    assert "Traceback" not in answer.text
+    return body

@@ -340,6 +340,26 @@ async def _nothing() -> None:
     """Do nothing."""
 
 
+async def test_logs_say_what_failed_and_no_payload(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault K1: an error's text may quote the payload, so it goes to the server alone; the place goes to the log."""
+    worker = Worker(server.url)
+
+    @worker.task("work")
+    def fail(password: str) -> None:
+        raise ValueError(password)
+
+    async with running(worker):
+        peer = await server.welcomed()
+        await peer.deliver(work({"password": "hunter2"}), work({"passwort": "hunter2"}))
+        assert (await peer.next(Retry)).error == "ValueError: hunter2"
+        await peer.next(DeadLetter)
+    assert "ValueError" in caplog.text
+    assert "in fail" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
 async def test_a_lone_outcome_does_not_wait(server: FakeServer) -> None:
     """From delivery to ack a single task takes milliseconds: no timer holds it back."""
     worker = Worker(server.url)

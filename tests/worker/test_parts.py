@@ -215,6 +215,17 @@ def test_a_worker_checks_its_options(options: dict[str, Any]) -> None:
         Worker("http://h", **options)
 
 
+async def test_options_may_be_changed_before_serving() -> None:
+    """What the command line says counts more than what the module says; what it leaves out stays."""
+    worker = Worker("http://h", worker_id="a", concurrency=3, prefetch=2)
+    worker.configure(url="http://other", concurrency=5)
+    worker.configure()
+    assert worker._address == Address.of("http://other")
+    assert (worker._worker_id, worker._concurrency) == ("a", 5)
+    with pytest.raises(ConfigurationError):
+        worker.configure(concurrency=9_999)
+
+
 async def test_a_worker_without_handlers_does_not_start() -> None:
     """It would have nothing to ask for."""
     with pytest.raises(ConfigurationError, match="no handlers"):

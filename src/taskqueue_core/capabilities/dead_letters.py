@@ -15,7 +15,10 @@ class DeadLetters(Protocol):
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        """Return dead letters of a queue, oldest first; ``after`` is the task id that ended the page before."""
+        """Return dead letters of a queue, oldest first; ``after`` is the task id that ended the page before.
+
+        An id that is not dead any more starts from the beginning: who redrives page by page misses none.
+        """
         ...
 
     async def redrive(self, key: str, *task_ids: str) -> int:

@@ -9,7 +9,7 @@ import typer
 
 from taskqueue_core.cli.logs import LogLevel, set_up
 from taskqueue_core.cli.output import AsJson, console, paragraphs, print_json
-from taskqueue_core.worker import Worker, load_worker
+from taskqueue_core.worker import load_worker
 
 __all__ = ["add_to"]
 
@@ -43,7 +43,7 @@ def run(
     """
     set_up(log_level)
     worker = load_worker(target)
-    _override(worker, url, concurrency, worker_id)
+    worker.configure(url=url, worker_id=worker_id, concurrency=concurrency)
     if as_json:
         print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
     else:
@@ -51,16 +51,3 @@ def run(
             f"[green]●[/] working for [bold]{', '.join(worker.keys)}[/]  [dim]Ctrl-C ends it"
         )
     worker.run()
-
-
-def _override(
-    worker: Worker, url: str | None, concurrency: int | None, worker_id: str | None
-) -> None:
-    """The command line wins over what the module says."""
-    given = Worker(url, worker_id=worker_id, concurrency=concurrency or 1)  # checks all of them
-    if url is not None:
-        worker._address = given._address  # noqa: SLF001
-    if worker_id is not None:
-        worker._worker_id = worker_id  # noqa: SLF001
-    if concurrency is not None:
-        worker._concurrency = concurrency  # noqa: SLF001

@@ -135,7 +135,7 @@ class Progress(_Frame, tag="progress", frozen=True, kw_only=True):
     """How far a task is: 0..1 or a short text."""
 
     receipt: _Receipt
-    value: Annotated[float, Meta(ge=0, le=1)] | Annotated[str, Meta(max_length=200)]
+    value: Annotated[float, Meta(ge=0, le=1)] | _Text
 
 
 class Bye(_Frame, tag="bye", frozen=True, kw_only=True):

@@ -38,7 +38,8 @@ class Worker:
 
     ``url`` and ``token`` default to the settings (``TASKQUEUE_SERVER_URL``, ``TASKQUEUE_TOKEN``). ``worker_id``
     defaults to one that no other start has. At most ``concurrency`` handlers run at once; ``prefetch`` more deliveries
-    may wait here. ``grace`` is how many seconds running handlers get when the worker stops.
+    may wait here. ``grace`` is how many seconds running handlers get when the worker stops. ``quarantine`` makes the
+    rule by which a worker that only fails stops taking work; ``uniform`` (0 <= x < 1) jitters reconnects.
     """
 
     def __init__(

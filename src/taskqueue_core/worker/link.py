@@ -212,11 +212,11 @@ class Link:
         enough = asyncio.create_task(self._enough.wait())
         try:
             await asyncio.wait((opening, enough), return_when=asyncio.FIRST_COMPLETED)
-            return opening.result() if opening.done() else None
         finally:
             for task in (opening, enough):
                 task.cancel()
             await asyncio.gather(opening, enough, return_exceptions=True)
+        return None if opening.cancelled() else opening.result()
 
     def _refused(self, reason: str) -> WorkerRefused:
         return WorkerRefused(f"{self._address.shown} refused this worker: {reason}")

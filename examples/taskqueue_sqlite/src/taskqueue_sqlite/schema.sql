@@ -6,17 +6,18 @@ PRAGMA foreign_keys = ON;
 
 CREATE TABLE IF NOT EXISTS entries (
     n INTEGER PRIMARY KEY, key TEXT NOT NULL, id TEXT NOT NULL,
-    task BLOB NOT NULL,              -- all of it, as MessagePack
+    task BLOB NOT NULL,             -- all of it, as MessagePack
     priority INTEGER NOT NULL, deadline REAL,
-    state TEXT NOT NULL DEFAULT '',  -- empty while it comes in
-    since REAL,                      -- when it came into this state
-    at REAL, seq INTEGER,            -- its place: when it became available or will, and the order of what does together
+    state TEXT NOT NULL,
+    since REAL NOT NULL,            -- when it came into this state
+    error TEXT,                     -- what failed then; a trigger keeps the last ones
+    at REAL, seq INTEGER NOT NULL,  -- its place: when it became available or will, and the order of equal times
     attempt INTEGER NOT NULL, prior INTEGER NOT NULL DEFAULT 0, losses INTEGER NOT NULL DEFAULT 0,
     handed_out INTEGER NOT NULL DEFAULT 0,
     receipt TEXT, worker TEXT, owner TEXT,  -- the delivery that it is in, and whose: worker and subscription
     settled TEXT, answer TEXT,              -- verb and receipt of the last settlement, and what was answered
     reason TEXT, progress BLOB, result BLOB,
-    due REAL AS (CASE state          -- when it leaves its state by itself: is promoted, or expires
+    due REAL AS (CASE state         -- when it leaves its state by itself: it is promoted, or expires
         WHEN 'scheduled' THEN min(at, ifnull(deadline, at))
         WHEN 'waiting' THEN deadline WHEN 'in_flight' THEN deadline END),
     UNIQUE (key, id)
@@ -35,7 +36,7 @@ CREATE TABLE IF NOT EXISTS tokens (
 CREATE INDEX IF NOT EXISTS lanes ON entries (key, priority DESC, at, seq, since) WHERE state = 'waiting';
 CREATE INDEX IF NOT EXISTS agenda ON entries (key, due) WHERE due NOTNULL;
 CREATE INDEX IF NOT EXISTS leases ON entries (worker, owner) WHERE state = 'in_flight';
-CREATE INDEX IF NOT EXISTS graves ON entries (key, since, seq) WHERE state = 'dead';
+CREATE INDEX IF NOT EXISTS graves ON entries (key, seq) WHERE state = 'dead';
 CREATE INDEX IF NOT EXISTS memories ON entries (key, result ISNULL, since)
     WHERE state IN ('done', 'expired', 'cancelled', 'discarded');
 CREATE INDEX IF NOT EXISTS history ON failures (entry);
@@ -51,7 +52,8 @@ CREATE TABLE IF NOT EXISTS queues (
 );
 CREATE TRIGGER IF NOT EXISTS entered AFTER INSERT ON entries BEGIN
     INSERT INTO queues (key) VALUES (new.key) ON CONFLICT DO NOTHING;
-    UPDATE queues SET published = published + 1 WHERE key = new.key;
+    UPDATE queues SET published = published + 1, waiting = waiting + (new.state = 'waiting'),
+        scheduled = scheduled + (new.state = 'scheduled') WHERE key = new.key;
 END;
 -- What has ended stays counted where it ended: a retry after the end is a new entry.
 CREATE TRIGGER IF NOT EXISTS moved AFTER UPDATE OF state ON entries BEGIN
@@ -72,4 +74,9 @@ END;
 -- A delivery ends when its entry leaves it.
 CREATE TRIGGER IF NOT EXISTS released AFTER UPDATE OF state ON entries WHEN old.state = 'in_flight' BEGIN
     UPDATE entries SET receipt = NULL, worker = NULL, owner = NULL WHERE n = new.n;
+END;
+CREATE TRIGGER IF NOT EXISTS failed AFTER UPDATE OF state ON entries WHEN new.error NOTNULL BEGIN
+    INSERT INTO failures VALUES (new.n, old.attempt, new.since, new.error);
+    DELETE FROM failures WHERE entry = new.n
+        AND rowid <= (SELECT rowid FROM failures WHERE entry = new.n ORDER BY rowid DESC LIMIT 1 OFFSET 20);
 END;

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 import os
 import secrets
 import sqlite3
@@ -19,15 +20,19 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import Delivery, Expired, Settled, State, Task
+from taskqueue_core.tasks import Delivery, Expired, State, Task
 
 A, P, T = ParamSpec("A"), TypeVar("P", bound="Part"), TypeVar("T")
 Row = sqlite3.Row
-
-_MOVE = "UPDATE entries SET state = '{}', since = :now{} WHERE {} RETURNING *"
+_ADD = """INSERT INTO entries (key, id, task, priority, deadline, state, since, at, seq, attempt)
+    VALUES (:key, :id, :body, :priority, :deadline, :state, :now, :at, next(), :attempt) RETURNING *"""
+_MOVE = "UPDATE entries SET state = {}, since = :now, error = :error{} WHERE {} RETURNING *"
+_LOST = """, losses = losses + 1, answer = iif(losses < :max, 'ok', 'dead'),
+    reason = 'max_losses_exceeded', seq = iif(losses < :max, seq, next())"""
 _AGENDA = """SELECT q.key, waiting, (SELECT min(due) FROM entries e WHERE e.key = q.key AND due NOTNULL) AS due
     FROM json_each(:keys) JOIN queues q ON q.key = value WHERE waiting + scheduled + in_flight > 0"""
-_DUE = "key IN (SELECT value FROM json_each(:keys)) AND due <= :now AND ifnull(deadline <= :now, 0) = "
+_DUE = """n IN (SELECT n FROM entries WHERE key IN (SELECT value FROM json_each(:keys)) AND due <= :now
+    AND ifnull(deadline <= :now, FALSE) = {} ORDER BY due LIMIT 1000)"""
 
 
 class Consumer:
@@ -39,7 +44,7 @@ class Consumer:
 
 
 class Store:
-    """Entries, found and moved. Everything but `flush` and `aclose` is done in a step, and no step awaits."""
+    """Entries, found and moved. All but `flush` and `aclose` belongs into a step, and no step awaits."""
 
     def __init__(self, path: Path, clock: Clock, *, flush: bool, grace: float) -> None:
         self.clock, self.now, self._path, self._full = clock, clock.now, path, flush
@@ -47,12 +52,11 @@ class Store:
         self.recovery = clock.now() + grace  # when what an earlier process handed out is lost
         self._db: sqlite3.Connection | None = None
         self._disk, self._flushed, self._closed = asyncio.Lock(), 0, False
-        self._seq = itertools.count(1)
         self._available, self._revoked = set[str](), list[Row]()
 
     @property
     def db(self) -> sqlite3.Connection:
-        """The connection; the first use makes it."""
+        """The connection; its first use makes it."""
         if self._closed:
             raise BackendUnavailable("the backend is closed")
         if self._db is None:
@@ -60,7 +64,8 @@ class Store:
             db.row_factory = Row
             db.executescript((files(__package__) / "schema.sql").read_text())
             ((last,),) = db.execute("SELECT ifnull(max(seq), 0) FROM entries")
-            self._db, self._seq = db, itertools.count(last + 1)
+            db.create_function("next", 0, itertools.count(last + 1).__next__)
+            self._db = db
         return self._db
 
     @contextmanager
@@ -80,9 +85,9 @@ class Store:
             if not self._available.isdisjoint(consumer.keys):
                 consumer.news.set()
         for entry in self._revoked:
-            if consumer := self.consumers.get(entry["owner"]):
-                consumer.revoked.append(entry["receipt"])
-                consumer.news.set()
+            if holder := self.consumers.get(entry["owner"]):
+                holder.revoked.append(entry["receipt"])
+                holder.news.set()
 
     async def flush(self) -> None:
         """Wait until the disk has every step so far. Who comes meanwhile shares the next flush."""
@@ -107,45 +112,47 @@ class Store:
         """Run a statement and return its rows."""
         return self.db.execute(sql, {"now": self.now(), **values}).fetchall()
 
-    def known(self, key: str, task_id: str) -> Row | None:
-        """Return what is known of a task."""
-        self.forget(key, task_id)
-        return next(iter(self.run("SELECT * FROM entries WHERE key = :key AND id = :id", key=key, id=task_id)), None)
+    def known(self, key: str, task_id: str, *, dedupe: bool = False) -> Row | None:
+        """Return what is known of a task; what is to be forgotten by now is."""
+        for entry in self.run("SELECT * FROM entries WHERE key = :key AND id = :id", key=key, id=task_id):
+            settings = self.settings(key)
+            keep = settings.dedupe_window
+            if entry["result"] is not None and not dedupe:
+                keep = max(keep, settings.result_ttl)
+            if entry["state"] not in ENDED or self.now() < entry["since"] + keep:
+                return entry
+            self.run("DELETE FROM entries WHERE n = :n", n=entry["n"])
+        return None
 
-    def add(self, task: Task, attempt: int = 1) -> Row:
-        """Make the entry of a task that is not known; its first move puts it somewhere."""
-        sql = """INSERT INTO entries (key, id, task, priority, deadline, attempt)
-            VALUES (:key, :id, :task, :priority, :deadline, :attempt) RETURNING *"""
-        values = msgspec.structs.asdict(task) | {"task": msgspec.msgpack.encode(task), "attempt": attempt}
-        return self.run(sql, ...)[0]
+    def add(self, task: Task, state: State, at: float, attempt: int) -> Row:
+        """Make the entry of a task that is not known."""
+        self._available.add(task.key)
+        values = {name: getattr(task, name) for name in ("key", "id", "priority", "deadline")}
+        body = msgspec.msgpack.encode(task)
+        return self.run(_ADD, **values, body=body, state=state.value, at=at, attempt=attempt)[0]
 
-    def move(self, state: State, where: str, changes: str = "", **values: object) -> list[Row]:
-        """Bring entries into a state; return them, with the delivery that each has left by it."""
-        moved = self.run(_MOVE.format(state, changes, where), **values)
-        if state in (State.WAITING, State.SCHEDULED):
-            self._available.update(entry["key"] for entry in moved)
+    def move(
+        self, state: str, where: str, changes: str = "", error: str | None = None, **values: object
+    ) -> list[Row]:
+        """Bring entries into a state; return them, each still with the delivery that ends thereby."""
+        error = error and error[: LIMITS.text]
+        moved = self.run(_MOVE.format(state, changes, where), error=error, **values)
+        self._available |= {e["key"] for e in moved if e["state"] in ("waiting", "scheduled")}
         return moved
 
-    def place(self, entry, state, at)
+    def lose(self, where: str, key: str, changes: str = "", **values: object) -> list[Row]:
+        """Take entries of a queue back from consumers that are gone; those lost too often are dead."""
+        values["max"] = self.settings(key).max_losses
+        state = "iif(losses < :max, 'waiting', 'dead')"
+        return self.move(state, where, _LOST + changes, "lost with its consumer", key=key, **values)
 
-    def end(self, state: State, where: str, **values: object) -> list[Row]:
+    def end(self, state: str, where: str, **values: object) -> tuple[Expired, ...]:
         """End entries over the heads of those who hold them."""
-        ended = self.move(state, where, ", reason = state", **values)
+        ended = self.move(f"'{state}'", where, f", reason = '{state}'", **values)
         self._revoked += ended
-        return ended
+        return tuple(Expired(entry["key"], entry["id"], entry["attempt"]) for entry in ended)
 
-    def lose(self, entry: Row) -> Settled:
-        """Take an entry back from a consumer that is gone; one that was lost too often is dead."""
-        self.note(entry, "lost with its consumer")
-        dead = entry["losses"] >= self.settings(entry["key"]).max_losses
-        changes = ", losses = losses + 1" + ", reason = 'max_losses_exceeded'" * dead
-        self.move(State.DEAD if dead else State.WAITING, "n = :n", changes, n=entry["n"])
-        return Settled.DEAD if dead else Settled.OK
-
-    def note(self, entry: Row, error: str | None) -> None:
-        """Add an error to a task's history."""
-        sql = "INSERT INTO failures SELECT n, attempt, :now, :error FROM entries WHERE n = :n AND :error NOTNULL"
-        self.run(sql, n=entry["n"], error=error and error[: LIMITS.text])
+    def revoke(self, entry): ...
 
     def settings(self, key: str) -> QueueSettings:
         """Return a queue's settings."""
@@ -153,41 +160,33 @@ class Store:
             return QueueSettings.model_validate_json(text)
         return QueueSettings()
 
-    def tidy(self, keys: Iterable[str]) -> tuple[list[Row], list[Row]]:
-        """Promote and expire what has fallen due in these queues."""
-        values = {"keys": json.dumps([*keys])}
-        expired = self.end(State.EXPIRED, _DUE + "1", **values)
-        return self.move(State.WAITING, _DUE + "0", **values), expired
+    def agenda(self, keys: Iterable[str]) -> list[Row]:
+        """Return the busy ones of these queues, each with what waits and when something falls due."""
+        return self.run(_AGENDA, keys=json.dumps([*keys]))
+
+    def tidy(self, keys: Iterable[str]) -> tuple[int, tuple[Expired, ...]]:
+        """Expire and promote what has fallen due in these queues."""
+        due = json.dumps([q["key"] for q in self.agenda(keys) if q["due"] is not None and q["due"] <= self.now()])
+        expired = self.end("expired", _DUE.format(1), keys=due)
+        return len(self.move("'waiting'", _DUE.format(0), keys=due)), expired
 
     def recover(self) -> int:
-        """Once their time to come back is over, take back what an earlier process's workers had, as lost."""
+        """Once the time of an earlier process's workers to come back is over, take back what they had."""
         if self.now() < self.recovery:
             return 0
         self.recovery = math.inf
         held = self.run("SELECT * FROM entries WHERE state = 'in_flight'")
-        return sum(1 for entry in held if entry["owner"] not in self.consumers and self.lose(entry))
+        orphans = [entry for entry in held if entry["owner"] not in self.consumers]
+        return sum(len(self.lose("n = :n", entry["key"], n=entry["n"])) for entry in orphans)
 
 
-def _flush(path: str) -> None:
-    with open(path, "rb") as log:  # noqa: PTH123
-        os.fsync(log.fileno())
-
-
-class Part:
-    """A part of the backend: methods over the store."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-
-def step(method: Callable[Concatenate[P, A], T]) -> Callable[Concatenate[P, A], Coroutine[Any, Any, T]]:
-    """Make an atomic step of a method, and a coroutine that answers once the disk has it."""
-
-    @wraps(method)
-    async def call(self: P, /, *args: A.args, **kwargs: A.kwargs) -> T:
-        with self.store.step():
-            answer = method(self, *args, **kwargs)
-        await self.store.flush()
-        return answer
-
-    return call
+def delivery(entry: Row) -> Delivery:
+    """Return the delivery that an entry is in."""
+    return Delivery(
+        task=msgspec.msgpack.decode(entry["task"], type=Task),
+        receipt=entry["receipt"],
+        attempt=entry["attempt"],
+        losses=entry["losses"],
+        prior=entry["prior"],
+        delivered_at=entry["since"],
+    )

@@ -1,0 +1,306 @@
+"""Queues, dead letters and the server itself, over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from taskqueue_core.backend import Subscription
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.hooks import Hooks, Identity, hookimpl
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.server import create_app
+from taskqueue_core.tasks import Health, Task
+from taskqueue_memory import MemoryBackend
+from tests.server.support import problem, settings
+
+
+async def bury(backend: MemoryBackend, *ids: str) -> Subscription:
+    """Make dead letters."""
+    await backend.publisher.publish(*(Task(key="k", id=i, payload=b"[1,  2]") for i in ids))
+    subscription = backend.subscribe(["k"], "w")
+    for delivery in (await subscription.receive(len(ids), 0)).deliveries:
+        await subscription.dead_letter(delivery, "no", "why")
+    return subscription
+
+
+class TestQueues:
+    """Figures and settings."""
+
+    async def test_figures(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """Law 1: the ledger adds up, for one queue and over all."""
+        await backend.publisher.publish(Task(key="a"), Task(key="a"), Task(key="b"))
+        (one, two) = (await api.get("/v1/queues")).json()["queues"]
+        assert (one["key"], one["ledger"]["waiting"], two["key"]) == ("a", 2, "b")
+        assert (await api.get("/v1/queues/a")).json() == one
+        ledger = (await api.get("/v1/queues/a/ledger")).json()
+        assert (ledger["published"], ledger["waiting"]) == (2, 2)
+        total = (await api.get("/v1/ledger")).json()
+        assert (total["published"], total["balanced"], total["imbalance"]) == (3, True, 0)
+        assert (await api.get("/v1/queues/nobody")).json()["ledger"]["published"] == 0
+
+    async def test_settings_are_versioned(self, api: httpx2.AsyncClient) -> None:
+        """Fault K6: of two that change the same settings the second is told."""
+        url = "/v1/queues/k/settings"
+        found = (await api.get(url)).json()
+        assert found["version"] == 0
+        changed = {**found, "max_losses": 1, "retry": {**found["retry"], "base": 2}}
+        answer = await api.put(url, json=changed)
+        assert answer.json() == {**changed, "version": 1}
+        problem(await api.put(url, json=changed), 409, "settings_conflict")
+        assert (await api.get(url)).json() == answer.json()
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"max_losses": -1}, "max_losses"),
+            ({"retry": {"base": -1}}, "retry.base"),
+            ({"retry": {"max_attempts": 0}}, "retry.max_attempts"),
+            ({"result_ttl": "x"}, "result_ttl"),
+            ({"result_ttl": 1e300}, "result_ttl"),
+            ({"version": -1}, "version"),
+            ({"s3cret": 1}, None),
+        ],
+        ids=str,
+    )
+    async def test_bad_settings_are_named(
+        self, api: httpx2.AsyncClient, change: Any, field: str | None
+    ) -> None:
+        """Fault K4: with the field's name, and never its value."""
+        answer = await api.put("/v1/queues/k/settings", json=change)
+        problem(answer, 422, "invalid_input", field)
+        assert "s3cret" not in answer.text
+
+    async def test_settings_that_are_not_json(self, api: httpx2.AsyncClient) -> None:
+        for body in (b"{", b"\xff", b"[" * 100_000):
+            answer = await api.put(
+                "/v1/queues/k/settings", content=body, headers={"content-type": "application/json"}
+            )
+            problem(answer, 400, "not_json")
+
+    async def test_purge_leaves_alone_what_runs(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        await backend.publisher.publish(*(Task(key="k") for _ in range(3)))
+        await backend.subscribe(["k"], "w").receive(1, 0)
+        assert (await api.post("/v1/queues/k/purge")).json() == {"count": 2}
+        assert (await api.post("/v1/queues/k/purge")).json() == {"count": 0}
+        ledger = (await api.get("/v1/queues/k/ledger")).json()
+        assert (ledger["in_flight"], ledger["cancelled"]) == (1, 2)
+
+
+class TestDeadLetters:
+    """Pages, redrive and discard."""
+
+    async def test_pages(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """Fault K6: paged, in order, with reason and history, the payload as it came."""
+        await bury(backend, "a", "b", "c")
+        url = "/v1/queues/k/dead-letters"
+        answer = await api.get(url, params={"limit": 2})
+        assert b'"payload":[1,  2]' in answer.content
+        first, second = answer.json()["dead_letters"]
+        assert (first["task"]["id"], second["task"]["id"]) == ("a", "b")
+        assert (first["reason"], first["attempt"], first["losses"]) == ("no", 1, 0)
+        assert first["history"][0]["error"] == "why"
+        rest = await api.get(url, params={"after": "b"})
+        assert [letter["task"]["id"] for letter in rest.json()["dead_letters"]] == ["c"]
+        assert (await api.get("/v1/queues/empty/dead-letters")).json() == {"dead_letters": []}
+
+    @pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "1e3", "", "9" * 50, "٣"])
+    async def test_bad_limits(self, api: httpx2.AsyncClient, limit: str) -> None:
+        answer = await api.get("/v1/queues/k/dead-letters", params={"limit": limit})
+        problem(answer, 422, "invalid_input", "limit")
+
+    async def test_redrive_and_discard(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        """Fault K6: idempotent, and ids that are not dead are passed over."""
+        await bury(backend, "a", "b", "c", "d")
+        url = "/v1/queues/k/dead-letters"
+        some = {"ids": ["a", "nobody"]}
+        assert (await api.post(f"{url}/redrive", json=some)).json() == {"count": 1}
+        assert (await api.post(f"{url}/redrive", json=some)).json() == {"count": 0}
+        assert (await api.post(f"{url}/discard", json={"ids": ["b"]})).json() == {"count": 1}
+        assert (await api.post(f"{url}/redrive", json={"all": True})).json() == {"count": 2}
+        assert (await api.post(f"{url}/discard", json={"all": True})).json() == {"count": 0}
+        ledger = await backend.control.ledger("k")
+        assert (ledger.waiting, ledger.discarded, ledger.dead) == (3, 1, 0)
+
+    @pytest.mark.parametrize(
+        "body", [{}, {"ids": []}, {"all": False}, {"ids": ["a"], "all": True}, {"ids": ["a b"]}]
+    )
+    async def test_nothing_is_not_all(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend, body: Any
+    ) -> None:
+        """All has to be said: an empty list touches nothing."""
+        await bury(backend, "a")
+        for verb in ("redrive", "discard"):
+            answer = await api.post(f"/v1/queues/k/dead-letters/{verb}", json=body)
+            assert answer.status_code == 422
+        assert (await backend.control.ledger("k")).dead == 1
+
+
+class TestServer:
+    """Health, readiness, workers, housekeeping."""
+
+    async def test_health(
+        self,
+        api: httpx2.AsyncClient,
+        backend: MemoryBackend,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        answer = await api.get("/health")
+        assert answer.status_code == 200
+        assert {"ok", "backend", "version", "details"} == set(answer.json())
+        assert (await api.get("/ready")).json() == {"ready": True, "reason": "ok"}
+
+        async def ill() -> Health:
+            return Health(ok=False, backend="memory", details={"why": "x"})
+
+        monkeypatch.setattr(backend, "health", ill)
+        assert (await api.get("/health")).status_code == 503
+        answer = await api.get("/ready")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "store")
+
+    async def test_not_ready_before_the_start(self, backend: MemoryBackend) -> None:
+        app = create_app(backend, settings())
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://[::1]:1") as client:
+            answer = await client.get("/ready")
+            assert (answer.status_code, answer.json()["reason"]) == (503, "starting")
+
+    async def test_workers_and_maintain(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        """Law 10: housekeeping may be asked for at any time."""
+        backend.subscribe(["b", "a"], "w1")
+        (worker,) = (await api.get("/v1/workers")).json()["workers"]
+        assert (worker["worker_id"], worker["connections"]) == ("w1", 1)
+        await backend.publisher.publish(Task(key="k", id="late", deadline=1.0))
+        answer = await api.post("/v1/maintain")
+        assert [one["task_id"] for one in answer.json()["expired"]] == ["late"]
+
+
+class TestDoor:
+    """Who may use the API at all."""
+
+    @pytest.mark.parametrize(
+        ("host", "status"),
+        [
+            ("127.0.0.1", 200),
+            ("127.0.0.1:8420", 200),
+            ("127.8.9.10", 200),
+            ("localhost:1", 200),
+            ("LOCALHOST", 200),
+            ("[::1]:8420", 200),
+            ("evil.example", 421),
+            ("127.0.0.1.evil.example", 421),
+            ("localhost.evil.example", 421),
+            ("127.0.0.1@evil.example", 421),
+            ("0.0.0.0", 421),
+            ("127.0.0.256", 421),
+            ("192.168.0.1", 421),
+            ("[::]", 421),
+            ("", 421),
+        ],
+    )
+    async def test_names_of_this_machine_only(
+        self, api: httpx2.AsyncClient, host: str, status: int
+    ) -> None:
+        """A page cannot reach the API by a name that it had pointed here."""
+        answer = await api.get("/health", headers={"host": host})
+        assert answer.status_code == status
+        assert float(answer.headers["taskqueue-time"]) > 0
+
+    @pytest.mark.parametrize(
+        ("origin", "status"),
+        [
+            ("http://127.0.0.1:8420", 200),
+            ("http://127.0.0.1:9999", 403),
+            ("https://127.0.0.1:8420", 403),
+            ("http://evil.example", 403),
+            ("null", 403),
+            ("", 403),
+        ],
+    )
+    async def test_no_pages_of_other_sites(
+        self, api: httpx2.AsyncClient, origin: str, status: int
+    ) -> None:
+        answer = await api.get("/v1/ledger", headers={"origin": origin})
+        assert answer.status_code == status
+
+    async def test_a_plugin_may_ask_for_tokens(self) -> None:
+        """Fault K1: without a token 401, without the right 403, and what anybody may see stays open."""
+
+        class Plugin:
+            @hookimpl
+            def authenticate(self, token: str | None) -> Identity | None:
+                verbs = {"pub": {"publish"}, "adm": {"admin"}}.get(token or "")
+                return None if verbs is None else Identity(name="n", verbs=frozenset(verbs))
+
+        hooks = Hooks()
+        hooks.register(Plugin())
+        app = create_app(ObservedBackend(MemoryBackend(), hooks), settings())
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+            async def status(url: str, token: str | None = None) -> int:
+                headers = {} if token is None else {"authorization": f"Bearer {token}"}
+                return (await client.get(url, headers=headers)).status_code
+
+            answer = await client.get("/v1/ledger")
+            problem(answer, 401, "unauthenticated")
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert await status("/v1/ledger", "wrong") == 401
+            assert await status("/v1/ledger", "pub") == 403
+            assert await status("/v1/ledger", "adm") == 200
+            assert await status("/v1/tasks/k/x", "pub") == 404
+            assert await status("/health") == 200
+            basic = {"authorization": "Basic adm"}
+            assert (await client.get("/v1/ledger", headers=basic)).status_code == 401
+
+
+class TestErrors:
+    """What goes wrong is told as a problem document, and no more than that."""
+
+    async def test_unknown_paths_and_methods(self, api: httpx2.AsyncClient) -> None:
+        problem(await api.get("/v1/nowhere"), 404, "not_found")
+        problem(await api.get("/"), 404, "not_found")
+        problem(await api.get("/v1/tasks/"), 404, "not_found")
+        answer = await api.patch("/v1/queues/k/settings")
+        problem(answer, 405, "method_not_allowed")
+        assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "PUT"}
+        assert "taskqueue-time" in answer.headers
+
+    async def test_a_fault_of_ours_is_kept_in(
+        self,
+        api: httpx2.AsyncClient,
+        backend: MemoryBackend,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """The log says why, the answer does not."""
+
+        async def broken() -> tuple[str, ...]:
+            raise ZeroDivisionError("s3cret")
+
+        monkeypatch.setattr(backend.control, "queues", broken)
+        problem(await api.get("/v1/queues"), 500, "internal")
+        assert any(record.exc_info for record in caplog.records)
+
+    async def test_an_outage(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def away() -> tuple[str, ...]:
+            raise BackendUnavailable("the store is out of reach")
+
+        monkeypatch.setattr(backend.control, "queues", away)
+        answer = await api.get("/v1/queues")
+        problem(answer, 503, "backend_unavailable")
+        assert answer.headers["retry-after"] == "1"
+
+    async def test_head_is_get_without_a_body(self, api: httpx2.AsyncClient) -> None:
+        answer = await api.head("/health")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
