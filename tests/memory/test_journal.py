@@ -127,7 +127,7 @@ async def test_the_form_of_a_line(path: Path, clock: ManualClock) -> None:
     (text,) = written(path).splitlines()
     line: dict[str, Any] = msgspec.json.decode(text)
     assert " ".join(line) == (
-        "v run seq ts event key task_id attempt losses state priority tenant worker error"
+        "v run seq ts event key task_id attempt losses state priority tenant worker error reason"
     )
     assert line["v"] == JOURNAL_VERSION == 1
 

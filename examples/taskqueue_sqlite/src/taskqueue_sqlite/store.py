@@ -24,6 +24,7 @@ from taskqueue_core.tasks import Delivery, Expired, State, Task
 
 A, P, T = ParamSpec("A"), TypeVar("P", bound="Part"), TypeVar("T")
 Row = sqlite3.Row
+ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
 _ADD = """INSERT INTO entries (key, id, task, priority, deadline, state, since, at, seq, attempt)
     VALUES (:key, :id, :body, :priority, :deadline, :state, :now, :at, next(), :attempt) RETURNING *"""
 _MOVE = "UPDATE entries SET state = {}, since = :now, error = :error{} WHERE {} RETURNING *"
@@ -149,10 +150,12 @@ class Store:
     def end(self, state: str, where: str, **values: object) -> tuple[Expired, ...]:
         """End entries over the heads of those who hold them."""
         ended = self.move(f"'{state}'", where, f", reason = '{state}'", **values)
-        self._revoked += ended
+        self.revoke(*ended)
         return tuple(Expired(entry["key"], entry["id"], entry["attempt"]) for entry in ended)
 
-    def revoke(self, entry): ...
+    def revoke(self, *entries: Row) -> None:
+        """Tell those who hold entries that they are theirs no more."""
+        self._revoked += entries
 
     def settings(self, key: str) -> QueueSettings:
         """Return a queue's settings."""
@@ -190,3 +193,30 @@ def delivery(entry: Row) -> Delivery:
         prior=entry["prior"],
         delivered_at=entry["since"],
     )
+
+
+def _flush(path: str) -> None:
+    with open(path, "rb") as log:  # noqa: PTH123
+        os.fsync(log.fileno())
+
+
+class Part:
+    """A part of the backend, over the store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+
+def step(
+    method: Callable[Concatenate[P, A], T],
+) -> Callable[Concatenate[P, A], Coroutine[Any, Any, T]]:
+    """Make a method one atomic step, and a coroutine that answers once the disk has it."""
+
+    @wraps(method)
+    async def call(self: P, /, *args: A.args, **kwargs: A.kwargs) -> T:
+        with self.store.step():
+            answer = method(self, *args, **kwargs)
+        await self.store.flush()
+        return answer
+
+    return call
