@@ -109,8 +109,11 @@ async def test_settings_that_this_version_does_not_know_are_not_dropped() -> Non
 async def test_progress_belongs_to_workers() -> None:
     """What needs a delivery is refused clearly."""
     delivery = Delivery(task=Task(key="k"), receipt="r", attempt=1, delivered_at=0.0)
+    backend = remote(httpx2.Response(200))
     with pytest.raises(CapabilityMissing):
-        await remote(httpx2.Response(200)).control.progress(delivery, 0.5)
+        await backend.control.progress(delivery, 0.5)
+    with pytest.raises(CapabilityMissing):
+        await backend.publisher.schedule_retry(delivery.task, 1.0, settles=delivery)
 
 
 async def test_a_question_that_met_a_closed_connection_is_asked_again() -> None:
@@ -199,3 +202,19 @@ async def test_closing_twice_is_harmless() -> None:
     await backend.control.workers()
     await backend.aclose()
     await backend.aclose()
+
+
+async def test_pages_that_start_again_show_nothing_twice() -> None:
+    """Where the last one of a page was redriven meanwhile, the server starts again: each is listed once."""
+    letters = [
+        {
+            "task": {"id": f"t{n}", "key": "k"},
+            "attempt": 1,
+            "losses": 0,
+            "reason": "r",
+            "failed_at": 1,
+        }
+        for n in range(1000)
+    ]
+    backend = remote(httpx2.Response(200, json={"dead_letters": letters}))
+    assert len(await backend.dead_letters.list("k", limit=5000)) == 1000

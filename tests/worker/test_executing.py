@@ -249,7 +249,7 @@ async def test_progress_from_a_coroutine_and_from_a_thread(server: FakeServer) -
 
     @worker.task("sync")
     def two(n: int, context: Context) -> str:
-        context.progress("half" + "!" * 500)
+        context.progress("half" + "!" * 5000)
         assert gate.wait(5)
         return f"{context.key} {context.task_id} {context.attempt} {context.losses} {n}"
 
@@ -261,7 +261,7 @@ async def test_progress_from_a_coroutine_and_from_a_thread(server: FakeServer) -
         gate.set()
         assert (await peer.next(Ack)).receipts == [first.receipt]
         await peer.deliver(second)
-        assert (await peer.next(Progress)).value == "half" + "!" * 196
+        assert (await peer.next(Progress)).value == "half" + "!" * (LIMITS.text - 4)
         gate.set()
         text = (await peer.next(Ack)).results[second.receipt]
         assert msgspec.json.decode(text) == f"sync {second.task.id} 3 0 7"

@@ -163,11 +163,14 @@ async def _find(key: str, task_id: str, server: str | None) -> DeadLetter | None
 
 
 async def _every(backend: Backend, key: str) -> AsyncIterator[DeadLetter]:
-    after = None
+    after, cursors = None, set[str]()
     while page := await dead_letters_of(backend).list(key, limit=_PAGE, after=after):
         for letter in page:
             yield letter
         after = page[-1].task.id
+        if len(page) < _PAGE or after in cursors:
+            return  # the second: somebody acts on them meanwhile, so that pages start again
+        cursors.add(after)
 
 
 async def _act(verb: str, key: str, ids: list[str], server: str | None) -> int:

@@ -41,7 +41,7 @@ class RemoteDeadLetters:
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
         """Return dead letters of a queue, oldest first, page by page."""
-        found: list[DeadLetter] = []
+        found: dict[str, DeadLetter] = {}
         where = path("queues", key, "dead-letters")
         while len(found) < limit:
             wanted = min(limit - len(found), LIMITS.batch)
@@ -49,11 +49,14 @@ class RemoteDeadLetters:
             if after is not None:
                 query["after"] = after
             page = (await self._client.ask("GET", where, _Page, query=query)).dead_letters
-            found += [_to_dead_letter(wire) for wire in page]
-            if not page:
+            new = {
+                wire.task.id: _to_dead_letter(wire) for wire in page if wire.task.id not in found
+            }
+            found |= new
+            if len(page) < wanted or not new:
                 break
-            after = found[-1].task.id
-        return tuple(found)
+            after = page[-1].task.id
+        return tuple(found.values())
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         """Make dead tasks waiting again."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Raw
 
-from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
+from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, PublishUnconfirmed
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
 from taskqueue_core.remote.client import NDJSON, HttpClient
@@ -78,9 +78,14 @@ class RemotePublisher:
         *,
         error: str | None = None,
         token: str | None = None,
-        settles: Delivery | None = None,  # noqa: ARG002 - a backend without atomic_retry ignores it
+        settles: Delivery | None = None,
     ) -> Confirmation:
-        """Schedule the next attempt. A lost answer is `PublishUnconfirmed`: schedule again with the same token."""
+        """Schedule the next attempt. A lost answer is `PublishUnconfirmed`: schedule again with the same token.
+
+        Raises `CapabilityMissing` for a delivery to settle: this backend hands out none.
+        """
+        if settles is not None:
+            raise CapabilityMissing("the server backend has no deliveries: its workers settle them")
         retry = _Retry(task=to_wire_task(task), at=at, error=error, token=token)
         answer = await self._client.tell("/v1/retries", _encoder.encode(retry))
         try:

@@ -13,8 +13,6 @@ from taskqueue_core.protocol.frames import WireDelivery
 
 __all__ = ["Context"]
 
-_PROGRESS_TEXT = 200
-
 
 class Context:
     """One delivery, from the handler's side. Safe for use from any thread."""
@@ -67,12 +65,12 @@ class Context:
         return self._revoked
 
     def progress(self, value: float | str) -> None:
-        """Say how far the task is: a number from 0 to 1, or a text, cut to 200 characters. Raises `InvalidInput`.
+        """Say how far the task is: a number from 0 to 1, or a text, cut to the limit. Raises `InvalidInput`.
 
         Never blocks, so it is not awaited. Of several in quick succession the last one is sent.
         """
         if isinstance(value, str):
-            self._report(self._delivery.receipt, clean_text(value[:_PROGRESS_TEXT]))
+            self._report(self._delivery.receipt, clean_text(value))
             return
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidInput("progress", kind_of(value), "a number from 0 to 1, or a text")

@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS tokens (
 -- One index per question, over the rows that it is about: no receive and no settlement is a scan.
 CREATE INDEX IF NOT EXISTS lanes ON entries (key, priority DESC, at, seq, since) WHERE state = 'waiting';
 CREATE INDEX IF NOT EXISTS agenda ON entries (key, due) WHERE due NOTNULL;
-CREATE INDEX IF NOT EXISTS leases ON entries (worker, owner) WHERE state = 'in_flight';
+CREATE INDEX IF NOT EXISTS leases ON entries (owner, worker) WHERE state = 'in_flight';
 CREATE INDEX IF NOT EXISTS graves ON entries (key, seq) WHERE state = 'dead';
 CREATE INDEX IF NOT EXISTS memories ON entries (key, result ISNULL, since)
     WHERE state IN ('done', 'expired', 'cancelled', 'discarded');

@@ -125,12 +125,12 @@ class Store:
             self.run("DELETE FROM entries WHERE n = :n", n=entry["n"])
         return None
 
-    def add(self, task: Task, state: State, at: float, attempt: int) -> Row:
+    def add(self, task: Task, state: str, at: float, attempt: int) -> Row:
         """Make the entry of a task that is not known."""
         self._available.add(task.key)
         values = {name: getattr(task, name) for name in ("key", "id", "priority", "deadline")}
         body = msgspec.msgpack.encode(task)
-        return self.run(_ADD, **values, body=body, state=state.value, at=at, attempt=attempt)[0]
+        return self.run(_ADD, **values, body=body, state=state, at=at, attempt=attempt)[0]
 
     def move(
         self, state: str, where: str, changes: str = "", error: str | None = None, **values: object
@@ -156,6 +156,16 @@ class Store:
     def revoke(self, *entries: Row) -> None:
         """Tell those who hold entries that they are theirs no more."""
         self._revoked += entries
+
+    def release(self, *consumers: Consumer) -> None:
+        """Hand back everything that consumers hold, and let them go."""
+        with self.step():
+            ids = json.dumps([consumer.id for consumer in consumers])
+            held = "state = 'in_flight' AND owner IN (SELECT value FROM json_each(:ids))"
+            self.move("'waiting'", held, ids=ids)
+        for consumer in consumers:
+            del self.consumers[consumer.id]
+            consumer.news.set()
 
     def settings(self, key: str) -> QueueSettings:
         """Return a queue's settings."""
@@ -183,10 +193,15 @@ class Store:
         return sum(len(self.lose("n = :n", entry["key"], n=entry["n"])) for entry in orphans)
 
 
+def task_of(entry: Row) -> Task:
+    """Return the task of an entry, as it was published."""
+    return msgspec.msgpack.decode(entry["task"], type=Task)
+
+
 def delivery(entry: Row) -> Delivery:
     """Return the delivery that an entry is in."""
     return Delivery(
-        task=msgspec.msgpack.decode(entry["task"], type=Task),
+        task=task_of(entry),
         receipt=entry["receipt"],
         attempt=entry["attempt"],
         losses=entry["losses"],

@@ -18,7 +18,6 @@ _NEXT = """n = (SELECT n FROM entries WHERE state = 'waiting' AND key = :key
 _DELIVERY = """, receipt = :receipt, worker = :worker, owner = :owner,
     handed_out = attempt, progress = NULL"""
 _CURRENT = "key = :key AND id = :id AND receipt = :receipt"
-_MINE = "state = 'in_flight' AND worker = :worker AND owner = :owner"
 
 
 class Subscription(Part, SubscriptionBase):
@@ -127,9 +126,6 @@ class Subscription(Part, SubscriptionBase):
         told, self.me.revoked = self.me.revoked, []
         return tuple(told) if self._open else ()
 
-    @step
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._open:
-            self.store.move("'waiting'", _MINE, worker=self.me.worker, owner=self.me.id)
-            del self.store.consumers[self.me.id]
-            self.me.news.set()
+            self.store.release(self.me)

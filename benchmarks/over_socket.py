@@ -1,0 +1,106 @@
+"""A server process and a worker process over a real websocket: throughput at full backlog, and latency at a steady rate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median, quantiles
+
+from taskqueue_core import Queue, Task
+from taskqueue_core.remote import RemoteBackend
+
+TASKS = 10_000
+RATE = 200
+SECONDS = 3
+KEY = "bench"
+PATIENCE = 60.0
+WORKER = '''
+import time
+from taskqueue_core.worker import Worker
+
+worker = Worker(concurrency=100)
+
+
+@worker.task("bench")
+async def handle(sent: float) -> float:
+    return time.time() - sent
+'''
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Queue]:
+    """Start a server and a worker of their own; yield a queue that publishes to them."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start(*words: str, folder: str) -> dict[str, str]:
+        command = [sys.executable, "-m", "taskqueue_core.cli", *words, "--json"]
+        child = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        children.append(child)
+        assert child.stdout is not None
+        ready: dict[str, str] = json.loads(child.stdout.readline())
+        return ready
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "bench_worker.py").write_text(WORKER)
+        try:
+            url = start("serve", "--port", "0", "--log-level", "error", folder=folder)["url"]
+            start("worker", "bench_worker:worker", "--url", url, "--log-level", "error", folder=folder)
+            backend = RemoteBackend(url)
+            yield Queue(backend)
+            await backend.aclose()
+        finally:
+            for child in reversed(children):
+                child.terminate()
+                child.communicate()
+
+
+async def throughput() -> dict[str, float]:
+    """Publish a backlog over HTTP in bulk while one worker drains it, one ack per task."""
+    async with running() as queue:
+        start = time.perf_counter()
+        await queue.publish_many([Task.of(KEY, {"sent": 0}) for _ in range(TASKS)])
+        published = time.perf_counter()
+        await _until_done(queue, TASKS)
+        end = time.perf_counter()
+    return {
+        "publish in bulk over HTTP, tasks/s": TASKS / (published - start),
+        "publish to acked, one worker, tasks/s": TASKS / (end - start),
+    }
+
+
+async def latency() -> dict[str, float]:
+    """Publish one by one at a steady rate; the handler measures how old its task is."""
+    async with running() as queue:
+        ids = []
+        start = time.perf_counter()
+        for number in range(RATE * SECONDS):
+            await asyncio.sleep(max(0.0, start + number / RATE - time.perf_counter()))
+            ids.append((await queue.publish(KEY, {"sent": time.time()})).task_id)
+        await _until_done(queue, len(ids))
+        ages = [1000 * (await queue.result(KEY, task_id)) for task_id in ids]
+    return {
+        f"publish to handler at {RATE}/s, p50 ms": median(ages),
+        f"publish to handler at {RATE}/s, p99 ms": quantiles(ages, n=100)[98],
+    }
+
+
+async def _until_done(queue: Queue, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while (ledger := await queue.ledger(KEY)).done < count:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"invalid: {ledger.done} of {count} handled")
+        await asyncio.sleep(0.02)
+    if ledger.published != count or not ledger.balanced:
+        raise SystemExit("invalid: the ledger does not balance")
+
+
+MEASUREMENTS = (throughput, latency)

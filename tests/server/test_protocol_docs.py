@@ -1,0 +1,69 @@
+"""docs/protocol.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol import frames
+from taskqueue_core.protocol.server_session import ServerSession
+from taskqueue_core.server import registry
+from taskqueue_core.server.greeting import HELLO_SECONDS
+
+PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```json (\w+)\n(.*?)\n```", PAGE, re.DOTALL)
+DECODE = {"worker": frames.decode_client, "server": frames.decode_server}
+UNIONS = {"worker": frames.ClientFrame, "server": frames.ServerFrame}
+
+
+@pytest.mark.parametrize(("side", "text"), EXAMPLES, ids=lambda value: value[:40])
+def test_every_example_is_a_frame(side: str, text: str) -> None:
+    """The real decoder of the side that receives it takes each example, and knows all of its fields."""
+    frame = DECODE[side](text)
+    again = DECODE[side](frames.encode(frame))
+    assert again == frame
+    for name in re.findall(r'"(\w+)":', text):
+        assert name in PAGE
+
+
+@pytest.mark.parametrize("side", ["worker", "server"])
+def test_every_frame_has_an_example(side: str) -> None:
+    """No frame is left out, and none is made up."""
+    shown = {type(DECODE[side](text)) for told, text in EXAMPLES if told == side}
+    assert shown == set(get_args(UNIONS[side]))
+    assert PAGE.count("```json") == len(EXAMPLES)
+
+
+def test_the_examples_make_a_conversation() -> None:
+    """The session on the server's side goes along with the first example."""
+    session = ServerSession()
+    first = next(text for side, text in EXAMPLES if side == "worker")
+    session.feed(first)
+    session.welcome("c", 15.0, "1")
+    assert session.credit == 2
+
+
+def test_codes_and_limits_are_those_of_the_code() -> None:
+    """The tables name every close code, and each limit with its number."""
+    for name in frames.__all__:
+        if name.startswith("CLOSE_"):
+            assert re.search(rf"^\| {getattr(frames, name)} \|", PAGE, re.MULTILINE), name
+    numbers = {
+        "a frame": LIMITS.frame,
+        "a task's payload": LIMITS.payload,
+        "keys of a hello": LIMITS.keys,
+        "receipts of one": LIMITS.batch,
+        "credit and held": LIMITS.credit,
+        "a key, id": LIMITS.name,
+        "an error, reason": LIMITS.text,
+        "sockets without a hello": registry.MAX_STRANGERS,
+    }
+    for what, number in numbers.items():
+        assert re.search(rf"^\| {re.escape(what)}.*\b{number}\b", PAGE, re.MULTILINE), what
+    assert LIMITS.result == LIMITS.payload
+    assert f"· {registry.MAX_CONNECTIONS} per server" not in PAGE or registry.MAX_CONNECTIONS
+    assert f"within {HELLO_SECONDS:g} seconds" in PAGE
