@@ -13,6 +13,7 @@ from taskqueue_core.tasks import Confirmation, Published, State, Task
 from taskqueue_memory import MemoryBackend
 from tests.server.support import PROBLEM, problem
 
+
 class TestPublishing:
     """D1: a publish is answered once the store has confirmed it."""
 
@@ -96,7 +97,9 @@ class TestPublishing:
         body = b'{"key":"k","id":"a","payload": {"z": 1.50,  "a":[ ]}}'
         assert (
             await api.post(
-                "/v1/tasks", content=body, headers={"content-type": "application/json; charset=utf-8"}
+                "/v1/tasks",
+                content=body,
+                headers={"content-type": "application/json; charset=utf-8"},
             )
         ).status_code == 201
         await api.post("/v1/tasks", json={"key": "k", "id": "b", **fields})
@@ -141,7 +144,7 @@ class TestPublishing:
             ({"max_attempts": 0}, "max_attempts"),
             ({"max_attempts": 10**9}, "max_attempts"),
             ({"delay": -1}, "delay"),
-            ({"delay": 1e308}, "not_before"),
+            ({"delay": 1e308}, "delay"),
             ({"delay": 1, "not_before": 1}, "delay"),
             ({"expires_in": 1, "deadline": 1}, "expires_in"),
             ({"deadline": 253402300800}, "deadline"),
@@ -226,7 +229,7 @@ class TestRetries:
             ({}, "at"),
             ({"at": 1, "delay": 1}, "delay"),
             ({"delay": -1}, "delay"),
-            ({"delay": 1e300}, "at"),
+            ({"delay": 1e300}, "delay"),
             ({"at": 1e18}, "at"),
             ({"delay": 1, "token": ""}, "token"),
             ({"delay": 1, "token": "\n"}, "token"),
@@ -255,9 +258,7 @@ class TestRetries:
 class TestLookingUp:
     """Status, result and cancel."""
 
-    async def test_status_and_result(
-        self, api: httpx2.AsyncClient, backend: MemoryBackend
-    ) -> None:
+    async def test_status_and_result(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
         await api.post("/v1/tasks", json={"key": "k:1", "id": "a@b"})
         answer = await api.get("/v1/tasks/k%3A1/a%40b")
         assert answer.json()["state"] == "waiting"

@@ -26,7 +26,9 @@ def refs(node: Any) -> set[str]:
 def fits(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> bool:
     """Whether a value fits, as far as types, required and known properties go."""
     if "$ref" in schema:
-        return fits(value, document["components"]["schemas"][schema["$ref"].split("/")[-1]], document)
+        return fits(
+            value, document["components"]["schemas"][schema["$ref"].split("/")[-1]], document
+        )
     if "anyOf" in schema:
         return any(fits(value, one, document) for one in schema["anyOf"])
     kinds = {
@@ -73,9 +75,7 @@ async def test_it_is_whole(api: httpx2.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: f"{o.method} {o.path}")
-async def test_it_is_true(
-    api: httpx2.AsyncClient, backend: MemoryBackend, operation: Any
-) -> None:
+async def test_it_is_true(api: httpx2.AsyncClient, backend: MemoryBackend, operation: Any) -> None:
     """Each operation answers with a status and a body that are described, to a proper request and to nonsense."""
     document = (await api.get("/v1/openapi.json")).json()
     described = document["paths"][operation.path][operation.method.lower()]

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from taskqueue_core.limits import LIMITS
@@ -26,8 +27,12 @@ def test_every_example_is_a_frame(side: str, text: str) -> None:
     frame = DECODE[side](text)
     again = DECODE[side](frames.encode(frame))
     assert again == frame
-    for name in re.findall(r'"(\w+)":', text):
-        assert name in PAGE
+    known = {"type", *frame.__struct_fields__}
+    assert set(msgspec.json.decode(text)) <= known
+    if isinstance(frame, frames.Deliver):
+        (told,) = msgspec.json.decode(text)["deliveries"]
+        assert set(told) <= set(frames.WireDelivery.__struct_fields__)
+        assert set(told["task"]) <= set(frames.WireTask.__struct_fields__)
 
 
 @pytest.mark.parametrize("side", ["worker", "server"])
@@ -65,5 +70,5 @@ def test_codes_and_limits_are_those_of_the_code() -> None:
     for what, number in numbers.items():
         assert re.search(rf"^\| {re.escape(what)}.*\b{number}\b", PAGE, re.MULTILINE), what
     assert LIMITS.result == LIMITS.payload
-    assert f"· {registry.MAX_CONNECTIONS} per server" not in PAGE or registry.MAX_CONNECTIONS
+    assert f"{registry.MAX_STRANGERS} · {registry.MAX_CONNECTIONS} per server" in PAGE
     assert f"within {HELLO_SECONDS:g} seconds" in PAGE

@@ -48,14 +48,45 @@ STRINGS = [
     "x" * 201,
     "../",
 ]
-KINDS = (
-    "hello credit ack redeliver retry dead_letter progress ping pong bye welcome deliver "
-    "settled revoke drain degraded error Hello hello\u0000"
-).split()
-FIELDS = (
-    "worker_id keys credit token holding protocol n receipts results receipt error delay reason "
-    "value type x"
-).split()
+KINDS = [
+    "hello",
+    "credit",
+    "ack",
+    "redeliver",
+    "retry",
+    "dead_letter",
+    "progress",
+    "ping",
+    "pong",
+    "bye",
+    "welcome",
+    "deliver",
+    "settled",
+    "revoke",
+    "drain",
+    "degraded",
+    "error",
+    "Hello",
+    "hello\x00",
+]
+FIELDS = [
+    "worker_id",
+    "keys",
+    "credit",
+    "token",
+    "holding",
+    "protocol",
+    "n",
+    "receipts",
+    "results",
+    "receipt",
+    "error",
+    "delay",
+    "reason",
+    "value",
+    "type",
+    "x",
+]
 BROKEN = [
     "",
     "{",
@@ -261,7 +292,8 @@ class Driver:
 @given(st.integers(0, 2**63), st.just(PER_EXAMPLE) | st.integers(1, PER_EXAMPLE))
 def test_no_frame_does_harm(seed: int, frames: int) -> None:
     """Fault G9: in every state and after any frames nothing is raised, nothing is settled that is not held,
-    credit is never negative, and every reply can be read and is within the limit."""
+    credit is never negative, and every reply can be read and is within the limit.
+    """
     driver = Driver(seed)
     for _ in range(frames):
         driver.step()

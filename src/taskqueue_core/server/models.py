@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.limits import LIMITS, check_duration, check_name
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
 from taskqueue_core.tasks import (
     DEFAULT_PRIORITY,
@@ -90,8 +90,7 @@ def instant(
         return at
     if at is not None:
         raise InvalidInput(name, f"both {name} and {other}", "one of them")
-    if not 0 <= seconds < float("inf"):
-        raise InvalidInput(name, "a number out of range", "a finite number of seconds from 0 on")
+    check_duration(name, seconds)
     return now + seconds
 
 

@@ -1,7 +1,6 @@
 """A durable backend in one SQLite file."""
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -18,10 +17,9 @@ class SqliteSettings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="TASKQUEUE_SQLITE_", env_file=".env", extra="ignore"
     )
-
     path: Path = Path("taskqueue.db")
-    synchronous: Literal["full", "normal"] = "full"
-    """full: answers wait for the disk; normal: a power cut may take the last ones back"""
+    flush: bool = True
+    """whether answers wait for the disk; without, a power cut may take the last ones back"""
     grace: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
     """seconds that workers have after a crash of this process to come back for what they run"""
 
@@ -29,5 +27,4 @@ class SqliteSettings(BaseSettings):
 def create_backend() -> SqliteBackend:
     """Make a backend by the settings. Its first call opens the file, or makes it."""
     settings = load_settings(SqliteSettings)
-    flush = settings.synchronous == "full"
-    return SqliteBackend(settings.path, flush=flush, grace=settings.grace)
+    return SqliteBackend(settings.path, flush=settings.flush, grace=settings.grace)

@@ -8,7 +8,16 @@ import msgspec
 from taskqueue_core.capabilities import Maintained, QueueSettings
 from taskqueue_core.errors import SettingsConflict
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import DeadLetter, Delivery, Failure, Ledger, QueueStats, State, TaskStatus, WorkerInfo
+from taskqueue_core.tasks import (
+    DeadLetter,
+    Delivery,
+    Failure,
+    Ledger,
+    QueueStats,
+    State,
+    TaskStatus,
+    WorkerInfo,
+)
 from taskqueue_sqlite.store import ENDED, Part, Row, step, task_of
 
 _DEAD = """SELECT * FROM entries WHERE key = :key AND state = 'dead'
@@ -24,7 +33,9 @@ class DeadLetters(Part):
     """What was given up."""
 
     @step
-    def list(self, key: str, *, limit: int = 100, after: str | None = None) -> tuple[DeadLetter, ...]:
+    def list(
+        self, key: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[DeadLetter, ...]:
         dead = self.store.run(_DEAD, key=key, after=after, limit=limit)
         return tuple(
             DeadLetter(
@@ -33,7 +44,9 @@ class DeadLetters(Part):
                 losses=entry["losses"],
                 reason=entry["reason"],
                 failed_at=entry["since"],
-                history=tuple(Failure(**dict(row)) for row in self.store.run(_FAILURES, n=entry["n"])),
+                history=tuple(
+                    Failure(**dict(row)) for row in self.store.run(_FAILURES, n=entry["n"])
+                ),
             )
             for entry in dead
         )
@@ -50,7 +63,8 @@ class DeadLetters(Part):
     def _move(self, state: str, changes: str, key: str, task_ids: Iterable[str]) -> int:
         dead = self.store.run(_DEAD, key=key, after=None, limit=-1)
         chosen = [e["n"] for e in dead if not task_ids or e["id"] in task_ids]
-        for n in chosen: self.store.move(state, "n = :n", changes, n=n)
+        for n in chosen:
+            self.store.move(state, "n = :n", changes, n=n)
         return len(chosen)
 
 
@@ -62,7 +76,11 @@ class Control(Part):
         return self._queues()
 
     def _queues(self) -> tuple[str, ...]:
-        return tuple(sorted({row["key"] for row in self.store.run("SELECT key FROM queues")} | self.store.names))
+        return tuple(
+            sorted(
+                {row["key"] for row in self.store.run("SELECT key FROM queues")} | self.store.names
+            )
+        )
 
     @step
     def settings(self, key: str) -> QueueSettings:
@@ -87,7 +105,9 @@ class Control(Part):
 
     @step
     def stats(self, key: str) -> QueueStats:
-        oldest = self.store.run("SELECT min(since) FROM entries WHERE state = 'waiting' AND key = :key", key=key)
+        oldest = self.store.run(
+            "SELECT min(since) FROM entries WHERE state = 'waiting' AND key = :key", key=key
+        )
         return QueueStats(
             key=key,
             ledger=Ledger(**self._row(key, Ledger.__struct_fields__)),
@@ -120,13 +140,23 @@ class Control(Part):
     def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         ttl = self.store.settings(key).result_ttl
         found = (self.store.known(key, task_id) for task_id in task_ids)
-        return tuple(e["result"] if e and self.store.now() < e["since"] + ttl else None for e in found)
+        return tuple(
+            e["result"] if e and self.store.now() < e["since"] + ttl else None for e in found
+        )
 
     @step
     def progress(self, delivery: Delivery, value: float | str) -> bool:
         value = value[: LIMITS.text] if isinstance(value, str) else value
         sql = "UPDATE entries SET progress = :progress WHERE key = :key AND id = :id AND receipt = :receipt RETURNING n"
-        return bool(self.store.run(sql, key=delivery.task.key, id=delivery.task.id, receipt=delivery.receipt, progress=msgspec.json.encode(value)))
+        return bool(
+            self.store.run(
+                sql,
+                key=delivery.task.key,
+                id=delivery.task.id,
+                receipt=delivery.receipt,
+                progress=msgspec.json.encode(value),
+            )
+        )
 
     @step
     def cancel(self, key: str, task_id: str) -> bool:
@@ -135,15 +165,31 @@ class Control(Part):
 
     @step
     def purge(self, key: str) -> int:
-        return len(self.store.end("cancelled", "key = :key AND state IN ('waiting', 'scheduled')", key=key))
+        return len(
+            self.store.end("cancelled", "key = :key AND state IN ('waiting', 'scheduled')", key=key)
+        )
 
     @step
     def workers(self) -> tuple[WorkerInfo, ...]:
-        held = {worker: n for worker, n in self.store.run("SELECT worker, count(*) FROM entries WHERE state = 'in_flight' GROUP BY worker")}
+        held = {
+            worker: n
+            for worker, n in self.store.run(
+                "SELECT worker, count(*) FROM entries WHERE state = 'in_flight' GROUP BY worker"
+            )
+        }
         told = {}
         for c in self.store.consumers.values():
             told.setdefault(c.worker, []).append(c)
-        return tuple(WorkerInfo(worker_id=w, connections=len(cs), keys=tuple(sorted({k for c in cs for k in c.keys})), in_flight=held.get(w, 0), since=min(c.since for c in cs)) for w, cs in told.items())
+        return tuple(
+            WorkerInfo(
+                worker_id=w,
+                connections=len(cs),
+                keys=tuple(sorted({k for c in cs for k in c.keys})),
+                in_flight=held.get(w, 0),
+                since=min(c.since for c in cs),
+            )
+            for w, cs in told.items()
+        )
 
     @step
     def maintain(self) -> Maintained:
@@ -154,4 +200,6 @@ class Control(Part):
             s = store.settings(key)
             for bare, keep in (True, s.dedupe_window), (False, max(s.dedupe_window, s.result_ttl)):
                 forgotten += len(store.run(_FORGET, key=key, bare=bare, before=store.now() - keep))
-        return Maintained(promoted=promoted, expired=expired, forgotten=forgotten, recovered=recovered)
+        return Maintained(
+            promoted=promoted, expired=expired, forgotten=forgotten, recovered=recovered
+        )

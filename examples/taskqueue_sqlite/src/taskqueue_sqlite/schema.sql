@@ -6,7 +6,7 @@ PRAGMA foreign_keys = ON;
 
 CREATE TABLE IF NOT EXISTS entries (
     n INTEGER PRIMARY KEY, key TEXT NOT NULL, id TEXT NOT NULL,
-    task BLOB NOT NULL,             -- all of it, as MessagePack
+    body BLOB NOT NULL,             -- the whole task, as MessagePack
     priority INTEGER NOT NULL, deadline REAL,
     state TEXT NOT NULL,
     since REAL NOT NULL,            -- when it came into this state
@@ -80,3 +80,7 @@ CREATE TRIGGER IF NOT EXISTS failed AFTER UPDATE OF state ON entries WHEN new.er
     DELETE FROM failures WHERE entry = new.n
         AND rowid <= (SELECT rowid FROM failures WHERE entry = new.n ORDER BY rowid DESC LIMIT 1 OFFSET 20);
 END;
+-- Where something lives: how much waits, and when the next entry leaves its state by itself.
+CREATE VIEW IF NOT EXISTS busy AS
+    SELECT key, waiting, (SELECT min(due) FROM entries WHERE key = queues.key AND due NOTNULL) AS due
+    FROM queues WHERE waiting + scheduled + in_flight > 0;

@@ -58,7 +58,9 @@ class Subscription(Part, SubscriptionBase):
             turns = deque(key for key in self._turns if key in busy)
             while turns and len(deliveries) < limit:
                 key, receipt = turns.popleft(), secrets.token_urlsafe(16)
-                for entry in store.move("'in_flight'", _NEXT, _DELIVERY, key=key, receipt=receipt, **mine):
+                for entry in store.move(
+                    "'in_flight'", _NEXT, _DELIVERY, key=key, receipt=receipt, **mine
+                ):
                     deliveries.append(delivery(entry))
                     turns.append(key)
                     self._turns[key] = self._turns.pop(key)  # behind the others
@@ -97,13 +99,17 @@ class Subscription(Part, SubscriptionBase):
         change = ", seq = next(), reason = :reason"
         return answer([self._settle("dead_letter", delivery, "'dead'", change, **values)])[0]
 
-    def _settle(self, verb: str, held: Delivery, state: str | None, changes: str = "", **values: Any) -> Settled:
+    def _settle(
+        self, verb: str, held: Delivery, state: str | None, changes: str = "", **values: Any
+    ) -> Settled:
         values |= {"key": held.task.key, "id": held.task.id, "receipt": held.receipt}
         values["mark"] = f"{verb} {held.receipt}"
         if state is None:
             moved = self.store.lose(_CURRENT, changes=", settled = :mark", **values)
         else:
-            moved = self.store.move(state, _CURRENT, ", settled = :mark, answer = 'ok'" + changes, **values)
+            moved = self.store.move(
+                state, _CURRENT, ", settled = :mark, answer = 'ok'" + changes, **values
+            )
         known = "SELECT answer FROM entries WHERE key = :key AND id = :id AND settled = :mark"
         for entry in moved or self.store.run(known, **values):
             return Settled(entry["answer"])
@@ -114,9 +120,15 @@ class Subscription(Part, SubscriptionBase):
         if not self._open:
             raise SubscriptionClosed("the subscription was closed")
         sql = "SELECT * FROM entries WHERE state = 'in_flight' AND worker = :worker"
-        found = {e["receipt"]: e for e in self.store.run(sql, worker=self.me.worker) if e["receipt"] in receipts}
+        found = {
+            e["receipt"]: e
+            for e in self.store.run(sql, worker=self.me.worker)
+            if e["receipt"] in receipts
+        }
         for entry in found.values():
-            self.store.run("UPDATE entries SET owner = :owner WHERE n = :n", owner=self.me.id, n=entry["n"])
+            self.store.run(
+                "UPDATE entries SET owner = :owner WHERE n = :n", owner=self.me.id, n=entry["n"]
+            )
         return tuple(delivery(found[text]) if text in found else None for text in receipts)
 
     async def revoked(self) -> tuple[str, ...]:

@@ -1,0 +1,315 @@
+"""Where and how the server runs, what it logs, and what it does in between."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from taskqueue_core.capabilities import Maintained
+from taskqueue_core.errors import BackendUnavailable, ConfigurationError
+from taskqueue_core.hooks import Connection, Hooks, hookimpl
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.server import Server, housekeeping, serve
+from taskqueue_core.server.housekeeping import keep_house
+from taskqueue_core.server.logs import FIELDS, set_up_logs
+from taskqueue_core.server.racing import first, forever
+from taskqueue_core.server.registry import Registry
+from taskqueue_core.tasks import Expired
+from taskqueue_memory import MemoryBackend
+from tests.server.support import eventually, http, running, settings
+
+
+class TestAddress:
+    """Loopback only, as long as there is no authentication."""
+
+    @pytest.mark.parametrize(
+        "host",
+        [
+            "0.0.0.0",
+            "::",
+            "192.168.1.1",
+            "example.org",
+            "",
+            "127.0.0.1.example.org",
+            "::ffff:1.2.3.4",
+        ],
+    )
+    def test_no_other_host(self, host: str) -> None:
+        """It does not even begin to listen where others could reach it."""
+        with pytest.raises(ConfigurationError, match="loopback only"):
+            Server(MemoryBackend(), settings(host=host))
+        with pytest.raises(ConfigurationError, match="loopback only"):
+            serve(settings(host=host), "taskqueue_memory")
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.0.0.9"])
+    async def test_any_free_port(self, host: str) -> None:
+        """Port 0 takes a free one, and the address that is reported is the true one."""
+        try:
+            async with running(host=host) as it, http(it) as client:
+                assert (await client.get("/ready")).status_code == 200
+                assert not it.server.url.endswith(":0")
+        except ConfigurationError:
+            assert host == "::1", "only IPv6 may be absent"
+
+    async def test_a_port_that_is_taken(self) -> None:
+        """The message says which setting to change."""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            server = Server(MemoryBackend(), settings(port=port))
+            with pytest.raises(ConfigurationError, match="TASKQUEUE_PORT"):
+                await server.run()
+
+    async def test_who_wants_to_know_is_told_once_it_answers(self) -> None:
+        """``on_ready`` comes when connections are accepted, not before."""
+        told: list[str] = []
+
+        def ready(url: str) -> None:
+            host, port = url.removeprefix("http://").rsplit(":", 1)
+            with socket.create_connection((host, int(port)), 1):
+                told.append(url)
+
+        server = Server(MemoryBackend(), settings(), on_ready=ready)
+        task = asyncio.create_task(server.run())
+        await eventually(lambda: told)
+        assert told == [server.url]
+        server.stop()
+        await task
+
+
+class TestHooks:
+    """Plugins see workers come and go."""
+
+    async def test_connected_and_disconnected(self) -> None:
+        """Each welcomed connection is reported once when it comes and once when it goes, with the reason."""
+        seen: list[tuple[str, str, tuple[str, ...], str]] = []
+
+        class Plugin:
+            @hookimpl
+            def worker_connected(self, connection: Connection) -> None:
+                seen.append(("+", connection.worker_id, connection.keys, ""))
+
+            @hookimpl
+            def worker_disconnected(self, connection: Connection, reason: str) -> None:
+                seen.append(("-", connection.worker_id, connection.keys, reason))
+
+        hooks = Hooks()
+        hooks.register(Plugin())
+        async with running(ObservedBackend(MemoryBackend(), hooks)) as it:
+            async with it.worker("w", "b", "a", "b") as worker:
+                assert seen == [("+", "w", ("b", "a"), "")]
+                await worker.send("bye")
+                await worker.closed()
+            await eventually(lambda: len(seen) == 2)
+            assert seen[1] == ("-", "w", ("b", "a"), "bye")
+            async with it.socket():
+                pass
+            await eventually(lambda: len(it.hub.registry) == 0)
+            assert len(seen) == 2
+
+
+class TestRegistry:
+    """REV-E5 and fault G6: counted per worker, removed by connection."""
+
+    class Member:
+        """A connection that notes what it has to forget."""
+
+        def __init__(self, connection_id: str, worker_id: str | None = None) -> None:
+            self.connection_id = connection_id
+            self.worker_id = worker_id
+            self.forgotten: list[str] = []
+
+        def forget(self, receipts: Any) -> None:
+            """Note."""
+            self.forgotten += receipts
+
+    def test_removing_one_touches_no_other(self) -> None:
+        """Also when it is removed twice."""
+        registry = Registry()
+        one, two = self.Member("1", "w"), self.Member("2", "w")
+        for member in (one, two):
+            registry.add(member)
+            registry.identify(member, "w")
+        registry.remove(one)
+        registry.remove(one)
+        assert (len(registry), registry.connections("w")) == (1, 1)
+        registry.remove(two)
+        assert (len(registry), registry.connections("w")) == (0, 0)
+
+    def test_receipts_are_claimed_from_the_same_worker_only(self) -> None:
+        """And not from the connection that claims them."""
+        registry = Registry()
+        mine, old, other = self.Member("1", "w"), self.Member("2", "w"), self.Member("3", "x")
+        for member in (mine, old, other):
+            registry.add(member)
+            registry.identify(member, str(member.worker_id))
+        registry.claim(mine, "w", ["a", "b"])
+        assert (mine.forgotten, old.forgotten, other.forgotten) == ([], ["a", "b"], [])
+
+    async def test_room(self) -> None:
+        """Fault G11: for so many in all, and for so many strangers."""
+        registry = Registry(max_connections=3, max_strangers=2)
+        members = [self.Member(str(n), "w") for n in range(3)]
+        registry.add(members[0])
+        registry.add(members[1])
+        assert not registry.has_room
+        registry.identify(members[0], "w")
+        assert registry.has_room
+        registry.add(members[2])
+        registry.identify(members[1], "w")
+        assert not registry.has_room
+        waiting = asyncio.create_task(registry.empty())
+        for member in members:
+            registry.remove(member)
+        await asyncio.wait_for(waiting, 1)
+
+
+class TestHousekeeping:
+    """Law 10: one owned loop, that no failure ends."""
+
+    @pytest.fixture(autouse=True)
+    def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(housekeeping, "_EVERY", 0.005)
+        monkeypatch.setattr(housekeeping, "_PASS_SECONDS", 0.02)
+
+    async def test_it_survives_everything(self, caplog: pytest.LogCaptureFixture) -> None:
+        """An outage, a fault and a pass that hangs are each logged, and the next pass is made all the same."""
+        passes = 0
+
+        class Control:
+            async def maintain(self) -> Maintained:
+                nonlocal passes
+                passes += 1
+                match passes:
+                    case 1 | 2:
+                        raise BackendUnavailable("away")
+                    case 4:
+                        raise ZeroDivisionError
+                    case 6:
+                        await asyncio.sleep(10)
+                    case 8:
+                        return Maintained(expired=(Expired("k", "a", 1),), recovered=2)
+                return Maintained()
+
+        control: Any = Control()
+        with caplog.at_level(logging.INFO, "taskqueue"):
+            task = asyncio.create_task(keep_house(control))
+            await eventually(lambda: passes >= 9)
+            task.cancel()
+            await asyncio.wait([task])
+        warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert [getattr(record, "code", None) for record in warnings] == [
+            "backend_unavailable",
+            None,
+            "timeout",
+        ]
+        assert any(getattr(record, "recovered", 0) == 2 for record in caplog.records)
+
+    async def test_a_running_server_keeps_house(self) -> None:
+        """Tasks past their deadline expire though nobody asks."""
+        async with running() as it:
+            await it.publish("a", deadline=it.backend.now() + 0.05)
+            await it.reaches(expired=1)
+
+
+class TestLogs:
+    """Lines of known fields, without anything that could act on a terminal."""
+
+    @pytest.fixture
+    def lines(self) -> Iterator[io.StringIO]:
+        """What is logged, on a root logger as a program has it before it sets up logs."""
+        root, ours, program = map(logging.getLogger, (None, "taskqueue", "uvicorn"))
+        before = [(log, log.handlers[:], log.level, log.propagate) for log in (root, ours, program)]
+        root.handlers[:] = ours.handlers[:] = []
+        stream = io.StringIO()
+        set_up_logs(stream)
+        yield stream
+        for log, handlers, level, propagate in before:
+            log.handlers[:] = handlers
+            log.setLevel(level)
+            log.propagate = propagate
+
+    def test_fields_on_the_list_only(self, lines: io.StringIO) -> None:
+        """A token or payload that slips into a log call is not written."""
+        log = logging.getLogger("taskqueue.server.test")
+        log.info("hello", extra={"worker_id": "w", "token": "s3cret", "payload": "s3cret"})
+        assert "worker_id='w'" in lines.getvalue()
+        assert "s3cret" not in lines.getvalue()
+        assert not {"token", "payload", "error", "message"} & FIELDS
+
+    def test_control_characters_are_escaped(self, lines: io.StringIO) -> None:
+        """Nobody writes a second line or colours a terminal."""
+        log = logging.getLogger("taskqueue.server.test")
+        log.warning("a\r\nb \x1b[31m", extra={"reason": "c\nd\x1b[2J\u2028e"})
+        log.warning("long", extra={"reason": "x" * 10_000})
+        text = lines.getvalue()
+        assert text.count("\n") == 2
+        assert not set("\r\x1b\u2028") & set(text)
+        assert len(text) < 1000
+
+    def test_a_failure_has_its_trace_on_one_line(self, lines: io.StringIO) -> None:
+        """A trace goes to the log, and to the log only."""
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError:
+            logging.getLogger("taskqueue.server.test").exception("failed")
+        assert lines.getvalue().count("\n") == 1
+        assert "ZeroDivisionError" in lines.getvalue()
+
+    def test_what_was_set_up_before_stays(self, lines: io.StringIO) -> None:
+        """A program with logs of its own keeps them."""
+        set_up_logs(io.StringIO())
+        logging.getLogger("taskqueue").warning("once")
+        assert lines.getvalue().count("once") == 1
+
+    async def test_secrets_do_not_get_into_logs(self, lines: io.StringIO) -> None:
+        """Fault K1: payloads, tokens, results, errors and addresses with queries appear in no log line."""
+        logging.getLogger("taskqueue").setLevel(logging.DEBUG)
+        secret = "c4nary"
+        async with running(grace=0) as it, http(it) as client:
+            await client.get(f"/v1/{secret}?token={secret}", headers={"authorization": secret})
+            await client.post("/v1/tasks", json={"key": "k", "payload": secret, secret: 1})
+            await client.post("/v1/tasks", json={"key": "k", "payload": secret})
+            async with it.worker(credit=1, token=secret) as worker:
+                (got,) = await worker.deliveries(1)
+                await worker.send("progress", receipt=got["receipt"], value=secret)
+                await worker.send("retry", receipt=got["receipt"], error=secret)
+                await worker.settled(1)
+                await worker.socket.send('{"type":"ack","receipts":"' + secret + '"}')
+                await worker.closed()
+        assert "worker connected" in lines.getvalue()
+        assert secret not in lines.getvalue()
+
+
+class TestRacing:
+    """Coroutines that run as one."""
+
+    async def test_the_first_counts_and_the_others_are_cancelled(self) -> None:
+        """Also where it fails."""
+        ended: list[str] = []
+
+        async def waits(name: str) -> str:
+            try:
+                return await forever()
+            finally:
+                ended.append(name)
+
+        async def fails() -> str:
+            raise ZeroDivisionError
+
+        assert await first(waits("a"), asyncio.sleep(0, "b"), waits("c")) == "b"
+        assert ended == ["a", "c"]
+        with pytest.raises(ZeroDivisionError):
+            await first(waits("d"), fails())
+        assert ended == ["a", "c", "d"]
+        outer = asyncio.create_task(first(waits("e"), waits("f")))
+        await asyncio.sleep(0.01)
+        outer.cancel()
+        await asyncio.wait([outer])
+        assert outer.cancelled()
+        assert ended[3:] == ["e", "f"]
