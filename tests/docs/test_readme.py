@@ -55,6 +55,17 @@ class Shell:
         assert process.returncode == 0, err
         return out
 
+    def insist(self, command: str) -> str:
+        """Run a command, again while it fails, within bounds: a result may not be there yet."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.run(command)
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
     def close(self) -> None:
         """End what runs in the background, the last one first."""
         for process in reversed(self._background):
@@ -88,23 +99,11 @@ def test_first_steps(shell: Shell) -> None:
     """E7, G5, G7: the README's commands do what it shows, from the server to the result."""
     (session,) = (block for block in blocks("console") if "taskqueue serve" in block)
     lines = [line for line in session.splitlines() if not line.startswith("$ pip install")]
-    expected: str | None = None
-    for index, line in enumerate(lines):
-        if not line.startswith("$ "):
-            continue
-        following = lines[index + 1] if index + 1 < len(lines) else ""
-        expected = None if following.startswith("$ ") else following
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                printed = shell.run(line.removeprefix("$ "))
-                break
-            except AssertionError:  # the result may not be there yet
-                if "result" not in line or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-        if expected:
-            assert _plain(expected) == _plain(printed), line
+    for line, following in zip(lines, [*lines[1:], "$ end"], strict=True):
+        if line.startswith("$ "):
+            printed = shell.insist(line.removeprefix("$ "))
+            if not following.startswith("$ "):
+                assert _plain(printed) == _plain(following), line
 
 
 def test_the_two_commands_are_the_only_set_up() -> None:

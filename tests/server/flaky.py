@@ -17,7 +17,7 @@ VERBS = ("receive", "ack", "redeliver", "dead_letter", "adopt", "close")
 
 
 class Flaky(MemoryBackend):
-    """Raises `BackendUnavailable` while ``down``, from waiting receives too; loses the answer of the next ``lost`` acks."""
+    """Raises `BackendUnavailable` while ``down``, waiting receives too; loses the next ``lost`` answers to acks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,12 +26,14 @@ class Flaky(MemoryBackend):
         self.calls: list[str] = []
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Any:
+        """Return a subscription that fails while the store is away."""
         subscription = super().subscribe(keys, consumer)
         for verb in VERBS:
             setattr(subscription, verb, self._guarded(verb, getattr(subscription, verb)))
         return subscription
 
     async def health(self) -> Health:
+        """Tell whether the store is away."""
         if self.down.is_set():
             return Health(ok=False, backend="memory")
         return await super().health()

@@ -66,6 +66,7 @@ class Running:
 
     @property
     def ws(self) -> str:
+        """Return the socket's address."""
         return self.server.url.replace("http", "ws") + "/v1/socket"
 
     def worker(self, worker_id: str = "w1", *keys: str, **hello: Any) -> Worker:
@@ -88,6 +89,7 @@ class Running:
         return found
 
     async def count(self, state: State, key: str = "k") -> int:
+        """Return how many entries are in a state."""
         return int(getattr(await self.ledger(key), state.value))
 
     async def reaches(self, key: str = "k", seconds: float = SECONDS, **counts: int) -> None:
@@ -132,6 +134,7 @@ class Worker:
         await self.socket.close()
 
     async def send(self, kind: str, **fields: Any) -> None:
+        """Send a frame."""
         await self.socket.send(msgspec.json.encode({"type": kind, **fields}).decode())
 
     async def frame(self, *kinds: str, seconds: float = SECONDS) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket as plain
 from pathlib import Path
@@ -34,11 +35,17 @@ async def refused(it: Running, **options: Any) -> int:
     return caught.value.response.status_code
 
 
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 class TestHandshake:
     """Who gets as far as a socket."""
 
     @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:8420", ""])
     async def test_no_page_of_a_browser(self, origin: str) -> None:
+        """A request that tells an origin comes from a page, and is refused before the handshake."""
         async with running() as it:
             assert await refused(it, additional_headers={"Origin": origin}) == 403
 
@@ -56,6 +63,7 @@ class TestHandshake:
             writer.close()
 
     async def test_the_subprotocol_is_required(self) -> None:
+        """Who does not ask for it is told which one; among several it is chosen."""
         async with running() as it:
             assert await refused(it, subprotocols=None) == 426
             assert await refused(it, subprotocols=[Subprotocol("other")]) == 426
@@ -87,10 +95,8 @@ class TestHandshake:
             for sent in (b"", b"GET /health HTTP/1.1\r\nHost: 127", b"GET /v1/socket"):
                 reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
                 writer.write(sent)
-                try:
+                with contextlib.suppress(ConnectionResetError):
                     assert await asyncio.wait_for(reader.read(), 3) == b""
-                except ConnectionResetError:
-                    pass
                 writer.close()
 
     async def test_strangers_are_few(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +117,7 @@ class TestHandshake:
         assert room == (registry.MAX_CONNECTIONS, registry.MAX_STRANGERS)
 
     async def test_connections_are_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """So many sockets in all, and one more is sent away with the code for later."""
         monkeypatch.setattr(registry.Registry.__init__, "__defaults__", (2, 2))
         async with running() as it, it.worker("w1"), it.worker("w2"), it.socket() as late:
             await asyncio.wait_for(late.wait_closed(), 3)
@@ -121,6 +128,8 @@ class TestAuthentication:
     """Where a plugin authenticates, it decides."""
 
     async def test_the_plugin_says_who_may_consume(self) -> None:
+        """Fault K1: a token without the right to consume is as good as none."""
+
         class Plugin:
             @hookimpl
             def authenticate(self, token: str | None) -> Identity | None:
@@ -145,6 +154,7 @@ class TestSlowReaders:
     """Faults G1 and G2: who does not read costs no more than its credit, and not for ever."""
 
     async def test_one_that_never_reads_is_dropped(self) -> None:
+        """Fault G1: at most its credit is out, others are served, and after the deadline all is back."""
         before = memory()
         payload = b'"' + b"x" * 100_000 + b'"'
         async with running(lease=0.5, grace=0.05) as it, it.worker("good", "g", credit=1) as good:
@@ -164,7 +174,6 @@ class TestSlowReaders:
         async with running(lease=2) as it:
             bad = await stuck(it)
             before = memory()
-            bad.setblocking(True)
             bad.settimeout(3)
             flood = (b"\x89\xfd" + bytes(4) + b"p" * 125) * 1000
 
@@ -188,7 +197,6 @@ class TestSlowReaders:
             flood = masked(frame) * 100
 
             def send() -> None:
-                bad.setblocking(True)
                 bad.settimeout(3)
                 try:
                     for _ in range(2000):
@@ -209,7 +217,7 @@ class TestFrames:
         """A length of 1 GiB is refused as soon as it is declared."""
         async with running() as it:
             bad = await stuck(it)
-            bad.setblocking(False)
+            bad.settimeout(0)
             bad.send(b"\x81\xff" + (1 << 30).to_bytes(8, "big") + bytes(4))
             await eventually(lambda: len(it.hub.registry) == 0)
             bad.close()
@@ -237,6 +245,7 @@ class TestFrames:
         ids=["second hello", "deep", "missing field", "empty"],
     )
     async def test_an_error_is_named_before_the_close(self, frame: str) -> None:
+        """Fault G9: the error frame says what was wrong, the close repeats its code and nothing else."""
         async with running() as it, it.worker() as worker:
             await worker.socket.send(frame)
             error = await worker.frame("error")
@@ -245,6 +254,7 @@ class TestFrames:
             assert len(error["code"].encode()) <= 123
 
     async def test_an_unknown_type_is_no_reason_to_part(self) -> None:
+        """A newer worker may say more than this server understands."""
         async with running() as it, it.worker() as worker:
             await worker.send("from_the_future")
             assert (await worker.frame("error"))["code"] == "unknown_type"
@@ -255,7 +265,7 @@ class TestFrames:
         """Fault G10: no task, descriptor or subscription is left of them."""
         async with running(grace=0) as it:
             await it.publish("a")
-            start = len(os.listdir("/proc/self/fd"))
+            start = descriptors()
 
             async def visit(n: int) -> None:
                 async with it.worker(f"w{n % 7}", credit=1) as worker:
@@ -268,7 +278,7 @@ class TestFrames:
             for start_at in range(0, 200, 50):
                 await asyncio.gather(*(visit(n) for n in range(start_at, start_at + 50)))
             await eventually(lambda: len(it.hub.registry) == 0)
-            await eventually(lambda: len(os.listdir("/proc/self/fd")) <= start)
+            await eventually(lambda: descriptors() <= start)
             assert await it.backend.control.workers() == ()  # type: ignore[attr-defined]
             await it.reaches(in_flight=0)
 
@@ -289,7 +299,7 @@ async def stuck(it: Running, credit: int = 0, worker_id: str = "stuck") -> plain
     _, port = it.server.url.rsplit(":", 1)
     raw = plain.socket()
     raw.setsockopt(plain.SOL_SOCKET, plain.SO_RCVBUF, 4096)
-    raw.setblocking(False)
+    raw.settimeout(0)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(raw, ("127.0.0.1", int(port)))
     hello = f'{{"type":"hello","worker_id":"{worker_id}","keys":["k"],"credit":{credit}}}'

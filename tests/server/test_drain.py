@@ -132,6 +132,7 @@ class TestDraining:
         assert (status.attempt, status.losses, status.state) == (1, 0, State.WAITING)
 
     async def test_idle_workers_and_strangers_are_sent_away_at_once(self) -> None:
+        """Fault A7: who holds nothing need not be waited for."""
         async with running(drain=30) as it, it.worker(credit=5) as idle, it.socket() as stranger:
             it.server.stop()
             assert await idle.closed(2) == 1012
@@ -158,6 +159,7 @@ class TestDraining:
                 await draining
 
     async def test_one_that_does_not_read_holds_up_nobody(self) -> None:
+        """Fault A7: a worker that takes no frame at all is cut off when the time is over."""
         loop = asyncio.get_running_loop()
         async with running(drain=0.3) as it:
             await it.publish(*(f"t{i}" for i in range(50)), payload=b'"' + b"x" * 200_000 + b'"')
@@ -173,6 +175,7 @@ class TestDraining:
             assert (await it.ledger()).waiting == 50
 
     async def test_a_broken_socket_in_its_grace_holds_up_nobody(self) -> None:
+        """Fault A7: the grace ends with the server, and the task is back."""
         loop = asyncio.get_running_loop()
         async with running(drain=5, grace=30) as it:
             await it.publish("a")
@@ -207,6 +210,7 @@ class TestSignals:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     async def test_it_ends_in_time_though_a_worker_does_not(self, number: signal.Signals) -> None:
+        """Fault A7: a second after the time to drain the process is gone, whatever its workers do."""
         async with child(drain=0.5) as it:
             await it.publish("a")
             async with it.worker(credit=1) as worker:
@@ -218,6 +222,7 @@ class TestSignals:
                 assert time.monotonic() - began < 0.5 + 1
 
     async def test_a_second_signal_ends_it_at_once(self) -> None:
+        """Who cannot wait asks twice; there is no trace of an error all the same."""
         async with child(drain=60) as it:
             await it.publish("a")
             async with it.worker(credit=1) as worker:

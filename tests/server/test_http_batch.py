@@ -65,6 +65,7 @@ async def test_one_answer_per_line_in_order(
 async def test_thousands_are_published_in_full_batches(
     api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The store is called once per thousand tasks, and the answers keep their order."""
     sizes: list[int] = []
     publish = backend.publisher.publish
 
@@ -100,6 +101,7 @@ async def test_a_line_that_is_too_long_is_one_bad_line(api: httpx2.AsyncClient) 
 
 
 async def test_an_empty_body_has_an_empty_answer(api: httpx2.AsyncClient) -> None:
+    """Empty lines are no tasks."""
     assert await send(api, b"") == []
     assert await send(api, b"\n \n") == []
 
@@ -107,6 +109,7 @@ async def test_an_empty_body_has_an_empty_answer(api: httpx2.AsyncClient) -> Non
 async def test_so_many_lines_and_no_more(
     api: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The limit itself passes, one line more does not."""
     monkeypatch.setattr(http_batch, "MAX_LINES", 3)
     assert len(await send(api, b"{}\n" * 3)) == 3
     answer = await api.post("/v1/tasks/batch", content=b"{}\n" * 4, headers=NDJSON)
@@ -148,6 +151,7 @@ class TestBodiesOnTheWire:
     """Fault K5: bodies that lie, never end or never come."""
 
     async def test_too_large_by_its_own_word(self) -> None:
+        """A length beyond the limit is refused before the body comes."""
         async with running() as it:
             for length in (LIMITS.body + 1, 10**30):
                 head = f"content-length: {length}\r\n"
@@ -170,6 +174,7 @@ class TestBodiesOnTheWire:
             assert (await client.get("/health")).status_code == 200
 
     async def test_too_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A body that does not arrive ends the request."""
         monkeypatch.setattr("taskqueue_core.server.bodies.BODY_SECONDS", 0.1)
         async with running() as it:
             assert b" 408 " in await raw(it.server.url, "content-length: 100\r\n", [b'{"key":'])

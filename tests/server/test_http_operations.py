@@ -74,6 +74,7 @@ class TestQueues:
         assert "s3cret" not in answer.text
 
     async def test_settings_that_are_not_json(self, api: httpx2.AsyncClient) -> None:
+        """Fault K3: broken, wrongly encoded and endlessly deep bodies have one answer."""
         for body in (b"{", b"\xff", b"[" * 100_000):
             answer = await api.put(
                 "/v1/queues/k/settings", content=body, headers={"content-type": "application/json"}
@@ -83,6 +84,7 @@ class TestQueues:
     async def test_purge_leaves_alone_what_runs(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
+        """What waits is cancelled and counted, what is in flight stays."""
         await backend.publisher.publish(*(Task(key="k") for _ in range(3)))
         await backend.subscribe(["k"], "w").receive(1, 0)
         assert (await api.post("/v1/queues/k/purge")).json() == {"count": 2}
@@ -110,6 +112,7 @@ class TestDeadLetters:
 
     @pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "1e3", "", "9" * 50, "٣"])
     async def test_bad_limits(self, api: httpx2.AsyncClient, limit: str) -> None:
+        """Fault K4: a page size is a plain number within bounds."""
         answer = await api.get("/v1/queues/k/dead-letters", params={"limit": limit})
         problem(answer, 422, "invalid_input", "limit")
 
@@ -151,6 +154,7 @@ class TestServer:
         backend: MemoryBackend,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        """It tells the backend and the version, and turns to 503 with the store."""
         answer = await api.get("/health")
         assert answer.status_code == 200
         assert {"ok", "backend", "version", "details"} == set(answer.json())
@@ -165,6 +169,7 @@ class TestServer:
         assert (answer.status_code, answer.json()["reason"]) == (503, "store")
 
     async def test_not_ready_before_the_start(self, backend: MemoryBackend) -> None:
+        """A load balancer sends nobody here too early."""
         app = create_app(backend, settings())
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://[::1]:1") as client:
@@ -199,7 +204,7 @@ class TestDoor:
             ("127.0.0.1.evil.example", 421),
             ("localhost.evil.example", 421),
             ("127.0.0.1@evil.example", 421),
-            ("0.0.0.0", 421),
+            ("0.0.0.0", 421),  # noqa: S104 - nothing is bound here
             ("127.0.0.256", 421),
             ("192.168.0.1", 421),
             ("[::]", 421),
@@ -228,6 +233,7 @@ class TestDoor:
     async def test_no_pages_of_other_sites(
         self, api: httpx2.AsyncClient, origin: str, status: int
     ) -> None:
+        """Only the server's own origin, with scheme and port, may call from a page."""
         answer = await api.get("/v1/ledger", headers={"origin": origin})
         assert answer.status_code == status
 
@@ -266,6 +272,7 @@ class TestErrors:
     """What goes wrong is told as a problem document, and no more than that."""
 
     async def test_unknown_paths_and_methods(self, api: httpx2.AsyncClient) -> None:
+        """Both are problems, and a wrong method is told the right ones."""
         problem(await api.get("/v1/nowhere"), 404, "not_found")
         problem(await api.get("/"), 404, "not_found")
         problem(await api.get("/v1/tasks/"), 404, "not_found")
@@ -293,6 +300,8 @@ class TestErrors:
     async def test_an_outage(
         self, api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A store that is away is a reason to come again."""
+
         async def away() -> tuple[str, ...]:
             raise BackendUnavailable("the store is out of reach")
 
@@ -302,5 +311,6 @@ class TestErrors:
         assert answer.headers["retry-after"] == "1"
 
     async def test_head_is_get_without_a_body(self, api: httpx2.AsyncClient) -> None:
+        """Probes may ask for the head alone."""
         answer = await api.head("/health")
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")

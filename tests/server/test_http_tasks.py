@@ -28,6 +28,7 @@ class TestPublishing:
         assert (other.status_code, other.json()["status"]) == (409, "conflict")
 
     async def test_an_id_is_made_where_none_is_given(self, api: httpx2.AsyncClient) -> None:
+        """And it is told in the answer."""
         answer = await api.post("/v1/tasks", json={"key": "k"})
         assert len(answer.json()["task_id"]) == 32
 
@@ -86,6 +87,7 @@ class TestPublishing:
     async def test_every_field_arrives(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
+        """Nothing is lost or reformatted; the payload's bytes are stored as they came."""
         fields = {
             "headers": {"a": "b"},
             "priority": 9,
@@ -113,6 +115,7 @@ class TestPublishing:
     async def test_seconds_from_now_are_counted_by_the_stores_clock(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
+        """A delay needs no clock of the client's."""
         now = backend.now()
         await api.post("/v1/tasks", json={"key": "k", "id": "a", "delay": 100, "expires_in": 200})
         (status,) = await backend.control.statuses("k", "a")
@@ -198,6 +201,7 @@ class TestPublishing:
         problem(answer, 422, "invalid_input", "payload")
 
     async def test_an_unknown_name_is_not_repeated(self, api: httpx2.AsyncClient) -> None:
+        """Not even the name of a field is echoed unless it looks like one."""
         answer = await api.post("/v1/tasks", json={"key": "k", "s3cret <b>": 1})
         problem(answer, 422, "invalid_input")
         assert "s3cret" not in answer.text
@@ -247,6 +251,7 @@ class TestRetries:
     async def test_a_long_error_is_cut(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
+        """An error of any length is taken, and kept up to the limit."""
         body = {"task": {"key": "k", "id": "a"}, "delay": 9, "error": "e" * 10_000}
         assert (await api.post("/v1/retries", json=body)).status_code == 201
         (status,) = await backend.control.statuses("k", "a")
@@ -259,6 +264,7 @@ class TestLookingUp:
     """Status, result and cancel."""
 
     async def test_status_and_result(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """Names with signs are found, and a result is answered byte for byte."""
         await api.post("/v1/tasks", json={"key": "k:1", "id": "a@b"})
         answer = await api.get("/v1/tasks/k%3A1/a%40b")
         assert answer.json()["state"] == "waiting"
@@ -279,12 +285,14 @@ class TestLookingUp:
         problem(await api.get("/v1/tasks/k/a%2Fb"), 404, "not_found")
 
     async def test_cancel(self, api: httpx2.AsyncClient) -> None:
+        """The answer tells whether the task was live."""
         await api.post("/v1/tasks", json={"key": "k", "id": "a"})
         assert (await api.delete("/v1/tasks/k/a")).json() == {"cancelled": True}
         assert (await api.delete("/v1/tasks/k/a")).json() == {"cancelled": False}
         assert (await api.get("/v1/tasks/k/a")).json()["state"] == "cancelled"
 
     async def test_many_at_once(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """Unknown ids are null among statuses and absent among results, which are spliced as they are."""
         await backend.publisher.publish(*(Task(key="k", id=i) for i in "abc"))
         subscription = backend.subscribe(["k"], "w")
         first, second = (await subscription.receive(2, 0)).deliveries
@@ -305,6 +313,7 @@ class TestLookingUp:
 
     @pytest.mark.parametrize("kind", ["statuses", "results"])
     async def test_so_many_ids_and_no_more(self, api: httpx2.AsyncClient, kind: str) -> None:
+        """The limit itself passes, one id more does not."""
         ids = [f"t{n}" for n in range(LIMITS.batch + 1)]
         url = f"/v1/queues/k/{kind}"
         assert (await api.post(url, json={"ids": ids[:-1]})).status_code == 200

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ class TestOutage:
     """Fault G14: workers are told, keep their connection and go on without a reconnect."""
 
     async def test_workers_are_told_and_served_again(self) -> None:
+        """Fault G14: degraded, and ok again, on the same connection."""
         backend = Flaky()
         async with running(backend) as it, it.worker(credit=5) as worker:
             backend.down.set()
@@ -63,6 +66,7 @@ class TestOutage:
     async def test_a_worker_that_holds_something_is_sent_away_until_it_can_adopt(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A welcome would claim to know what it still holds: better to ask it to come again."""
         monkeypatch.setattr("taskqueue_core.server.conversation._ADOPT_SECONDS", 0.1)
         backend = Flaky()
         async with running(backend, grace=30) as it:
@@ -92,6 +96,7 @@ class TestOutage:
             await it.reaches(waiting=1)
 
     async def test_readiness_and_health_follow_the_store(self) -> None:
+        """Load balancers and operators see the outage."""
         backend = Flaky()
         async with running(backend) as it, http(it) as client:
             assert (await client.get("/ready")).status_code == 200
@@ -104,6 +109,7 @@ class TestFewCapabilities:
     """Without handover and revocation the server still works, only less well."""
 
     async def test_what_a_worker_held_is_lost_and_comes_back(self) -> None:
+        """All is revoked, and delivered again after the grace, as lost."""
         async with running(Plain(), grace=0.1) as it:
             await it.publish("a")
             async with it.worker("w", credit=1) as worker:
@@ -130,14 +136,14 @@ async def test_a_fault_of_the_backend_ends_one_connection_only() -> None:
     """A backend that raises what it must not takes nobody else along, and nothing is lost."""
 
     class Faulty(MemoryBackend):
-        def subscribe(self, keys, consumer):  # type: ignore[no-untyped-def]
+        def subscribe(self, keys: Iterable[str], consumer: str) -> Any:
             subscription = super().subscribe(keys, consumer)
             if consumer == "unlucky":
 
                 async def ack(*_: object, **__: object) -> None:
                     raise ZeroDivisionError
 
-                subscription.ack = ack  # type: ignore[assignment, method-assign]
+                subscription.ack = ack  # type: ignore[assignment]
             return subscription
 
     async with running(Faulty(), grace=0) as it, it.worker("lucky", credit=1) as lucky:

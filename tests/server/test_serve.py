@@ -31,7 +31,7 @@ class TestAddress:
     @pytest.mark.parametrize(
         "host",
         [
-            "0.0.0.0",
+            "0.0.0.0",  # noqa: S104 - it is refused
             "::",
             "192.168.1.1",
             "example.org",
@@ -159,10 +159,11 @@ class TestRegistry:
         registry.add(members[1])
         assert not registry.has_room
         registry.identify(members[0], "w")
-        assert registry.has_room
+        seen = [registry.has_room]
         registry.add(members[2])
         registry.identify(members[1], "w")
-        assert not registry.has_room
+        seen.append(registry.has_room)
+        assert seen == [True, False]
         waiting = asyncio.create_task(registry.empty())
         for member in members:
             registry.remove(member)
@@ -255,11 +256,11 @@ class TestLogs:
     def test_a_failure_has_its_trace_on_one_line(self, lines: io.StringIO) -> None:
         """A trace goes to the log, and to the log only."""
         try:
-            raise ZeroDivisionError
-        except ZeroDivisionError:
+            int("x")
+        except ValueError:
             logging.getLogger("taskqueue.server.test").exception("failed")
         assert lines.getvalue().count("\n") == 1
-        assert "ZeroDivisionError" in lines.getvalue()
+        assert "ValueError" in lines.getvalue()
 
     def test_what_was_set_up_before_stays(self, lines: io.StringIO) -> None:
         """A program with logs of its own keeps them."""

@@ -28,15 +28,18 @@ from taskqueue_core.tasks import Delivery, Task
 
 
 def delivery(receipt: str, payload: bytes = b"null") -> Delivery:
+    """Return a delivery with this receipt."""
     task = Task(key="k", id=f"task-{receipt}", payload=payload)
     return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=1.0)
 
 
 def text(kind: str, **fields: Any) -> str:
+    """Return a frame's text."""
     return msgspec.json.encode({"type": kind, **fields}).decode()
 
 
 def said(events: list[Event] | list[str]) -> list[dict[str, Any]]:
+    """Return the frames that are to be sent."""
     texts = [event.text for event in events if isinstance(event, Say)] or [
         event for event in events if isinstance(event, str)
     ]
@@ -44,6 +47,7 @@ def said(events: list[Event] | list[str]) -> list[dict[str, Any]]:
 
 
 def greeted(**hello: Any) -> ServerSession:
+    """Return a session that waits for its welcome."""
     session = ServerSession()
     (event,) = session.feed(text("hello", worker_id="w", keys=["k"], **hello))
     assert isinstance(event, Greeted)
@@ -70,6 +74,7 @@ class TestGreeting:
     """How a session begins."""
 
     def test_a_hello_is_answered_by_a_welcome(self) -> None:
+        """It names the lease and every limit."""
         session = greeted(credit=3)
         (frame,) = said(session.welcome("c1", 15.0, "1.2"))
         assert frame["connection_id"] == "c1"
@@ -99,9 +104,11 @@ class TestGreeting:
         [text("credit", n=1), text("ack", receipts=["a"]), text("ping"), text("bye")],
     )
     def test_nothing_comes_before_the_hello(self, frame: str) -> None:
+        """Fault G9: a frame in the wrong state ends the session."""
         refused(ServerSession().feed(frame), "unexpected")
 
     def test_another_version_is_refused(self) -> None:
+        """With a code of its own, so that a newer worker can tell."""
         events = ServerSession().feed(text("hello", worker_id="w", keys=["k"], protocol=2))
         refused(events, "unsupported_protocol")
 
@@ -135,6 +142,7 @@ class TestGreeting:
         assert "\x1b" not in frame["message"]
 
     def test_the_server_cannot_welcome_twice_or_unasked(self) -> None:
+        """The guards hold for the server's side as well."""
         with pytest.raises(ProtocolViolation):
             ServerSession().welcome("c", 15.0, "1")
         with pytest.raises(ProtocolViolation):
@@ -145,6 +153,7 @@ class TestCredit:
     """A worker never gets more than it asked for."""
 
     def test_each_delivery_uses_one(self) -> None:
+        """And grants add up."""
         session = ready(2)
         session.deliver([delivery("a")])
         assert session.credit == 1
@@ -159,12 +168,14 @@ class TestCredit:
         assert session.busy == 0
 
     def test_settling_gives_no_credit_back(self) -> None:
+        """The worker alone knows when it has room again."""
         session = ready(0, "a")
         session.feed(text("ack", receipts=["a"]))
         session.settled({"a": True})
         assert session.credit == 0
 
     def test_the_total_is_limited(self) -> None:
+        """What is held counts as well as what is granted."""
         session = ready(LIMITS.credit - 1, "a")
         refused(session.feed(text("credit", n=1)), "too_much_credit")
         many = [f"r{i}" for i in range(11)]
@@ -173,9 +184,11 @@ class TestCredit:
 
     @pytest.mark.parametrize("n", [0, -1, 10_001, 1.5, "1", None, True])
     def test_odd_grants_are_refused(self, n: object) -> None:
+        """Fault G9: a grant is a number of at least one, within the limit."""
         refused(ready().feed(text("credit", n=n)), "invalid_frame")
 
     def test_none_is_left_while_draining(self) -> None:
+        """A server on its way out delivers nothing."""
         session = ready(5)
         session.drain(1.0)
         assert session.credit == 0
@@ -222,6 +235,7 @@ class TestSettling:
         assert (session.credit, session.busy) == (3, 1)
 
     def test_a_mixed_batch_is_parted(self) -> None:
+        """Known receipts are settled, unknown ones answered, repeats passed over."""
         events = ready(0, "a").feed(text("ack", receipts=["a", "x", "a"]))
         assert [type(event) for event in events] == [Acked, Say]
         assert said(events) == [{"type": "settled", "lease_lost": ["x"]}]
@@ -235,6 +249,7 @@ class TestSettling:
         assert said(session.feed(text("ack", receipts=["a"])))[0]["lease_lost"] == ["a"]
 
     def test_revoked_receipts_are_gone(self) -> None:
+        """Settling them is answered as lost; what is under way gets its answer from that."""
         session = ready(0, "a", "b")
         session.feed(text("ack", receipts=["b"]))
         assert said(session.revoke(["a", "b", "x"])) == [{"type": "revoke", "receipts": ["a"]}]
@@ -242,11 +257,13 @@ class TestSettling:
         assert session.busy == 1
 
     def test_moved_receipts_are_gone_without_a_word(self) -> None:
+        """The worker has them on its other connection."""
         session = ready(0, "a")
         session.forget(["a", "x"])
         assert session.busy == 0
 
     def test_progress_settles_nothing(self) -> None:
+        """A number from 0 to 1 or a text."""
         session = ready(0, "a")
         (held,) = session.held
         assert session.feed(text("progress", receipt="a", value=0.5)) == [Progressed(held, 0.5)]
@@ -255,6 +272,7 @@ class TestSettling:
         refused(session.feed(text("progress", receipt="a", value=1.5)), "invalid_frame")
 
     def test_a_result_that_is_too_large_is_refused(self) -> None:
+        """The limit holds for each result, not only for the frame."""
         frame = text("ack", receipts=["a"], results={"a": "x" * LIMITS.result})
         refused(ready(0, "a").feed(frame), "invalid_frame")
 
@@ -273,6 +291,7 @@ class TestFrames:
     """What goes out, and what must not come in."""
 
     def test_large_deliveries_are_shared_out_over_frames(self) -> None:
+        """Each frame is within the limit, and tells which deliveries are in it."""
         payload = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
         out = ready(10).deliver([delivery(f"r{i}", payload) for i in range(7)])
         assert [len(sent) for _, sent in out] == [3, 3, 1]
@@ -282,15 +301,18 @@ class TestFrames:
             assert [d.receipt for d in decoded.deliveries] == [d.receipt for d in sent]
 
     def test_payloads_go_out_as_they_are(self) -> None:
+        """Bytes are spliced, not encoded anew."""
         ((frame, _),) = ready(1).deliver([delivery("a", b'{"z": 1.50, "a":[ ] }')])
         assert '"payload":{"z": 1.50, "a":[ ] }' in frame
 
     def test_an_unknown_type_is_no_reason_to_part(self) -> None:
+        """It is answered, and the session goes on."""
         session = ready()
         assert said(session.feed(text("from_the_future")))[0]["code"] == "unknown_type"
         assert session.state is SessionState.READY
 
     def test_unknown_fields_are_passed_over(self) -> None:
+        """A newer worker may say more."""
         assert ready().feed(text("credit", n=1, colour="red")) == [Granted(1)]
 
     @pytest.mark.parametrize(
@@ -327,6 +349,7 @@ class TestFrames:
         assert len(session.held) == 1
 
     def test_ping_is_answered_with_its_number(self) -> None:
+        """However large it is."""
         session = ready()
         for n in (0, 7, 2**70, -1):
             assert said(session.feed(text("ping", n=n)))[0].get("n", 0) == n
@@ -334,6 +357,7 @@ class TestFrames:
         assert said(session.ping()) == [{"type": "ping", "n": 1}]
 
     def test_degraded_and_back(self) -> None:
+        """Said to those only who were welcomed."""
         session = ready()
         assert said(session.degraded(ok=False, reason="r")) == [{"type": "degraded", "reason": "r"}]
         assert said(session.degraded(ok=True)) == [{"type": "degraded", "ok": True}]
@@ -345,6 +369,7 @@ class TestEnding:
     """Draining and closing."""
 
     def test_draining_still_settles(self) -> None:
+        """Said once; verdicts count until the end."""
         session = ready(5, "a")
         assert said(session.drain(2.0)) == [{"type": "drain", "seconds": 2.0}]
         assert session.drain(2.0) == []
@@ -353,6 +378,7 @@ class TestEnding:
         assert session.busy == 0
 
     def test_bye_closes_and_keeps_the_books(self) -> None:
+        """What is still held is known, so that it can go back."""
         session = ready(5, "a")
         assert session.feed(text("bye")) == [Left()]
         assert len(session.held) == 1

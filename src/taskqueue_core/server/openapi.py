@@ -54,7 +54,7 @@ def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
 
 
 def _kinds(operation: Operation) -> list[Any]:
-    kinds = []
+    kinds: list[Any] = []
     for kind in (operation.body, *operation.answers.values()):
         kinds += kind if isinstance(kind, tuple) else [kind]
     return [kind for kind in kinds if kind is not None]

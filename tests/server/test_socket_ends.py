@@ -1,0 +1,205 @@
+"""The ways a socket can end, and the ways back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import State
+from tests.server.support import eventually, receipts, running
+
+
+class TestEnds:
+    """E7: whatever is not settled goes back, however the socket ends."""
+
+    @pytest.mark.parametrize("how", ["bye", "close", "leave", "garbage", "binary", "utf8", "size"])
+    async def test_an_orderly_end_hands_back_at_once(self, how: str) -> None:
+        """REV-E3, E7, faults G8 and G9: at once, and not as a loss, long before any grace or lease is over."""
+        async with (
+            running(grace=30, lease=30) as it,
+            it.worker("w2", credit=2) as other,
+            it.worker("w1", credit=2) as worker,
+        ):
+            await it.publish("a", "b", "c", "d")
+            await worker.deliveries(2)
+            await other.deliveries(2)
+            match how:
+                case "bye":
+                    await worker.send("bye")
+                    assert await worker.closed() == 1000
+                case "close":
+                    await worker.socket.close(1000)
+                case "leave":
+                    await worker.socket.close(1001)
+                case "garbage":
+                    await worker.socket.send('{"type":"ack","receipts":7}')
+                    assert await worker.closed() == 4400
+                case "binary":
+                    await worker.socket.send(b"\x00")
+                    assert await worker.closed() == 4400
+                case "utf8":
+                    await worker.socket.send(b"\xff\xfe", text=True)
+                    assert await worker.closed() == 1007
+                case "size":
+                    await worker.socket.send("x" * (LIMITS.frame + 1))
+                    assert await worker.closed() == 1009
+            await other.send("credit", n=2)
+            again = await other.deliveries(2)
+            assert [d.get("losses", 0) for d in again] == [0, 0]
+            assert [d["attempt"] for d in again] == [1, 1]
+
+    @pytest.mark.parametrize("how", ["killed", "4000", "1011", "no code"])
+    async def test_a_broken_socket_waits_for_the_grace(self, how: str) -> None:
+        """D4 and fault G13: a crash counts one loss, and the tasks are back after the grace, once."""
+        async with running(grace=0.2, lease=30) as it:
+            await it.publish("a")
+            async with it.worker("w1", credit=2) as worker:
+                await worker.deliveries(1)
+                match how:
+                    case "killed":
+                        worker.break_off()
+                    case "4000":
+                        await worker.socket.close(4000)
+                    case "1011":
+                        await worker.socket.close(1011)
+                    case "no code":
+                        worker.socket.transport.write(bytes.fromhex("888000000000"))
+                assert await it.count(State.IN_FLIGHT) == 1
+                await it.reaches(waiting=1)
+            async with it.worker("w2", credit=1) as other:
+                (again,) = await other.deliveries(1)
+                assert (again["attempt"], again["losses"]) == (1, 1)
+
+    async def test_silence_is_the_end(self) -> None:
+        """D4 and fault G3: a worker that says nothing for a lease is closed, and its tasks go to others as lost."""
+        async with running(lease=0.3, grace=0.05) as it:
+            await it.publish("a")
+            async with it.worker("w1", credit=1) as worker:
+                await worker.deliveries(1)
+                began = asyncio.get_running_loop().time()
+                assert await worker.closed() == 4408
+                assert asyncio.get_running_loop().time() - began < 0.3 * 1.5
+                assert {"type": "ping", "n": 1} in worker.passed_over
+            await it.reaches(waiting=1)
+
+    async def test_pings_keep_a_busy_worker_alive(self) -> None:
+        """F22: however long a task runs, it stays with its live worker."""
+        async with running(lease=0.15, grace=0) as it, it.worker(credit=1) as worker:
+            await it.publish("a")
+            (got,) = await worker.deliveries(1)
+            loop = asyncio.get_running_loop()
+            end = loop.time() + 0.6
+            while loop.time() < end:
+                frame = await worker.frame("ping")
+                await worker.send("pong", n=frame["n"])
+            await worker.send("ack", receipts=[got["receipt"]])
+            assert await worker.settled(1) == ([got["receipt"]], [])
+
+    async def test_verdicts_sent_before_the_end_still_count(self) -> None:
+        """A worker may settle, say bye and go."""
+        async with running() as it:
+            await it.publish(*(f"t{i}" for i in range(50)))
+            async with it.worker(credit=50) as worker:
+                for receipt in receipts(await worker.deliveries(50)):
+                    await worker.send("ack", receipts=[receipt])
+                await worker.send("bye")
+                assert await worker.closed() == 1000
+            assert await it.count(State.DONE) == 50
+
+    async def test_closing_while_the_server_sends(self) -> None:
+        """Fault G13: a socket that closes under fire loses nothing and doubles nothing."""
+        async with running(grace=0.05) as it:
+            payload = b'"' + b"x" * 20_000 + b'"'
+            await it.publish(*(f"t{i}" for i in range(300)), payload=payload)
+            for n in range(10):
+                async with it.worker(f"w{n}", credit=300) as worker:
+                    await worker.deliveries(1)
+                    if n % 2:
+                        worker.break_off()
+            await it.reaches(waiting=300)
+            async with it.worker("last", credit=300) as worker:
+                got = await worker.deliveries(300)
+                assert len({d["task"]["id"] for d in got}) == 300
+
+
+class TestHandover:
+    """A worker that comes back in time keeps what it runs."""
+
+    async def test_after_a_break(self) -> None:
+        """E7: within the grace the deliveries wait, and the new connection settles them with the old receipts."""
+        async with running(grace=30) as it:
+            await it.publish("a", "b")
+            async with it.worker("w", credit=2) as worker:
+                got = receipts(await worker.deliveries(2))
+                worker.break_off()
+            async with it.worker("w", credit=1, holding=[*got, "gone"]) as worker:
+                assert worker.welcome["adopted"] == got
+                assert (await worker.frame("revoke"))["receipts"] == ["gone"]
+                await worker.send("ack", receipts=got)
+                assert await worker.settled(2) == (got, [])
+            assert await it.count(State.DONE) == 2
+
+    async def test_before_the_server_has_noticed(self) -> None:
+        """Fault G3: a worker may be back while its old socket still looks alive; that one then lets go."""
+        async with running(grace=0, lease=30) as it:
+            await it.publish("a")
+            async with it.worker("w", credit=1) as old:
+                got = receipts(await old.deliveries(1))
+                async with it.worker("w", holding=got) as new:
+                    assert new.welcome["adopted"] == got
+                    old.break_off()
+                    await eventually(lambda: len(it.hub.registry) == 1)
+                    await new.send("ack", receipts=got)
+                    assert await new.settled(1) == (got, [])
+            assert (await it.ledger()).done == 1
+
+    async def test_adopted_ones_return_with_their_new_connection(self) -> None:
+        """The old connection's end no longer touches them, the new one's does."""
+        async with running(grace=0.1) as it:
+            await it.publish("a")
+            async with it.worker("w", credit=1) as worker:
+                got = receipts(await worker.deliveries(1))
+                worker.break_off()
+            async with it.worker("w", holding=got) as worker:
+                assert worker.welcome["adopted"] == got
+                await eventually(lambda: len(it.hub.registry) == 1)
+                assert await it.count(State.IN_FLIGHT) == 1
+                worker.break_off()
+            await it.reaches(waiting=1)
+
+    async def test_another_worker_adopts_nothing(self) -> None:
+        """Fault G5: receipts are bound to the worker's identity."""
+        async with running(grace=0.3) as it:
+            await it.publish("a")
+            async with it.worker("w", credit=1) as worker:
+                got = receipts(await worker.deliveries(1))
+                worker.break_off()
+            async with it.worker("thief", holding=got) as thief:
+                assert "adopted" not in thief.welcome
+                assert await it.count(State.IN_FLIGHT) == 1
+            await it.reaches(waiting=1)
+
+
+class TestSharedIdentity:
+    """REV-E5 and fault G6: two sockets of one worker."""
+
+    async def test_closing_one_leaves_the_other(self) -> None:
+        """It stays registered, keeps what it holds and is served further."""
+        async with running() as it, it.worker("w", credit=1) as one:
+            async with it.worker("w") as two:
+                await it.publish("a")
+                (got,) = await one.deliveries(1)
+                (info,) = await it.backend.control.workers()  # type: ignore[attr-defined]
+                assert info.connections == it.hub.registry.connections("w") == 2
+                await two.send("bye")
+                await two.closed()
+            await eventually(lambda: it.hub.registry.connections("w") == 1)
+            (info,) = await it.backend.control.workers()  # type: ignore[attr-defined]
+            assert (info.connections, info.in_flight) == (1, 1)
+            await one.send("ack", receipts=[got["receipt"]])
+            assert await one.settled(1) == ([got["receipt"]], [])
+            await it.publish("b")
+            await one.send("credit", n=1)
+            await one.deliveries(1)
