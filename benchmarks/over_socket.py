@@ -1,4 +1,4 @@
-"""A server process and a worker process over a real websocket: throughput at full backlog, and latency at a steady rate."""
+"""A server and a worker process over a real websocket: throughput at full backlog, latency at a steady rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RATE = 200
 SECONDS = 3
 KEY = "bench"
 PATIENCE = 60.0
-WORKER = '''
+WORKER = """
 import time
 from taskqueue_core.worker import Worker
 
@@ -31,7 +31,7 @@ worker = Worker(concurrency=100)
 @worker.task("bench")
 async def handle(sent: float) -> float:
     return time.time() - sent
-'''
+"""
 
 
 @asynccontextmanager
@@ -53,7 +53,9 @@ async def running() -> AsyncIterator[Queue]:
         (Path(folder) / "bench_worker.py").write_text(WORKER)
         try:
             url = start("serve", "--port", "0", "--log-level", "error", folder=folder)["url"]
-            start("worker", "bench_worker:worker", "--url", url, "--log-level", "error", folder=folder)
+            start(
+                "worker", "bench_worker:worker", "--url", url, "--log-level", "error", folder=folder
+            )
             backend = RemoteBackend(url)
             yield Queue(backend)
             await backend.aclose()

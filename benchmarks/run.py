@@ -1,7 +1,8 @@
 """Measure, side by side in one run, and print medians. Usage: ``python3 dev.py bench [--rounds N] [--area NAME]``.
 
-Every round runs every measurement once, in turn, so that a slow minute of the machine hits all of them. A row whose tasks
-handled are not the tasks published is invalid and fails the run. The figures go to ``benchmarks/results/`` as one JSON file.
+Every round runs every measurement once, in turn, so that a slow minute of the machine hits all of
+them. A row whose tasks handled are not the tasks published is invalid and fails the run. The figures
+go to ``benchmarks/results/`` as one JSON file.
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ def _print(figures: dict[str, list[float]]) -> None:
     width = max(map(len, figures))
     print(f"{'figure':<{width}}  {'median':>12}  {'min':>12}  {'max':>12}")
     for name, values in figures.items():
-        row = "  ".join(f"{value:>12,.3g}" if value < 1 else f"{value:>12,.0f}" for value in
-                        (median(values), min(values), max(values)))
+        row = "  ".join(
+            f"{value:>12,.3g}" if value < 1 else f"{value:>12,.0f}"
+            for value in (median(values), min(values), max(values))
+        )
         print(f"{name:<{width}}  {row}")
 
 

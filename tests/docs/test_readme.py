@@ -22,7 +22,7 @@ PATIENCE = 20.0
 
 def blocks(language: str) -> list[str]:
     """Return the README's code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.M | re.S)
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
 
 class Shell:
@@ -109,7 +109,7 @@ def test_first_steps(shell: Shell) -> None:
 def test_the_two_commands_are_the_only_set_up() -> None:
     """G1: the first screen names the two commands, and dev.py has them."""
     first = blocks("console")[0]
-    assert re.findall(r"^\$ python3 dev.py (\w+)", first, flags=re.M) == ["run", "test"]
+    assert re.findall(r"^\$ python3 dev.py (\w+)", first, flags=re.MULTILINE) == ["run", "test"]
 
 
 def _plain(text: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import RetryPolicy
@@ -109,7 +107,7 @@ class TestWork:
             await eventually(noted)
 
     async def test_cancel_takes_a_running_task_away(self) -> None:
-        """F21: the worker is told, and a verdict that comes late changes nothing."""
+        """fault F21: the worker is told, and a verdict that comes late changes nothing."""
         async with running() as it, it.worker(credit=5) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)

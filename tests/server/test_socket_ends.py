@@ -85,7 +85,7 @@ class TestEnds:
             await it.reaches(waiting=1)
 
     async def test_pings_keep_a_busy_worker_alive(self) -> None:
-        """F22: however long a task runs, it stays with its live worker."""
+        """fault F22: however long a task runs, it stays with its live worker."""
         async with running(lease=0.15, grace=0) as it, it.worker(credit=1) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)

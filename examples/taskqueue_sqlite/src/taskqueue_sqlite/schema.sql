@@ -20,6 +20,7 @@ CREATE TABLE IF NOT EXISTS entries (
     due REAL AS (CASE state         -- when it leaves its state by itself: it is promoted, or expires
         WHEN 'scheduled' THEN min(at, ifnull(deadline, at))
         WHEN 'waiting' THEN deadline WHEN 'in_flight' THEN deadline END),
+    over INTEGER AS (state IN ('done', 'expired', 'cancelled', 'discarded')),
     UNIQUE (key, id)
 );
 CREATE TABLE IF NOT EXISTS failures (
@@ -37,8 +38,7 @@ CREATE INDEX IF NOT EXISTS lanes ON entries (key, priority DESC, at, seq, since)
 CREATE INDEX IF NOT EXISTS agenda ON entries (key, due) WHERE due NOTNULL;
 CREATE INDEX IF NOT EXISTS leases ON entries (owner, worker) WHERE state = 'in_flight';
 CREATE INDEX IF NOT EXISTS graves ON entries (key, seq) WHERE state = 'dead';
-CREATE INDEX IF NOT EXISTS memories ON entries (key, result ISNULL, since)
-    WHERE state IN ('done', 'expired', 'cancelled', 'discarded');
+CREATE INDEX IF NOT EXISTS memories ON entries (key, result ISNULL, since) WHERE over;
 CREATE INDEX IF NOT EXISTS history ON failures (entry);
 
 -- One row per queue: its settings, and its ledger, which the triggers below keep.
@@ -55,10 +55,10 @@ CREATE TRIGGER IF NOT EXISTS entered AFTER INSERT ON entries BEGIN
     UPDATE queues SET published = published + 1, waiting = waiting + (new.state = 'waiting'),
         scheduled = scheduled + (new.state = 'scheduled') WHERE key = new.key;
 END;
--- What has ended stays counted where it ended: a retry after the end is a new entry.
+-- What is over stays counted where it ended: a retry after that is a new entry.
 CREATE TRIGGER IF NOT EXISTS moved AFTER UPDATE OF state ON entries BEGIN
     UPDATE queues SET
-        published = published + (old.state IN ('done', 'expired', 'cancelled', 'discarded')),
+        published = published + old.over,
         waiting = waiting + (new.state = 'waiting') - (old.state = 'waiting'),
         scheduled = scheduled + (new.state = 'scheduled') - (old.state = 'scheduled'),
         in_flight = in_flight + (new.state = 'in_flight') - (old.state = 'in_flight'),
@@ -71,7 +71,6 @@ CREATE TRIGGER IF NOT EXISTS moved AFTER UPDATE OF state ON entries BEGIN
         lost = lost + (new.losses > old.losses)
     WHERE key = new.key;
 END;
--- A delivery ends when its entry leaves it.
 CREATE TRIGGER IF NOT EXISTS released AFTER UPDATE OF state ON entries WHEN old.state = 'in_flight' BEGIN
     UPDATE entries SET receipt = NULL, worker = NULL, owner = NULL WHERE n = new.n;
 END;
@@ -80,7 +79,17 @@ CREATE TRIGGER IF NOT EXISTS failed AFTER UPDATE OF state ON entries WHEN new.er
     DELETE FROM failures WHERE entry = new.n
         AND rowid <= (SELECT rowid FROM failures WHERE entry = new.n ORDER BY rowid DESC LIMIT 1 OFFSET 20);
 END;
--- Where something lives: how much waits, and when the next entry leaves its state by itself.
-CREATE VIEW IF NOT EXISTS busy AS
+
+-- Questions about the time, now(), and settings of a queue, setting(). They are asked of this process only.
+CREATE TEMP VIEW known AS  -- tasks that are not to be forgotten yet; those that make a publish a duplicate are fresh
+    SELECT e.*, NOT over OR now() < since + setting(settings, 'dedupe_window') AS fresh
+    FROM entries e JOIN queues USING (key)
+    WHERE fresh OR (result NOTNULL AND now() < since + setting(settings, 'result_ttl'));
+CREATE TEMP VIEW forgettable AS
+    SELECT n FROM queues JOIN entries USING (key) WHERE over AND (result ISNULL) = TRUE
+        AND since <= now() - setting(settings, 'dedupe_window')
+    UNION ALL SELECT n FROM queues JOIN entries USING (key) WHERE over AND (result ISNULL) = FALSE
+        AND since <= now() - max(setting(settings, 'dedupe_window'), setting(settings, 'result_ttl'));
+CREATE TEMP VIEW busy AS   -- queues where something lives, and when the next entry leaves its state by itself
     SELECT key, waiting, (SELECT min(due) FROM entries WHERE key = queues.key AND due NOTNULL) AS due
     FROM queues WHERE waiting + scheduled + in_flight > 0;
