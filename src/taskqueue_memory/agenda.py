@@ -5,10 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from taskqueue_memory.records import Record
+from typing import Generic, Protocol, TypeVar
 
 __all__ = ["ROOM", "Agenda"]
 
@@ -16,13 +13,20 @@ ROOM = 64
 """so many items may be out of date before anything is cleared"""
 
 
-class Agenda:
+class _Sequenced(Protocol):
+    seq: int
+
+
+R = TypeVar("R", bound=_Sequenced)
+
+
+class Agenda(Generic[R]):
     """A heap of records with a date each, in memory proportional to those that still matter."""
 
-    def __init__(self, matters: Callable[[Record, int], bool]) -> None:
+    def __init__(self, matters: Callable[[R, int], bool]) -> None:
         """Drop an item where ``matters``, given its record and the record's sequence back then, says no."""
         self._matters = matters
-        self._items: list[tuple[float, int, int, Record]] = []
+        self._items: list[tuple[float, int, int, R]] = []
         self._order = itertools.count()
         self._bound = ROOM
 
@@ -30,7 +34,7 @@ class Agenda:
         """Count all items, those out of date included."""
         return len(self._items)
 
-    def add(self, at: float, record: Record) -> None:
+    def add(self, at: float, record: R) -> None:
         """Note a date."""
         if (
             len(self._items) >= self._bound
@@ -49,7 +53,7 @@ class Agenda:
             heapq.heappop(self._items)
         return None
 
-    def take(self, now: float, chunk: int | None = None) -> Iterator[Record]:
+    def take(self, now: float, chunk: int | None = None) -> Iterator[R]:
         """Take the records whose date has come, in its order, up to ``chunk`` of them."""
         taken = 0
         while (chunk is None or taken < chunk) and (at := self.next_at()) is not None and at <= now:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from taskqueue_core.authoring import checked_progress
 from taskqueue_core.capabilities import Maintained, QueueSettings
@@ -18,11 +17,8 @@ from taskqueue_core.tasks import (
     TaskStatus,
     WorkerInfo,
 )
-
-if TYPE_CHECKING:
-    from taskqueue_memory.records import Record
-    from taskqueue_memory.store import Store
-    from taskqueue_memory.subscription import MemorySubscription
+from taskqueue_memory.records import Consumer, Record
+from taskqueue_memory.store import Store
 
 __all__ = ["MemoryControl", "MemoryDeadLetters"]
 
@@ -91,7 +87,7 @@ class MemoryControl:
         return sum(self._store.cancel(record) for record in idle)
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        by_name: dict[str, dict[MemorySubscription, None]] = {}
+        by_name: dict[str, dict[Consumer, None]] = {}
         for queue in self._store.queues.values():
             for subscription in queue.subscribers:
                 by_name.setdefault(subscription.consumer, {})[subscription] = None

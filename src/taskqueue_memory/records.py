@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -22,13 +22,38 @@ from taskqueue_core.tasks import (
 )
 from taskqueue_memory.agenda import ROOM, Agenda
 
-if TYPE_CHECKING:
-    from taskqueue_memory.subscription import MemorySubscription
-
-__all__ = ["Lane", "QueueState", "Record", "is_scheduled"]
+__all__ = ["Consumer", "Lane", "QueueState", "Record", "is_scheduled"]
 
 _HISTORY = 20
 _SMALL = 512  # bytes of a payload that are not worth a digest
+
+
+class Consumer(Protocol):
+    """An open subscription, as far as the store knows it."""
+
+    consumer: str
+    keys: tuple[str, ...]
+    since: float
+    owned: dict[str, Record]
+    """what it has in flight, by receipt"""
+    ready: dict[QueueState, None]
+    """queues that may have work, the next one to be served first"""
+
+    def new_receipt(self) -> str:
+        """Return a receipt that nobody can guess."""
+        ...
+
+    def wake(self) -> bool:
+        """Wake a waiting receive; say whether there was one."""
+        ...
+
+    def revoke(self, receipt: str) -> None:
+        """Note that a delivery is no longer owned."""
+        ...
+
+    async def close(self) -> None:
+        """Hand back everything that is owned."""
+        ...
 
 
 class Record:
@@ -75,7 +100,7 @@ class Record:
         self.updated_at = now
         self.delivered_at = now
         self.receipt: str | None = None
-        self.owner: MemorySubscription | None = None
+        self.owner: Consumer | None = None
         self.last: tuple[str, str, Settled] | None = None
         """the last settlement: receipt, verb, answer"""
         self.tokens: set[str] = set()
@@ -197,8 +222,8 @@ class QueueState:
         self.settings = QueueSettings()
         self.records: dict[str, Record] = {}
         self.dead: dict[str, Record] = {}
-        self.subscribers: dict[MemorySubscription, None] = {}
-        self.waiting: dict[MemorySubscription, None] = {}
+        self.subscribers: dict[Consumer, None] = {}
+        self.waiting: dict[Consumer, None] = {}
         """subscribers in a waiting receive, the longest first"""
         self.scheduled = Agenda(is_scheduled)
         self.published = 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import LeaseLost
@@ -23,10 +22,7 @@ from taskqueue_core.tasks import (
 )
 from taskqueue_memory.calendar import Calendar
 from taskqueue_memory.journal import Journal
-from taskqueue_memory.records import QueueState, Record
-
-if TYPE_CHECKING:
-    from taskqueue_memory.subscription import MemorySubscription
+from taskqueue_memory.records import Consumer, QueueState, Record
 
 __all__ = ["Store"]
 
@@ -115,7 +111,7 @@ class Store:
     # deliver
 
     def take(
-        self, subscription: MemorySubscription, queue: QueueState, expired: list[Expired]
+        self, subscription: Consumer, queue: QueueState, expired: list[Expired]
     ) -> Delivery | None:
         """Hand out the first waiting entry of a queue; up to a chunk of those past their deadline expire."""
         now = self.clock.now()
@@ -197,7 +193,7 @@ class Store:
         self._finish(record, State.DEAD, "dead_lettered", verb="dead", error=error)
         return Settled.OK
 
-    def adopt(self, subscription: MemorySubscription, receipt: str) -> Delivery | None:
+    def adopt(self, subscription: Consumer, receipt: str) -> Delivery | None:
         """Move a live delivery to another subscription of the same worker identity."""
         record = self.receipts.get(receipt)
         if record is None or record.owner is None or record.owner.consumer != subscription.consumer:

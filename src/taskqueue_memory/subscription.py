@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from taskqueue_core.authoring import SubscriptionBase, answer, checked_limit, checked_results
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.tasks import Delivery, Expired, Received, Settled, State
-
-if TYPE_CHECKING:
-    from taskqueue_memory.records import QueueState, Record
-    from taskqueue_memory.store import Store
+from taskqueue_memory.records import QueueState, Record
+from taskqueue_memory.store import Store
 
 __all__ = ["MemorySubscription"]
 
