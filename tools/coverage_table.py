@@ -49,6 +49,8 @@ HEAD = """\
 
 Which test proves which capability. Written by `tools/coverage_table.py`; do not edit.
 
+A test that names a row of a later part proves some of it.
+
 | id | capability | part | tests |
 | --- | --- | --- | --- |
 """
@@ -129,14 +131,15 @@ def find_tests(root: Path, families: set[str]) -> dict[str, list[str]]:
     return found
 
 
-def render(rows: list[Row], tests: dict[str, list[str]]) -> str:
-    """The page."""
+def render(current: int, rows: list[Row], tests: dict[str, list[str]]) -> str:
+    """The page. Tests that name a row of a later part are a beginning and prove it in part."""
     lines = []
     for row in rows:
-        proof = "<br>".join(f"`{test}`" for test in tests.get(row.id, []))
+        due = [f"part {row.part}"] if row.part > current else []
+        proof = "<br>".join([*due, *(f"`{test}`" for test in tests.get(row.id, []))])
         if not row.applies:
             proof = f"not applicable: {row.why}"
-        cells = (row.id, row.text, str(row.part), proof or f"part {row.part}")
+        cells = (row.id, row.text, str(row.part), proof)
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n")
     return HEAD + "".join(lines)
 
@@ -159,7 +162,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         return 1
     tests = find_tests(root, {row.id[0] for row in rows if re.fullmatch("[A-Z][0-9]+", row.id)})
     problems = list(gaps(current, rows, tests))
-    page, path = render(rows, tests), root / TABLE
+    page, path = render(current, rows, tests), root / TABLE
     if "--check" not in arguments:
         path.write_text(page, encoding="utf-8")
     elif not path.is_file() or path.read_text(encoding="utf-8") != page:

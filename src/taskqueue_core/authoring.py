@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
+from taskqueue_core.clock import Clock
 from taskqueue_core.errors import InvalidInput, LeaseLost, SubscriptionClosed
 from taskqueue_core.limits import LIMITS, check_json, check_name
-from taskqueue_core.tasks import Delivery, Received, Settled
+from taskqueue_core.tasks import Delivery, Received, Settled, WorkerInfo
 
 __all__ = [
+    "LocalSubscription",
     "SubscriptionBase",
     "answer",
     "checked_keys",
     "checked_limit",
     "checked_progress",
     "checked_results",
+    "workers_of",
 ]
 
 
@@ -54,6 +58,69 @@ class SubscriptionBase(ABC):
     ) -> None:
         """Close."""
         await self.close()
+
+
+class LocalSubscription(SubscriptionBase):
+    """A receive that waits without polling, for a store that lives in this process."""
+
+    def __init__(self, clock: Clock, keys: tuple[str, ...], consumer: str) -> None:
+        """Start open."""
+        self.keys = keys
+        self.consumer = consumer
+        self.since = clock.now()
+        self.closed = False
+        self._clock = clock
+        self._news = asyncio.Event()
+
+    @abstractmethod
+    def take(self, limit: int) -> Received:
+        """Take what is there, in one step; ``due_at`` must be set where time alone will bring more."""
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """How many deliveries it owns."""
+
+    def tell(self) -> None:
+        """Have a waiting receive look again: there may be something, or it was closed."""
+        self._news.set()
+
+    async def receive(self, limit: int, timeout: float | None) -> Received:
+        """See `taskqueue_core.backend.Subscription.receive`."""
+        checked_limit(limit)
+        if self.closed:
+            raise SubscriptionClosed("the subscription is closed")
+        end = None if timeout is None else self._clock.now() + timeout
+        while True:
+            self._news.clear()
+            received = Received() if self.closed else self.take(limit)
+            over = self.closed or (end is not None and end <= self._clock.now())
+            if received.deliveries or received.expired or over:
+                return received
+            dates = [date for date in (end, received.due_at) if date is not None]
+            timer = self._clock.call_at(min(dates), self.tell) if dates else None
+            try:
+                await self._news.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
+
+
+def workers_of(subscriptions: Iterable[LocalSubscription]) -> tuple[WorkerInfo, ...]:
+    """Return the workers behind open subscriptions, by name; several connections of one count together."""
+    by_name: dict[str, list[LocalSubscription]] = {}
+    for subscription in subscriptions:
+        by_name.setdefault(subscription.consumer, []).append(subscription)
+    return tuple(
+        WorkerInfo(
+            worker_id=name,
+            connections=len(group),
+            keys=tuple(sorted({key for one in group for key in one.keys})),
+            in_flight=sum(one.in_flight for one in group),
+            since=min(one.since for one in group),
+        )
+        for name, group in sorted(by_name.items())
+    )
 
 
 def answer(outcomes: Iterable[Settled]) -> tuple[Settled, ...]:

@@ -1,7 +1,7 @@
 """Settings, from the environment (``TASKQUEUE_…``), a ``.env`` file and ``taskqueue.toml``, in this order.
 
-Lists of names are separated by commas in the environment and are arrays in TOML. A backend reads settings of its own, in
-the environment and ``.env`` (``TASKQUEUE_MEMORY_…``).
+Lists of names are separated by commas in the environment and are arrays in TOML. A backend reads settings of its own,
+in the environment and ``.env`` (``TASKQUEUE_MEMORY_…``).
 """
 
 from __future__ import annotations

@@ -118,14 +118,18 @@ def check_time(field: str, value: object) -> None:
         and 0 <= value < _END_OF_TIME  # false for NaN
     ):
         return
-    raise InvalidInput(field, kind_of(value), "Unix seconds, finite, before the year 10000")
+    raise InvalidInput(field, _number(value), "Unix seconds, finite, before the year 10000")
 
 
 def check_duration(field: str, value: object) -> None:
     """Check a span of time: seconds, finite, not negative, within a century."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _CENTURY:
         return
-    raise InvalidInput(field, kind_of(value), "seconds, finite, from 0 to a century")
+    raise InvalidInput(field, _number(value), "seconds, finite, from 0 to a century")
+
+
+def _number(value: object) -> str:
+    return "a number out of range" if type(value) in (int, float) else kind_of(value)
 
 
 def check_headers(field: str, value: object) -> None:

@@ -29,7 +29,7 @@ from taskqueue_core.tasks import (
     new_id,
 )
 
-__all__ = ["Queue", "connect", "open_backend"]
+__all__ = ["Queue", "connect", "instant", "open_backend"]
 
 _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
@@ -62,6 +62,7 @@ class Queue:
     def __init__(self, backend: Backend) -> None:
         """Use ``backend``, which the caller owns."""
         self.backend = backend
+        self._knows_time = False
 
     async def publish(
         self,
@@ -83,16 +84,18 @@ class Queue:
 
         ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix
         seconds. A lost answer is asked for again with the same id. Raises `InvalidInput`,
-        `QueueFull`, `IdConflict`, and `PublishUnconfirmed` where the store stays silent: publish
-        again with the id that the error carries.
+        `QueueFull`, `IdConflict`, `BackendUnavailable` where nothing was stored, and
+        `PublishUnconfirmed` where the store stays silent: publish again with the id that the error
+        carries.
         """
+        now = 0.0 if delay is None and expires_in is None else await self._time()
         task = Task.of(
             key,
             payload,
             id=new_id() if id is None else id,
             priority=priority,
-            not_before=self._instant("delay", delay, "not_before", not_before),
-            deadline=self._instant("expires_in", expires_in, "deadline", deadline),
+            not_before=instant(now, "delay", delay, "not_before", not_before),
+            deadline=instant(now, "expires_in", expires_in, "deadline", deadline),
             tenant=tenant,
             ordering_key=ordering_key,
             headers={} if headers is None else headers,
@@ -152,12 +155,19 @@ class Queue:
             total += await control.ledger(key)
         return total
 
-    def _instant(
-        self, name: str, seconds: float | None, other: str, instant: float | None
-    ) -> float | None:
-        if seconds is None:
-            return instant
-        if instant is not None:
-            raise InvalidInput(name, f"both {name} and {other}", "one of them")
-        check_duration(name, seconds)
-        return self.backend.now() + seconds
+    async def _time(self) -> float:
+        if not self._knows_time:  # a backend elsewhere tells its time with its first answer
+            self._knows_time = (await self.backend.health()).ok
+        return self.backend.now()
+
+
+def instant(
+    now: float, name: str, seconds: float | None, other: str, at: float | None
+) -> float | None:
+    """Return a point in time that was given either as such or as seconds from now. Raises `InvalidInput`."""
+    if seconds is None:
+        return at
+    if at is not None:
+        raise InvalidInput(name, f"both {name} and {other}", "one of them")
+    check_duration(name, seconds)
+    return now + seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskqueue_core.backend import Backend, Subscription
-from taskqueue_core.capabilities.require import dead_lettering_of
+from taskqueue_core.capabilities import dead_lettering_of
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.retry import Ack, Bury, Redeliver, ScheduleRetry, Verb
 from taskqueue_core.tasks import Delivery, Settled

@@ -65,7 +65,7 @@ class Calendar:
         self._ends.add(at, record)
 
     def past_deadline(self, now: float, chunk: int) -> Iterator[Record]:
-        """Take up to ``chunk`` live records that are past their deadline."""
+        """Take up to ``chunk`` records, live or dead, that are past their deadline."""
         return self._deadlines.take(now, chunk)
 
     def forgettable(self, now: float, chunk: int) -> Iterator[Record]:
@@ -89,7 +89,9 @@ class Calendar:
 
 
 def _may_expire(record: Record, _seq: int) -> bool:
-    return record.state.live and record.queue.records.get(record.task.id) is record
+    # A dead one may rise before its date: noting that again each time would fill the heap.
+    lasting = record.state.live or record.state is State.DEAD
+    return lasting and record.queue.records.get(record.task.id) is record
 
 
 def _may_be_forgotten(record: Record, seq: int) -> bool:

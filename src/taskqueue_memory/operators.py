@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from taskqueue_core.authoring import checked_progress
 from taskqueue_core.capabilities import Maintained, QueueSettings
-from taskqueue_core.errors import SettingsConflict
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import (
     DeadLetter,
@@ -38,14 +37,9 @@ class MemoryControl:
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
-        current = self._store.queue(key).settings
-        if settings.version != current.version:
-            raise SettingsConflict(
-                f"queue {key!r} has version {current.version} of its settings, not {settings.version}"
-            )
-        changed = settings.model_copy(update={"version": current.version + 1})
-        self._store.queue(key).settings = changed
-        return changed
+        queue = self._store.queue(key)
+        queue.settings = queue.settings.followed_by(settings)
+        return queue.settings
 
     async def ledger(self, key: str) -> Ledger:
         queue = self._store.queues.get(key)

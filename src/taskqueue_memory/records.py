@@ -128,6 +128,12 @@ class Record:
         del self.history[:-_HISTORY]
 
     @property
+    def kept_until(self) -> float:
+        """When an ended record may be forgotten, by the settings in force."""
+        window = self.updated_at + self.queue.settings.dedupe_window
+        return max(window, self.result_until) if self.result else window
+
+    @property
     def dead_letter(self) -> DeadLetter:
         """The record as a dead letter."""
         return DeadLetter(

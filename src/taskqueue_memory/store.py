@@ -6,7 +6,7 @@ Every method leaves the ledger balanced, and every change of state goes through 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import LeaseLost
@@ -47,6 +47,12 @@ class Store:
         if key not in self.queues:
             self.queues[key] = QueueState(key)
         return self.queues[key]
+
+    def leave(self, queues: Iterable[QueueState]) -> None:
+        """Forget queues that nobody is subscribed to and that nobody has ever used: keys come with workers and go."""
+        for queue in queues:
+            if not (queue.subscribers or queue.published or queue.settings.version):
+                self.queues.pop(queue.key, None)
 
     def find(self, key: str, task_id: str) -> Record | None:
         """Return what is known of a task."""
@@ -245,14 +251,19 @@ class Store:
     def expire(self) -> Iterator[Expired]:
         """End live entries that are past their deadline, a bounded number of them."""
         for record in self._calendar.past_deadline(self.clock.now(), _CHUNK):
-            yield self._expire(record)
+            if record.state.live:
+                yield self._expire(record)
 
     def forget(self, chunk: int = _CHUNK) -> int:
         """Drop ended records whose windows have passed, a bounded number of them."""
-        gone = tuple(self._calendar.forgettable(self.clock.now(), chunk))
-        for record in gone:
-            del record.queue.records[record.task.id]
-        return len(gone)
+        now, gone = self.clock.now(), 0
+        for record in tuple(self._calendar.forgettable(now, chunk)):
+            if (until := record.kept_until) > now:  # the window has been widened since
+                self._calendar.note_end(record, until)
+            else:
+                del record.queue.records[record.task.id]
+                gone += 1
+        return gone
 
     def follow(self) -> None:
         """Have the timer ring in the running event loop."""
@@ -286,15 +297,15 @@ class Store:
         states = record.queue.states
         states[record.state] -= 1
         states[state] += 1
-        risen = record.state is State.DEAD
-        if risen:
+        record.updated_at = self.clock.now()
+        if record.state is State.DEAD:
             del record.queue.dead[record.task.id]
+            deadline = record.task.deadline
+            if deadline is not None and deadline <= record.updated_at:  # it came while it was dead
+                self._calendar.note_deadline(record, deadline)
         if state is State.DEAD:
             record.queue.dead[record.task.id] = record
         record.state = state
-        if risen and record.task.deadline is not None:  # its date may have come while it was dead
-            self._calendar.note_deadline(record, record.task.deadline)
-        record.updated_at = self.clock.now()
         if self.journal is not None:
             worker = worker or (record.owner.consumer if record.owner else None)
             self.journal.write(event, record, record.updated_at, worker, error)
@@ -368,9 +379,7 @@ class Store:
         if state is not State.DEAD:
             record.seq = next(self._seq)
             record.shed()
-            settings = record.queue.settings
-            keep = max(settings.dedupe_window, settings.result_ttl if record.result else 0.0)
-            self._calendar.note_end(record, record.updated_at + keep)
+            self._calendar.note_end(record, record.kept_until)
 
     def _expire(self, record: Record) -> Expired:
         self._finish(record, State.EXPIRED, "expired", revoke=True)

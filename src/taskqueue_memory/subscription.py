@@ -96,6 +96,7 @@ class MemorySubscription(SubscriptionBase):
             del queue.subscribers[self]
         for record in tuple(self.owned.values()):
             self._store.hand_back(record, lost=False)
+        self._store.leave(self._queues)
         self.wake()
         self._revocation.set()
 

@@ -23,13 +23,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_defaults_need_nothing() -> None:
-    """E4: without any setting the embedded backend is used, on loopback."""
+    """Without any setting the embedded backend is used, on loopback."""
     settings = load_settings(Settings)
     assert (settings.backend, settings.host, settings.token) == ("memory", "127.0.0.1", None)
 
 
 def test_the_backend_is_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E4 and OPEN-E3: one variable names the backend, in one naming scheme."""
+    """One variable names the backend, in one naming scheme."""
     monkeypatch.setenv("TASKQUEUE_BACKEND", "taskqueue_redis")
     assert load_settings(Settings).backend == "taskqueue_redis"
 

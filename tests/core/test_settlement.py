@@ -79,7 +79,7 @@ async def test_one_step_where_the_backend_can() -> None:
 
 
 async def test_two_steps_where_it_cannot() -> None:
-    """OPEN-C2: the retry is stored first, and the delivery is acked only then."""
+    """The retry is stored first, and the delivery is acked only then."""
     backend = scripted()
     assert await settle(backend, backend, DELIVERY, ScheduleRetry(5, "boom")) is Settled.OK
     assert backend.calls == [
@@ -89,7 +89,7 @@ async def test_two_steps_where_it_cannot() -> None:
 
 
 async def test_no_ack_without_a_stored_retry() -> None:
-    """OPEN-C2: where the retry cannot be stored the delivery stays as it is, to come back."""
+    """Where the retry cannot be stored the delivery stays as it is, to come back."""
     backend = scripted()
     backend.publish_errors = [BackendUnavailable("down")]
     with pytest.raises(BackendUnavailable):

@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_table_names_the_proof_of_each_row(root: Path) -> None:
-    """A row shows its tests, else the part in which they are due, or why it needs none."""
+    """A row shows the part in which its tests are due if that is to come, its tests, or why it needs none."""
     assert coverage_table.main([], root) == 0
     assert (root / "docs" / "coverage.md").read_text().splitlines()[-3:] == [
         r"| A17 | one \| two | 1 | `tests/test_x.py::test_it` |",

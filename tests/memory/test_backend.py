@@ -20,7 +20,7 @@ from taskqueue_memory import MemoryBackend, create_backend
 
 
 def test_it_declares_what_it_is() -> None:
-    """OPEN-B1: it has every capability, and says that it is neither durable nor shared."""
+    """It has every capability, and says that it is neither durable nor shared."""
     capabilities = MemoryBackend.capabilities
     assert capabilities.names == set(Capability)
     assert (capabilities.shared, capabilities.durable, capabilities.atomic_retry) == (
@@ -49,7 +49,7 @@ async def test_health(backend: MemoryBackend) -> None:
 
 
 async def test_many_queues(backend: MemoryBackend, clock: ManualClock) -> None:
-    """A2: a queue costs nothing to have: ten thousand with one scheduled task each fall due quickly."""
+    """A queue costs nothing to have: ten thousand with one scheduled task each fall due quickly."""
     keys = [f"k{n}" for n in range(10_000)]
     start = clock.now()
     for n, key in enumerate(keys):
@@ -77,7 +77,7 @@ async def test_one_subscription_over_many_keys(backend: MemoryBackend) -> None:
 
 
 async def test_a_thousand_idle_subscriptions_cost_a_publish_nothing(backend: MemoryBackend) -> None:
-    """OPEN-E2: a publish wakes one of those who wait, without looking at the others."""
+    """A publish wakes one of those who wait, without looking at the others."""
     subscriptions = [backend.subscribe(["k"], f"w{n}") for n in range(1000)]
     receives = [asyncio.ensure_future(s.receive(1, None)) for s in subscriptions]
     await asyncio.sleep(0)

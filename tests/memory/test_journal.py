@@ -120,7 +120,7 @@ async def test_one_life(path: Path, clock: ManualClock) -> None:
 
 
 async def test_the_form_of_a_line(path: Path, clock: ManualClock) -> None:
-    """G8: a line is one JSON object with the fields of its version, in their order."""
+    """A line is one JSON object with the fields of its version, in their order."""
     backend = journaled(path, clock)
     await backend.publisher.publish(Task(key="k"))
     await backend.aclose()

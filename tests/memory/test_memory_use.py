@@ -128,7 +128,7 @@ async def test_a_retry_after_the_end_has_the_payload(
 
 
 async def test_memory_does_not_grow_with_what_ended(backend: MemoryBackend) -> None:
-    """GOAL-AB: two thousand tasks of 50 kB through the queue leave no hundred megabytes behind."""
+    """Two thousand tasks of 50 kB through the queue leave no hundred megabytes behind."""
     tracemalloc.start()
     try:
         await work(backend, 200, payload=LARGE)
@@ -181,7 +181,7 @@ async def test_clearing_loses_nothing(backend: MemoryBackend, clock: ManualClock
 
 def test_an_agenda_in_order() -> None:
     """Dates come in order, equal ones in the order of being noted, and only those that matter."""
-    agenda = Agenda(lambda record, _seq: record.state is State.WAITING)
+    agenda: Agenda[Record] = Agenda(lambda record, _seq: record.state is State.WAITING)
     queue = QueueState("k")
     made = [Record(queue, Task(key="k"), 0.0) for _ in range(6)]
     for record, at in zip(made, (3, 1, 2, 1, 9, 2), strict=True):
@@ -207,3 +207,50 @@ async def test_expiry_is_bounded(backend: MemoryBackend, clock: ManualClock) -> 
     assert [len(answer.expired) for answer in answers] == [1000, 1000, 500, 0]
     assert [answer.again for answer in answers] == [True, True, False, False]
     assert [d.task.id for a in answers for d in a.deliveries] == ["alive"]
+
+
+async def test_keys_of_gone_workers_leave_nothing(backend: MemoryBackend) -> None:
+    """Fault G10: a queue that only a subscription named goes with the last one; a used or configured one stays."""
+    await backend.control.configure("configured", QueueSettings(max_losses=1))
+    await backend.publisher.publish(Task(key="used"))
+    await work(backend, 1)
+    first = backend.subscribe(["a", "b", "configured", "used", "k"], "w")
+    second = backend.subscribe(["b"], "w")
+    assert await backend.control.queues() == ("a", "b", "configured", "k", "used")
+    await first.close()
+    assert await backend.control.queues() == ("b", "configured", "k", "used")
+    await backend.publisher.publish(Task(key="b", id="late"))
+    assert [d.task.id for d in (await second.receive(1, 0)).deliveries] == ["late"]
+    await second.close()
+    assert await backend.control.queues() == ("b", "configured", "k", "used")
+
+
+async def test_rising_again_and_again_takes_no_room(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """Fault F19: a deadline is noted once, however often its task dies and is redriven; and it still ends the task."""
+    await backend.publisher.publish(Task(key="k", id="t", deadline=clock.now() + 100))
+    subscription = backend.subscribe(["k"], "w")
+    for _ in range(1000):
+        (delivery,) = (await subscription.receive(1, 0)).deliveries
+        await subscription.dead_letter(delivery, "r")
+        await backend.dead_letters.redrive("k", "t")
+    assert len(backend._store._calendar._deadlines) == 1
+    await clock.advance(100)
+    assert [e.task_id for e in (await backend.control.maintain()).expired] == ["t"]
+    assert await backend.control.ledger("k") == Ledger(published=1, expired=1)
+
+
+async def test_a_wider_window_acts_on_what_has_ended(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """Laws 7 and 9, fault F18: the window in force decides when an id is forgotten, not the one of back then."""
+    await backend.control.configure("k", QueueSettings(dedupe_window=10))
+    await work(backend, 1, id="t")
+    await backend.control.configure("k", QueueSettings(version=1, dedupe_window=100))
+    await clock.advance(99)
+    assert (await backend.control.maintain()).forgotten == 0
+    (again,) = await backend.publisher.publish(Task(key="k", id="t"))
+    assert again.status is Published.DUPLICATE
+    await clock.advance(1)
+    assert (await backend.control.maintain()).forgotten == 1

@@ -15,6 +15,7 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.queue import Queue
 from taskqueue_core.remote import RemoteBackend
+from taskqueue_core.remote.clock import TIME_HEADER
 from taskqueue_core.tasks import Published, Task
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
@@ -239,3 +240,17 @@ async def test_the_token_is_shown_to_the_server_and_to_nobody_else() -> None:
         await remote(handler).publisher.publish(Task(key="k"))
     assert seen == ["Bearer secret"]
     assert "secret" not in str(caught.value)
+
+
+async def test_a_delay_counts_from_the_servers_time() -> None:
+    """Law 8: also in the first call, where this machine's clock is wrong."""
+    sent: list[dict[str, float]] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/ready":
+            return httpx2.Response(200, json={"ready": True}, headers={TIME_HEADER: "5000.0"})
+        sent.append(json.loads(request.content))
+        return accepting(request)
+
+    await Queue(remote(handler)).publish("k", delay=60, expires_in=120)
+    assert (round(sent[0]["not_before"]), round(sent[0]["deadline"])) == (5060, 5120)

@@ -19,8 +19,9 @@ VERBS = ("receive", "ack", "redeliver", "dead_letter", "adopt", "close")
 class Flaky(MemoryBackend):
     """Raises `BackendUnavailable` while ``down``, waiting receives too; loses the next ``lost`` answers to acks."""
 
-    def __init__(self) -> None:
+    def __init__(self, slowness: float = 0.0) -> None:
         super().__init__()
+        self.slowness = slowness
         self.down = asyncio.Event()
         self.lost = 0
         self.calls: list[str] = []
@@ -45,6 +46,8 @@ class Flaky(MemoryBackend):
             self.calls.append(verb)
             if self.down.is_set():
                 raise BackendUnavailable("the store is away")
+            if verb == "ack":
+                await asyncio.sleep(self.slowness)
             running = asyncio.ensure_future(call(*args, **kwargs))
             waiting = [running, asyncio.ensure_future(self.down.wait())]
             try:

@@ -14,7 +14,7 @@ from taskqueue_core.server import create_app
 from taskqueue_core.tasks import State
 from taskqueue_memory import MemoryBackend
 from tests.server.flaky import Flaky, Plain
-from tests.server.support import eventually, http, receipts, running, settings
+from tests.server.support import Worker, eventually, http, receipts, running, settings
 
 
 class TestOutage:
@@ -51,8 +51,31 @@ class TestOutage:
             assert sorted((await worker.settled(3))[0]) == sorted(got)
             await it.reaches(done=1, dead=1, in_flight=1)
 
+    async def test_results_that_wait_are_bounded(self) -> None:
+        """Fault G1: above so many bytes no more frames are read, and none is lost."""
+        backend = Flaky()
+        async with running(backend, lease=30) as it, it.worker(credit=50) as worker:
+            await it.publish(*(f"t{i}" for i in range(40)))
+            got = receipts(await worker.deliveries(40))
+            backend.down.set()
+            await worker.frame("degraded")
+            sending = asyncio.create_task(self.ack_all(worker, got))
+            with pytest.raises(TimeoutError):
+                await worker.frame("pong", seconds=0.3)
+            backend.down.clear()
+            assert sorted((await worker.settled(40))[0]) == sorted(got)
+            await sending
+            if not any(frame["type"] == "pong" for frame in worker.passed_over):
+                await worker.frame("pong")
+
+    async def ack_all(self, worker: Worker, got: list[str]) -> None:
+        """Ack with large results, then ask for a pong."""
+        for receipt in got:
+            await worker.send("ack", receipts=[receipt], results={receipt: "x" * 200_000})
+        await worker.send("ping", n=1)
+
     async def test_a_lost_answer_is_asked_for_again(self) -> None:
-        """E2 and law 2: an ack whose answer was lost is sent again and still counts once."""
+        """Fault E2 and law 2: an ack whose answer was lost is sent again and still counts once."""
         backend = Flaky()
         async with running(backend) as it, it.worker(credit=1) as worker:
             await it.publish("a")
@@ -120,6 +143,19 @@ class TestFewCapabilities:
                 assert (await worker.frame("revoke"))["receipts"] == got
                 (again,) = await worker.deliveries(1)
                 assert (again["losses"], again["attempt"]) == (1, 1)
+
+    async def test_a_worker_learns_of_a_cancel_when_it_speaks(self) -> None:
+        """Law 2: without revocations a report or verdict on what is gone is answered so, and changes nothing."""
+        async with running(Plain()) as it, it.worker(credit=2) as worker:
+            await it.publish("a", "b")
+            one, two = receipts(await worker.deliveries(2))
+            for task_id in ("a", "b"):
+                assert await it.backend.control.cancel("k", task_id)  # type: ignore[attr-defined]
+            await worker.send("progress", receipt=one, value=0.5)
+            assert (await worker.frame("revoke"))["receipts"] == [one]
+            await worker.send("ack", receipts=[two])
+            assert await worker.settled(1) == ([], [two])
+            assert await it.count(State.CANCELLED) == 2
 
     @pytest.mark.parametrize("missing", [Capability.CONTROL, Capability.DEAD_LETTERS])
     async def test_what_it_needs_is_named_at_the_start(self, missing: Capability) -> None:

@@ -17,7 +17,7 @@ from taskqueue_core.hooks import Connection, Hooks, hookimpl
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.server import Server, housekeeping, serve
 from taskqueue_core.server.housekeeping import keep_house
-from taskqueue_core.server.logs import FIELDS, set_up_logs
+from taskqueue_core.server.logs import FIELDS, formatter, set_up_logs
 from taskqueue_core.server.racing import first, forever
 from taskqueue_core.server.registry import Registry
 from taskqueue_core.tasks import Expired
@@ -242,6 +242,15 @@ class TestLogs:
         assert "worker_id='w'" in lines.getvalue()
         assert "s3cret" not in lines.getvalue()
         assert not {"token", "payload", "error", "message"} & FIELDS
+
+    def test_people_get_fewer_words(self) -> None:
+        """On a terminal too, only listed fields are shown, and nothing acts on it."""
+        record = logging.LogRecord("taskqueue.x", logging.INFO, "", 0, "a\x1b[2J\nb", (), None)
+        record.reason, record.token = "r\n", "s3cret"
+        text = formatter(for_people=True).format(record)
+        assert "a\\x1b[2J\\nb" in text
+        assert "reason=r\\n" in text
+        assert "s3cret" not in text
 
     def test_control_characters_are_escaped(self, lines: io.StringIO) -> None:
         """Nobody writes a second line or colours a terminal."""

@@ -107,7 +107,7 @@ class TestWork:
             await eventually(noted)
 
     async def test_cancel_takes_a_running_task_away(self) -> None:
-        """fault F21: the worker is told, and a verdict that comes late changes nothing."""
+        """Fault F21: the worker is told, and a verdict that comes late changes nothing."""
         async with running() as it, it.worker(credit=5) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)

@@ -8,6 +8,7 @@ import pytest
 
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import State
+from tests.server.flaky import Flaky
 from tests.server.support import eventually, receipts, running
 
 
@@ -83,9 +84,11 @@ class TestEnds:
                 assert asyncio.get_running_loop().time() - began < 0.3 * 1.5
                 assert {"type": "ping", "n": 1} in worker.passed_over
             await it.reaches(waiting=1)
+            (status,) = await it.backend.control.statuses("k", "a")  # type: ignore[attr-defined]
+            assert status.losses == 1
 
     async def test_pings_keep_a_busy_worker_alive(self) -> None:
-        """fault F22: however long a task runs, it stays with its live worker."""
+        """Fault F22: however long a task runs, it stays with its live worker."""
         async with running(lease=0.15, grace=0) as it, it.worker(credit=1) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)
@@ -98,8 +101,8 @@ class TestEnds:
             assert await worker.settled(1) == ([got["receipt"]], [])
 
     async def test_verdicts_sent_before_the_end_still_count(self) -> None:
-        """A worker may settle, say bye and go."""
-        async with running() as it:
+        """A worker may settle, say bye and go, however long the store takes."""
+        async with running(Flaky(slowness=0.05)) as it:
             await it.publish(*(f"t{i}" for i in range(50)))
             async with it.worker(credit=50) as worker:
                 for receipt in receipts(await worker.deliveries(50)):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
@@ -16,7 +12,6 @@ from taskqueue_core.protocol.client_session import (
     Complained,
     Delivered,
     Draining,
-    Event,
     Revoked,
     SessionState,
     StoreChanged,
@@ -25,7 +20,6 @@ from taskqueue_core.protocol.client_session import (
 from taskqueue_core.protocol.frames import (
     Ack,
     Bye,
-    ClientFrame,
     Credit,
     DeadLetter,
     Degraded,
@@ -42,54 +36,11 @@ from taskqueue_core.protocol.frames import (
     ServerFrame,
     Settled,
     Welcome,
-    WireLimits,
     decode_client,
-    encode,
 )
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
 from tests.worker.fake import receipts_of, work
-
-
-def sent(session: ClientSession) -> list[ClientFrame]:
-    """Return what the session sends now."""
-    return [decode_client(text) for text in session.outgoing()]
-
-
-def get(session: ClientSession, frame: ServerFrame) -> list[Event]:
-    """Let the session receive a frame."""
-    return session.receive(encode(frame))
-
-
-def welcome(*adopted: str, **limits: int) -> Welcome:
-    """Make a welcome."""
-    return Welcome(
-        connection_id="c1",
-        lease=9.0,
-        server="x",
-        adopted=list(adopted),
-        limits=WireLimits(**limits),
-    )
-
-
-def ready(capacity: int = 3, **limits: int) -> ClientSession:
-    """Return a session that was welcomed."""
-    session = ClientSession("w1", ["a", "b"], capacity, "secret")
-    session.connected()
-    (hello,) = sent(session)
-    assert hello == Hello(worker_id="w1", keys=["a", "b"], credit=capacity, token="secret")
-    assert get(session, welcome(**limits)) == [Welcomed("c1", 0, 0)]
-    assert session.state is SessionState.READY
-    assert session.lease == 9.0
-    return session
-
-
-def reconnected(session: ClientSession, *adopted: str) -> tuple[Hello, list[Event]]:
-    """Break the connection and make a new one; return the hello and what the welcome meant."""
-    session.disconnected()
-    session.connected()
-    (hello,) = sent(session)
-    assert isinstance(hello, Hello)
-    return hello, get(session, welcome(*adopted))
+from tests.worker.sessions import get, ready, reconnected, sent, welcome
 
 
 def test_work_settlement_and_credit_go_round() -> None:
@@ -326,105 +277,3 @@ def test_unconfirmed_outcomes_bound_the_credit() -> None:
     assert {type(frame) for frame in sent(session)} == {Ack}
     get(session, Settled(ok=["r1", "r2"]))
     assert sent(session) == [Credit(n=2)]
-
-
-class Books:
-    """A session beside what must be true of it."""
-
-    def __init__(self) -> None:
-        """Begin with a capacity of 4."""
-        self.session = ready(capacity=4)
-        self.running: list[str] = []
-        self.zombies = 0
-        """slots of handlers whose receipts are gone"""
-        self.finished: set[str] = set()
-        self.gone: set[str] = set()
-        """confirmed, or lost"""
-        self.wire: list[str] = []
-        """settled on this connection"""
-        self.count = 0
-
-    def deliver(self, n: int) -> None:
-        """Let ``n + 1`` deliveries come, with or without credit."""
-        batch = [work(receipt=f"r{self.count + i}") for i in range(n + 1)]
-        self.count += len(batch)
-        for event in get(self.session, Deliver(deliveries=batch)):
-            assert isinstance(event, Delivered)
-            self.running += [delivery.receipt for delivery in event.deliveries]
-        self.finished |= {delivery.receipt for delivery in batch} - set(self.running)
-
-    def finish(self, n: int) -> None:
-        """End a handler, or one whose receipt is gone."""
-        if self.running:
-            receipt = self.running.pop(n % len(self.running))
-            self.finished.add(receipt)
-            self.session.finish(receipt, Success())
-        elif self.zombies:
-            self.zombies -= 1
-            self.session.free()
-
-    def send(self, _: int) -> None:
-        """Send: no receipt is settled twice on one connection."""
-        new = [receipt for frame in sent(self.session) for receipt in receipts_of(frame)]
-        assert not set(new) & set(self.wire)
-        self.wire += new
-
-    def confirm(self, _: int) -> None:
-        """Confirm all that was sent."""
-        self.gone |= set(self.wire)
-        assert get(self.session, Settled(ok=self.wire)) == []
-
-    def revoke(self, n: int) -> None:
-        """Take a running one away."""
-        if self.running:
-            receipt = self.running[n % len(self.running)]
-            self.lose(get(self.session, Revoke(receipts=[receipt])))
-
-    def reconnect(self, n: int) -> None:
-        """Come back, and keep some of what is held."""
-        self.session.disconnected()
-        self.session.connected()
-        (hello,) = sent(self.session)
-        assert isinstance(hello, Hello)
-        assert set(hello.holding) == set(self.running) | (self.finished - self.gone)
-        adopted = [receipt for i, receipt in enumerate(hello.holding) if n >> i % 3 & 1]
-        self.gone |= self.finished & (set(hello.holding) - set(adopted))
-        self.lose(get(self.session, welcome(*adopted)))
-        self.wire = []
-
-    def resize(self, n: int) -> None:
-        """Change the capacity."""
-        self.session.resize(n % 5)
-
-    def lose(self, events: list[Event]) -> None:
-        """Note what the events take away."""
-        for event in events:
-            if isinstance(event, Revoked):
-                self.running = [r for r in self.running if r not in event.receipts]
-                self.zombies += len(event.receipts)
-
-    def check(self) -> None:
-        """Whatever happened, nothing is run beyond the capacity, and every outcome is confirmed, lost or still kept."""
-        assert self.session.held == len(self.running)
-        assert self.session.unconfirmed == len(self.finished - self.gone)
-        assert self.session.granted + len(self.running) + self.zombies <= 4
-
-
-VERBS = (
-    Books.deliver,
-    Books.finish,
-    Books.send,
-    Books.confirm,
-    Books.revoke,
-    Books.reconnect,
-    Books.resize,
-)
-
-
-@given(st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 7)), max_size=40))
-def test_the_books_always_balance(steps: list[tuple[Callable[[Books, int], None], int]]) -> None:
-    """REV-E1, fault G5: in any order of deliveries, outcomes, losses and reconnects."""
-    books = Books()
-    for verb, n in steps:
-        verb(books, n)
-        books.check()

@@ -150,7 +150,10 @@ async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer)
         await peer.deliver(work({"count": "secret", "extra": "secret"}))
         frame = await peer.next(DeadLetter)
         assert frame.reason == "invalid_payload"
-        assert frame.error == "count int_parsing; name is missing; extra is not a parameter"
+        assert (
+            frame.error
+            == "count does not fit: int_parsing; name is missing; extra is not a parameter"
+        )
         await peer.deliver(work({"count": 1, "name": "a"}))
         await peer.next(Ack)
         assert calls == [(1, "a")]

@@ -22,7 +22,7 @@ from taskqueue_core.worker.threads import Threads
 
 
 def test_backoff_doubles_from_at_once_to_the_cap() -> None:
-    """C15 for connections: at once, 0.1, 0.2 … 5 s, and again from the start after a reset."""
+    """At once, 0.1, 0.2 … 5 s, and again from the start after a reset."""
     backoff = Backoff(uniform=lambda: 1.0)
     waits = [backoff.next() for _ in range(9)]
     assert waits == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
@@ -120,6 +120,7 @@ def test_addresses(url: str, uri: str, shown: str) -> None:
     address = Address.of(url)
     assert address.uri == uri + SOCKET_PATH
     assert address.shown == shown
+    assert repr(address) == f"Address({shown!r})"
     assert address.loopback is ("127.0.0.1" in url or "::1" in url)
 
 

@@ -1,14 +1,11 @@
 """The backend fulfils the contract."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-
 from taskqueue_core.backend import Backend
-from taskqueue_core.clock import Clock, ManualClock
+from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
-from taskqueue_sqlite import SqliteBackend
+
+from taskqueue_sqlite import SqliteBackend, SqliteSettings
 
 
 class TestSqliteBackend(BackendSuite):
@@ -22,9 +19,12 @@ class TestSqliteBackend(BackendSuite):
         """Open an empty file."""
         self.clock = clock
         self.path = self.folders.mktemp("store") / "taskqueue.db"
-        return SqliteBackend(self.path, clock=clock, flush=False, grace=0)
+        return self._open()
 
     async def reopen(self, backend: Backend) -> SqliteBackend:
         """Open the file again."""
         await backend.aclose()
-        return SqliteBackend(self.path, clock=self.clock, flush=False, grace=0)
+        return self._open()
+
+    def _open(self) -> SqliteBackend:
+        return SqliteBackend(SqliteSettings(path=self.path, flush=False, grace=0), self.clock)

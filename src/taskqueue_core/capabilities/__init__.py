@@ -4,6 +4,7 @@ from taskqueue_core.capabilities.control import Control, Maintained, QueueSettin
 from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.require import (
     control_of,
+    dead_lettering_of,
     dead_letters_of,
     handover_of,
     has,
@@ -20,6 +21,7 @@ __all__ = [
     "QueueSettings",
     "Revocation",
     "control_of",
+    "dead_lettering_of",
     "dead_letters_of",
     "handover_of",
     "has",

@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from taskqueue_core.errors import SettingsConflict
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Delivery, Expired, Ledger, QueueStats, TaskStatus, WorkerInfo
 
@@ -27,6 +28,15 @@ class QueueSettings(BaseModel):
     """how long after its end a task's id is remembered"""
     result_ttl: float = Field(3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
     """how long a result is kept"""
+
+
+    def followed_by(self, changed: QueueSettings) -> QueueSettings:
+        """Return ``changed`` with the next version. Raises `SettingsConflict` unless it was made from these settings."""
+        if changed.version != self.version:
+            raise SettingsConflict(
+                f"version {self.version} of the settings is in force, not {changed.version}: read them again"
+            )
+        return changed.model_copy(update={"version": self.version + 1})
 
 
 class Maintained(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,14 @@ from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 from taskqueue_core.errors import CapabilityMissing
 
-__all__ = ["control_of", "dead_letters_of", "handover_of", "has", "revocation_of"]
+__all__ = [
+    "control_of",
+    "dead_lettering_of",
+    "dead_letters_of",
+    "handover_of",
+    "has",
+    "revocation_of",
+]
 
 
 def has(backend: Backend, capability: Capability) -> bool:

@@ -26,8 +26,8 @@ from taskqueue_core.cli.backends import opened
 from taskqueue_core.cli.failures import FAILED
 from taskqueue_core.cli.output import console, note, print_json
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_duration
-from taskqueue_core.queue import Queue
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.queue import Queue, instant
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Published, Task, new_id
 
 __all__ = ["publish_file"]
@@ -152,19 +152,10 @@ def _task(line: bytes, key: str | None, now: float) -> Task:
         priority=told.priority,
         tenant=told.tenant,
         ordering_key=told.ordering_key,
-        deadline=_instant("expires_in", told.expires_in, told.deadline, now),
-        not_before=_instant("delay", told.delay, told.not_before, now),
+        deadline=instant(now, "expires_in", told.expires_in, "deadline", told.deadline),
+        not_before=instant(now, "delay", told.delay, "not_before", told.not_before),
         max_attempts=told.max_attempts,
     )
-
-
-def _instant(name: str, seconds: float | None, instant: float | None, now: float) -> float | None:
-    if seconds is None:
-        return instant
-    if instant is not None:
-        raise InvalidInput(name, "a time as well", "one of them")
-    check_duration(name, seconds)
-    return now + seconds
 
 
 def _progress(*, quiet: bool) -> Progress:

@@ -25,9 +25,9 @@ _errors = Console(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on a line of its own, indented where a person reads it."""
+    """Print one JSON value on a line of its own, indented where a person reads it and the line would be too long."""
     text = msgspec.json.encode(value)
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and len(text) > console.width:
         text = msgspec.json.format(text, indent=2)
     sys.stdout.write(text.decode() + "\n")
     sys.stdout.flush()

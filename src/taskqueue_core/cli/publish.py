@@ -196,6 +196,6 @@ def _headers(words: list[str]) -> dict[str, str]:
 
 def _print(confirmation: Confirmation) -> None:
     text = f"[green]✔[/] {confirmation.status.value}  {confirmation.task_id}"
-    if confirmation.position is not None:
+    if confirmation.position:
         text += f"  [dim]{confirmation.position:,} before it"
     console.print(text)

@@ -71,7 +71,7 @@ class ConcurrencySuite(Harness):
                 await one.ack(delivery)
 
     async def test_publish_cancelled(self, bench: Bench) -> None:
-        """A publish cancelled at any point happened or not: sent again there is exactly one copy (law 7; OPEN-C1)."""
+        """A publish cancelled at any point happened or not: sent again there is exactly one copy (law 7)."""
         subscription = bench.subscribe()
         for hops in _HOPS:
             tasks = [bench.task(f"a{hops}"), bench.task(f"b{hops}")]

@@ -41,7 +41,7 @@ class ExpireSuite(Harness):
         await bench.expect(in_flight=1, expired=2)
 
     async def test_reported_by_maintenance(self, bench: Bench) -> None:
-        """Housekeeping expires what nobody receives, and reports each task once (law 8; A23, OPEN-A4, OPEN-A6)."""
+        """Housekeeping expires what nobody receives, and reports each task once (law 8; A23, OPEN-A6)."""
         control = bench.control
         await bench.publish("waiting", deadline=bench.now + bench.short)
         await bench.publish(

@@ -119,9 +119,10 @@ class Children:
         await asyncio.gather(*(child.stop() for child in self._all[1:]))
         await asyncio.gather(*(child.stop() for child in self._all[:1]))
 
-    def end(self) -> None:
-        """Kill what is left, as after a second interrupt, and remove the logs."""
+    async def end(self) -> None:
+        """Kill what is left, as after a second interrupt, remove the logs, and wait until all are gone."""
         for child in self._all:
             child.signal(signal.SIGKILL)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        await asyncio.gather(*(child.wait() for child in self._all))

@@ -169,4 +169,4 @@ class Cluster:
                 child.signal(signal.SIGCONT)
             await self._children.stop()
         finally:
-            self._children.end()
+            await self._children.end()

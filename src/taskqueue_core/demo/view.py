@@ -97,9 +97,11 @@ class PlainView:
         self._console = console
         self._began = time.monotonic()
         self._last = self._began
+        self._files = 0
 
     def begin(self, options: DemoOptions, plan: Plan) -> None:
         """See `View`."""
+        self._files = len(plan.files)
         self._console.print(heading(options, plan), soft_wrap=True)
 
     def event(self, text: str, style: str = "") -> None:
@@ -117,7 +119,7 @@ class PlainView:
         """See `View`."""
         if time.monotonic() - self._last >= _EVERY:
             self._last = time.monotonic()
-            self.event(f"compared {count:,} results")
+            self.event(f"compared {count:,} of {self._files:,} results")
 
     def end(self, report: Report) -> None:
         """See `View`."""

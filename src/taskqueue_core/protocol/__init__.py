@@ -1,0 +1,1 @@
+"""The socket protocol without sockets: frames, and a session for each side."""

@@ -175,9 +175,9 @@ class ServerSession:
         return [*events, *(Say(encode(Settled(lease_lost=piece))) for piece in _pieces(stale))]
 
     def _greet(self, hello: Hello) -> list[Event]:
-        self._demand(SessionState.NEW)
         if self._hello is not None:
             raise ProtocolViolation("unexpected", "a second hello")
+        self._demand(SessionState.NEW)
         if hello.protocol != PROTOCOL_VERSION:
             raise ProtocolViolation(
                 "unsupported_protocol", f"this server speaks version {PROTOCOL_VERSION}"
@@ -324,7 +324,9 @@ class ServerSession:
 
     def _demand(self, *states: SessionState) -> None:
         if self._state not in states:
-            raise ProtocolViolation("unexpected", f"not possible while {self._state.value}")
+            why = f"not possible while {self._state.value}"
+            early = self._state is SessionState.NEW and self._hello is None
+            raise ProtocolViolation("unexpected", "a hello must come first" if early else why)
 
 
 def _read(data: str | bytes) -> ClientFrame:

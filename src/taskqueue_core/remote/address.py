@@ -26,6 +26,10 @@ class ServerAddress(msgspec.Struct, frozen=True):
     loopback: bool
     tls: bool
 
+    def __repr__(self) -> str:
+        """Show no credentials."""
+        return f"ServerAddress({self.shown!r})"
+
     @classmethod
     def of(cls, url: str) -> Self:
         """Read ``http[s]://host[:port][/prefix]`` (``ws[s]`` will do). Raises `ConfigurationError`."""

@@ -181,10 +181,12 @@ class Conversation:
         while True:
             since = self._listening_since
             due = ping_at if since is None else min(ping_at, since + lease)
-            await asyncio.sleep(max(0.0, due - self._loop.time()))
+            awake = max(due, self._loop.time())
+            await asyncio.sleep(awake - self._loop.time())
             now = self._loop.time()
-            # Having slept too long ourselves, we cannot know who was silent: what came meanwhile is read first.
-            if now - due > lease / 3:
+            # Having slept too long ourselves, we cannot know who was silent: what came meanwhile is read first. Only
+            # this sleep counts: after it, who is silent still is given up, however long ago the lease was over.
+            if now - awake > lease / 3:
                 await asyncio.sleep(lease / 10)
             elif since is not None and since == self._listening_since and now - since >= lease:
                 return End(orderly=False, reason="silent", code=CLOSE_TIMEOUT)

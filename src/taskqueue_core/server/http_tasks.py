@@ -6,8 +6,9 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_time
+from taskqueue_core.queue import instant
 from taskqueue_core.server.bodies import JSON
-from taskqueue_core.server.models import Cancelled, ConfirmationOut, RetryIn, TaskIn, instant
+from taskqueue_core.server.models import Cancelled, ConfirmationOut, RetryIn, TaskIn
 from taskqueue_core.server.operations import Call, Operation, answer
 from taskqueue_core.server.problems import ProblemError, retry_after
 from taskqueue_core.tasks import Confirmation, Published, TaskStatus

@@ -32,8 +32,9 @@ def set_up_logs(stream: TextIO | None = None, level: int = logging.INFO) -> None
     """Write logs of this package and its server program to ``stream`` (standard error), unless that was done before."""
     if logging.getLogger().handlers or logging.getLogger("taskqueue").handlers:
         return
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(formatter())
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter(for_people=stream.isatty()))
     ours = logging.getLogger("taskqueue")
     ours.addHandler(handler)
     ours.setLevel(level)
@@ -45,24 +46,32 @@ def set_up_logs(stream: TextIO | None = None, level: int = logging.INFO) -> None
     program.propagate = False
 
 
-def formatter() -> logging.Formatter:
-    """Return the formatter: time, level, logger, message and the fields on the list."""
+def formatter(*, for_people: bool = False) -> logging.Formatter:
+    """Return the formatter: time, level, logger, message and the fields on the list; ``for_people`` in few words."""
+    machine = structlog.processors.KeyValueRenderer(
+        key_order=["timestamp", "level", "logger", "event"], drop_missing=True
+    )
+    time = "%H:%M:%S" if for_people else "iso"
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
             structlog.stdlib.add_log_level,
             structlog.stdlib.add_logger_name,
             structlog.stdlib.ExtraAdder(allow=FIELDS),
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.TimeStamper(fmt=time, utc=not for_people),
             structlog.processors.format_exc_info,
         ],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             _escape,
-            structlog.processors.KeyValueRenderer(
-                key_order=["timestamp", "level", "logger", "event"], drop_missing=True
-            ),
+            _in_few_words if for_people else machine,
         ],
     )
+
+
+def _in_few_words(_logger: object, _name: str, event: MutableMapping[str, Any]) -> str:
+    head = f"{event.pop('timestamp')} {event.pop('level'):<7} {event.pop('event')}"
+    del event["logger"]
+    return "  ".join((head, *(f"{name}={value}" for name, value in event.items())))
 
 
 def _escape(

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta, Raw
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_duration, check_name
+from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
+from taskqueue_core.queue import instant
 from taskqueue_core.tasks import (
     DEFAULT_PRIORITY,
     Confirmation,
@@ -41,7 +42,6 @@ __all__ = [
     "StatusesOut",
     "TaskIn",
     "WorkersOut",
-    "instant",
 ]
 
 _Ids = Annotated[list[str], Meta(max_length=LIMITS.batch)]
@@ -80,18 +80,6 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
             max_attempts=self.max_attempts,
         )
-
-
-def instant(
-    now: float, name: str, seconds: float | None, other: str, at: float | None
-) -> float | None:
-    """Return a point in time that was given either as such or as seconds from now. Raises `InvalidInput`."""
-    if seconds is None:
-        return at
-    if at is not None:
-        raise InvalidInput(name, f"both {name} and {other}", "one of them")
-    check_duration(name, seconds)
-    return now + seconds
 
 
 class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

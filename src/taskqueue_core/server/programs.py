@@ -8,6 +8,7 @@ import h11
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from taskqueue_core.server.channel import ABORT
 
@@ -15,13 +16,18 @@ __all__ = ["HttpProtocol", "SocketProtocol"]
 
 HEADER_SECONDS = 10.0
 """for a request's head to arrive, once a connection is open or a request has begun"""
+ANSWER_SECONDS = 30.0
+"""for a peer to read what is buffered of an answer"""
 _CLOSE_SECONDS = 2.0
+_FRAGMENTS = 1024
+"""of one message; nobody needs more, since its size is limited too"""
 
 
 class HttpProtocol(H11Protocol):
-    """Closes connections on which no request arrives."""
+    """Closes connections on which no request arrives, or whose peer does not read its answer."""
 
     _patience: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for a request."""
@@ -40,12 +46,29 @@ class HttpProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Leave the waiting to the socket's own rules."""
         self._stop_waiting()
+        self._was_read()
         super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop to wait."""
         self._stop_waiting()
+        self._was_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Give the peer some time to read."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Note that it has read."""
+        self._was_read()
+        super().resume_writing()
+
+    def _was_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _wait_for_head(self) -> None:
         self._patience = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
@@ -72,6 +95,13 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True
+
+    def handle_cont(self, event: Frame) -> None:
+        """Refuse a message in too many fragments: empty ones take memory, and never reach the limit of its size."""
+        super().handle_cont(event)
+        if len(self.frames) > _FRAGMENTS:
+            self.frames = []
+            self.transport.abort()
 
     def handle_ping(self) -> None:
         """Answer, unless earlier answers are still waiting to be read."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 import signal
 import socket
 import threading
@@ -188,11 +189,16 @@ def _listen(settings: Settings) -> Iterator[socket.socket]:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot listen on port {settings.port} of {host}: {error.strerror or error}; "
+            f"cannot listen on port {settings.port} of {host}: {_reason(error)}; "
             "set TASKQUEUE_PORT to another one, or to 0 for any"
         ) from error
     with listener:
         yield listener
+
+
+def _reason(error: OSError) -> str:
+    # The library's own text repeats the address.
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def _url(listener: socket.socket) -> str:

@@ -23,6 +23,10 @@ class Address(msgspec.Struct, frozen=True):
     """for logs and errors: without credentials"""
     loopback: bool
 
+    def __repr__(self) -> str:
+        """Show no credentials."""
+        return f"Address({self.shown!r})"
+
     @classmethod
     def of(cls, url: str) -> Address:
         """Read ``http[s]://host[:port][/prefix]`` (``ws[s]`` will do). Raises `ConfigurationError`."""

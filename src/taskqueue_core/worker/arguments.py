@@ -108,6 +108,6 @@ def _describe(error: ValidationError) -> str:
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or "payload"
         kind = fault["type"]
-        faults.append(f"{path} {_PLAIN.get(kind, kind)}")
+        faults.append(f"{path} {_PLAIN.get(kind) or f'does not fit: {kind}'}")
     more = len(faults) - _NAMED_FAULTS
     return "; ".join(faults[:_NAMED_FAULTS]) + (f"; and {more} more" if more > 0 else "")

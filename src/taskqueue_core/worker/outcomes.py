@@ -8,7 +8,7 @@ import msgspec
 from pydantic import BaseModel
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_time, kind_of
+from taskqueue_core.limits import LIMITS, check_duration, kind_of
 from taskqueue_core.protocol.client_outcomes import clean_text
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
 
@@ -30,7 +30,7 @@ class Retry(Exception):
 
     def __init__(self, delay: float | None = None, error: str = "retry requested") -> None:
         if delay is not None:
-            check_time("delay", delay)
+            check_duration("delay", delay)
             if delay > _LONGEST_DELAY:
                 raise InvalidInput("delay", "a number out of range", "up to a year of seconds")
         super().__init__(error)

@@ -82,7 +82,7 @@ class Runner:
         judged: Callable[[Outcome], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
-        """``judged`` hears every verdict before it is reported, ``fatal`` of a `BaseException` that one raised."""
+        """``judged`` hears each handler's verdict before its report, ``fatal`` a `BaseException` that one raised."""
         self._registry = registry
         self._settler = settler
         self._concurrency = concurrency

@@ -10,7 +10,7 @@ CREATE TABLE IF NOT EXISTS entries (
     priority INTEGER NOT NULL, deadline REAL,
     state TEXT NOT NULL,
     since REAL NOT NULL,            -- when it came into this state
-    error TEXT,                     -- what failed then; a trigger keeps the last ones
+    error TEXT,                     -- what failed last; a trigger keeps some more
     at REAL, seq INTEGER NOT NULL,  -- its place: when it became available or will, and the order of equal times
     attempt INTEGER NOT NULL, prior INTEGER NOT NULL DEFAULT 0, losses INTEGER NOT NULL DEFAULT 0,
     handed_out INTEGER NOT NULL DEFAULT 0,
@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS tokens (
 -- One index per question, over the rows that it is about: no receive and no settlement is a scan.
 CREATE INDEX IF NOT EXISTS lanes ON entries (key, priority DESC, at, seq, since) WHERE state = 'waiting';
 CREATE INDEX IF NOT EXISTS agenda ON entries (key, due) WHERE due NOTNULL;
+CREATE INDEX IF NOT EXISTS deadlines ON entries (key, deadline) WHERE deadline NOTNULL AND due NOTNULL;
 CREATE INDEX IF NOT EXISTS leases ON entries (owner, worker) WHERE state = 'in_flight';
 CREATE INDEX IF NOT EXISTS graves ON entries (key, seq) WHERE state = 'dead';
 CREATE INDEX IF NOT EXISTS memories ON entries (key, result ISNULL, since) WHERE over;
@@ -66,7 +67,7 @@ CREATE TRIGGER IF NOT EXISTS moved AFTER UPDATE OF state ON entries BEGIN
         done = done + (new.state = 'done'), expired = expired + (new.state = 'expired'),
         cancelled = cancelled + (new.state = 'cancelled'), discarded = discarded + (new.state = 'discarded'),
         delivered = delivered + (new.state = 'in_flight'),
-        redelivered = redelivered + (old.state = 'in_flight' AND (new.state = 'waiting' OR new.losses > old.losses)),
+        redelivered = redelivered + (old.state = 'in_flight' AND new.state = 'waiting'),
         retried = retried + (new.attempt > old.attempt),
         lost = lost + (new.losses > old.losses)
     WHERE key = new.key;
@@ -74,22 +75,27 @@ END;
 CREATE TRIGGER IF NOT EXISTS released AFTER UPDATE OF state ON entries WHEN old.state = 'in_flight' BEGIN
     UPDATE entries SET receipt = NULL, worker = NULL, owner = NULL WHERE n = new.n;
 END;
-CREATE TRIGGER IF NOT EXISTS failed AFTER UPDATE OF state ON entries WHEN new.error NOTNULL BEGIN
+CREATE TRIGGER IF NOT EXISTS failed AFTER UPDATE OF error ON entries WHEN new.error NOTNULL BEGIN
     INSERT INTO failures VALUES (new.n, old.attempt, new.since, new.error);
     DELETE FROM failures WHERE entry = new.n
         AND rowid <= (SELECT rowid FROM failures WHERE entry = new.n ORDER BY rowid DESC LIMIT 1 OFFSET 20);
 END;
 
 -- Questions about the time, now(), and settings of a queue, setting(). They are asked of this process only.
-CREATE TEMP VIEW known AS  -- tasks that are not to be forgotten yet; those that make a publish a duplicate are fresh
-    SELECT e.*, NOT over OR now() < since + setting(settings, 'dedupe_window') AS fresh
-    FROM entries e JOIN queues USING (key)
-    WHERE fresh OR (result NOTNULL AND now() < since + setting(settings, 'result_ttl'));
+CREATE TEMP VIEW known AS  -- tasks that are not to be forgotten yet; the fresh ones make a publish a duplicate
+    SELECT entries.*, id AS task_id, since AS updated_at, NOT over OR now() < since + setting(settings, 'dedupe_window') AS fresh,
+        result NOTNULL AND now() < since + setting(settings, 'result_ttl') AS has_result
+    FROM entries JOIN queues USING (key) WHERE fresh OR has_result;
 CREATE TEMP VIEW forgettable AS
-    SELECT n FROM queues JOIN entries USING (key) WHERE over AND (result ISNULL) = TRUE
+    SELECT n FROM queues CROSS JOIN entries USING (key) WHERE over AND (result ISNULL) = TRUE
         AND since <= now() - setting(settings, 'dedupe_window')
-    UNION ALL SELECT n FROM queues JOIN entries USING (key) WHERE over AND (result ISNULL) = FALSE
+    UNION ALL SELECT n FROM queues CROSS JOIN entries USING (key) WHERE over AND (result ISNULL) = FALSE
         AND since <= now() - max(setting(settings, 'dedupe_window'), setting(settings, 'result_ttl'));
-CREATE TEMP VIEW busy AS   -- queues where something lives, and when the next entry leaves its state by itself
+CREATE TEMP VIEW busy AS   -- queues where something waits, or leaves its state by itself
     SELECT key, waiting, (SELECT min(due) FROM entries WHERE key = queues.key AND due NOTNULL) AS due
-    FROM queues WHERE waiting + scheduled + in_flight > 0;
+    FROM queues WHERE waiting + scheduled + in_flight > 0 AND (waiting > 0 OR due NOTNULL);
+CREATE TEMP TRIGGER poisoned AFTER UPDATE OF losses ON entries
+WHEN new.losses > (SELECT setting(settings, 'max_losses') FROM queues WHERE key = new.key) BEGIN
+    UPDATE entries SET state = 'dead', since = now(), seq = next(), reason = 'max_losses_exceeded', answer = 'dead'
+    WHERE n = new.n;
+END;
