@@ -88,13 +88,12 @@ class LocalSubscription(SubscriptionBase):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """See `taskqueue_core.backend.Subscription.receive`."""
         checked_limit(limit)
-        if self.closed:
-            raise SubscriptionClosed("the subscription is closed")
+        self._demand_open()
         end = None if timeout is None else self._clock.now() + timeout
-        while True:
+        while not self.closed:
             self._news.clear()
-            received = Received() if self.closed else self.take(limit)
-            over = self.closed or (end is not None and end <= self._clock.now())
+            received = self.take(limit)
+            over = end is not None and end <= self._clock.now()
             if received.deliveries or received.expired or over:
                 return received
             dates = [date for date in (end, received.due_at) if date is not None]
@@ -104,6 +103,11 @@ class LocalSubscription(SubscriptionBase):
             finally:
                 if timer is not None:
                     timer.cancel()
+        return Received()
+
+    def _demand_open(self) -> None:
+        if self.closed:
+            raise SubscriptionClosed("the subscription is closed")
 
 
 def workers_of(subscriptions: Iterable[LocalSubscription]) -> tuple[WorkerInfo, ...]:

@@ -102,7 +102,8 @@ class Subscription(Protocol):
         This and the other settlements answer per receipt. A stale receipt changes nothing (law 2):
         it answers ``lease_lost`` in a batch, and raises `LeaseLost` when it is the only one. The
         settlement that ended a task's last delivery answers the same when it is sent again, while
-        the task is remembered. Any open subscription of the backend may settle any receipt.
+        the task is remembered. Any open subscription of the backend may settle any receipt, but only
+        its owner can declare it lost: one that another has adopted meanwhile answers ``lease_lost``.
         """
         ...
 

@@ -1,7 +1,8 @@
 """The books of one task, for backends that keep a record per task: the rules of the contract, without any storage.
 
-A backend loads an entry, lets one of these methods change it, and stores it again, all in one atomic step. Moving it between
-lanes, counters and indexes is the backend's part. See docs/writing-a-backend.md.
+A backend loads an entry, lets one of these methods change it, and stores it again, all in one atomic
+step. Moving it between lanes, counters and indexes is the backend's part. See
+docs/writing-a-backend.md.
 """
 
 from __future__ import annotations

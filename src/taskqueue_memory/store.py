@@ -158,17 +158,17 @@ class Store:
         self._finish(record, State.DONE, "acked", verb="ack")
         return Settled.OK
 
-    def redeliver(self, delivery: Delivery, *, lost: bool) -> Settled:
-        """Make an entry available again, at its old place; one that was lost too often dies."""
-        verb = "lost" if lost else "redeliver"
+    def redeliver(self, delivery: Delivery, loser: Consumer | None) -> Settled:
+        """Make an entry available again, at its old place; ``loser`` vanished with it, if it is the owner still."""
+        verb = "lost" if loser else "redeliver"
         record = self.receipts.get(delivery.receipt)
-        if record is None:
+        if record is None or (loser is not None and record.owner is not loser):
             return self._settled_before(delivery, verb)
-        self.hand_back(record, lost=lost)
+        self.hand_back(record, lost=loser is not None)
         return record.last[2] if record.last else Settled.OK
 
     def hand_back(self, record: Record, *, lost: bool) -> None:
-        """Take an in-flight entry back."""
+        """Take an in-flight entry back; one that was lost too often dies."""
         queue = record.queue
         queue.redelivered += 1
         if lost:

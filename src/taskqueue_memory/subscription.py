@@ -65,7 +65,8 @@ class MemorySubscription(SubscriptionBase):
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """See `taskqueue_core.backend.Subscription.redeliver`."""
-        return answer(self._store.redeliver(delivery, lost=lost) for delivery in deliveries)
+        owner = self if lost else None
+        return answer(self._store.redeliver(delivery, owner) for delivery in deliveries)
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None

@@ -47,6 +47,14 @@ def test_stats_show_every_ledger(cli: Cli) -> None:
     assert "None anywhere: scheduled, expired, cancelled, discarded." in shown
 
 
+@pytest.mark.usefixtures("worked")
+def test_stats_of_an_unknown_queue(cli: Cli) -> None:
+    """A queue that nobody has used is an error that names those that are known, not a row of zeros."""
+    asked = cli("stats", "typo", "--json")
+    assert asked.code == 2
+    assert "a known one: k, other" in asked.told["error"]["detail"]
+
+
 def test_stats_without_queues_say_how_to_begin(cli: Cli) -> None:
     """An empty store is no error."""
     assert "taskqueue publish" in cli("stats").out

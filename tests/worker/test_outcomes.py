@@ -40,7 +40,9 @@ class Rude(Exception):
         (
             "\ud800",
             Rejected(
-                "invalid_result", "JSON cannot express a str of length 1 returned by the handler"
+                "invalid_result",
+                "result: got str of length 1; allowed: "
+                "a value that JSON can express: no NaN, no bytes, text as keys, no cycles",
             ),
         ),
         ("x" * 9, Rejected("invalid_result", "11 bytes of JSON returned, 10 are allowed")),

@@ -1,30 +1,28 @@
-"""The backend fulfils the contract."""
+"""The kit, on a file of its own for each test."""
 
 import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
 
-from taskqueue_sqlite import SqliteBackend, SqliteSettings
+from taskqueue_sqlite import SQLiteBackend, SQLiteSettings
 
 
-class TestSqliteBackend(BackendSuite):
-    """Every promise of the contract and of all capabilities, durability among them."""
+class TestSQLite(BackendSuite):
+    """All capabilities, durable."""
+
+    max_examples = 20
 
     @pytest.fixture(autouse=True)
-    def _files(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def _folder(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self.folders = tmp_path_factory
 
-    async def open_backend(self, clock: ManualClock) -> SqliteBackend:
+    async def open_backend(self, clock: ManualClock) -> Backend:
         """Open an empty file."""
-        self.clock = clock
-        self.path = self.folders.mktemp("store") / "taskqueue.db"
-        return self._open()
+        self.clock, self.file = clock, self.folders.mktemp("sqlite") / "tasks.db"
+        return SQLiteBackend(SQLiteSettings(path=self.file), clock)
 
-    async def reopen(self, backend: Backend) -> SqliteBackend:
+    async def reopen(self, backend: Backend) -> Backend:
         """Open the file again."""
         await backend.aclose()
-        return self._open()
-
-    def _open(self) -> SqliteBackend:
-        return SqliteBackend(SqliteSettings(path=self.path, flush=False, grace=0), self.clock)
+        return SQLiteBackend(SQLiteSettings(path=self.file), self.clock)

@@ -29,9 +29,8 @@ class QueueSettings(BaseModel):
     result_ttl: float = Field(3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
     """how long a result is kept"""
 
-
     def followed_by(self, changed: QueueSettings) -> QueueSettings:
-        """Return ``changed`` with the next version. Raises `SettingsConflict` unless it was made from these settings."""
+        """Return ``changed`` with the next version. Raises `SettingsConflict` unless it was made from these."""
         if changed.version != self.version:
             raise SettingsConflict(
                 f"version {self.version} of the settings is in force, not {changed.version}: read them again"

@@ -14,10 +14,13 @@ from taskqueue_core.capabilities import control_of
 from taskqueue_core.cli.backends import REACH, ServerUrl, opened
 from taskqueue_core.cli.failures import FAILED
 from taskqueue_core.cli.output import AsJson, console, print_json
+from taskqueue_core.errors import UnknownKey
 from taskqueue_core.tasks import Ledger, QueueStats
 
 __all__ = ["add_to"]
 
+_SHOWN = 10
+"""names of queues in an error"""
 _LEDGER = Ledger.__struct_fields__
 _ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
 _FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
@@ -51,7 +54,12 @@ def show(
 async def _read(keys: list[str], server: str | None) -> tuple[list[QueueStats], float]:
     async with opened(server) as backend:
         control = control_of(backend)
-        found = [await control.stats(key) for key in keys or await control.queues()]
+        known = await control.queues()
+        for key in keys:
+            if key not in known:
+                shown = ", ".join(known[:_SHOWN]) or "none yet"
+                raise UnknownKey("KEY", "a queue that nobody has used", f"a known one: {shown}")
+        found = [await control.stats(key) for key in keys or known]
         return found, backend.now()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from taskqueue_core.conformance.bench import Bench, ids
 from taskqueue_core.conformance.harness import Harness
+from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Settled
 
 __all__ = ["HandoverSuite"]
@@ -35,6 +38,17 @@ class HandoverSuite(Harness):
         await new.close()
         again = await bench.one(old)
         assert (again.task.id, again.attempt, again.losses) == ("t1", 1, 0)
+
+    async def test_former_owner_loses_nothing(self, bench: Bench) -> None:
+        """What was adopted cannot be declared lost by the subscription that had it before (law 2; OPEN-A7)."""
+        await bench.publish("t1")
+        old, new = bench.subscribe(), bench.subscribe()
+        delivery = await bench.one(old)
+        await bench.adopt(new, delivery.receipt)
+        with pytest.raises(LeaseLost):
+            await old.redeliver(delivery, lost=True)
+        assert await new.ack(delivery) == (Settled.OK,)
+        await bench.expect(done=1)
 
     async def test_identity_is_checked(self, bench: Bench) -> None:
         """Another worker's delivery cannot be taken over, though its receipt is known (law 2; OPEN-A7)."""

@@ -122,7 +122,8 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._has(Capability.DEAD_LETTERS))
     @rule(owner=owners, delivery=deliveries)
     def lose(self, owner: int, delivery: Delivery) -> None:
-        """Hand a delivery back as lost."""
+        """Hand a delivery back as lost: only its owner can tell."""
+        owner = self.model.owners.get(delivery.receipt, owner)
         self._settle("lost", [delivery], self.subscriptions[owner].redeliver(delivery, lost=True))
 
     @precondition(lambda self: self._has(Capability.DEAD_LETTERS))

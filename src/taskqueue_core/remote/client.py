@@ -101,9 +101,9 @@ class HttpClient:
                     # Likely an idle connection that the server closed just then: a new one tells.
                     return await self._send(method, where, content, JSON, query)
         except TimeoutError as error:
-            raise self._silent(error) from error
+            raise self._silent(error) from None
         except httpx2.HTTPError as error:
-            raise self._silent(error) from error
+            raise self._silent(error) from None
 
     async def tell(self, where: str, content: bytes, content_type: str = JSON) -> Answer:
         """POST something that is to happen once, and return an answer that says whether it did.
@@ -113,12 +113,12 @@ class HttpClient:
         try:
             answer = await self._send("POST", where, content, content_type, None)
         except _NEVER_SENT as error:
-            raise self._silent(error) from error
+            raise self._silent(error) from None
         except httpx2.HTTPError as error:
             raise PublishUnconfirmed(
                 f"the answer of {self.address.shown} was lost ({type(error).__name__}): "
                 "publish again with the same id"
-            ) from error
+            ) from None
         error_of = None if answer.ok else self.error(answer)
         if isinstance(error_of, BackendUnavailable) and self._open(answer):
             raise PublishUnconfirmed(f"{error_of}: publish again with the same id")
@@ -186,6 +186,6 @@ class HttpClient:
 
     def _silent(self, error: Exception) -> BackendUnavailable:
         return BackendUnavailable(
-            f"no answer from a server at {self.address.shown} ({type(error).__name__}): "
+            f"no answer from a server at {self.address.shown} ({type(error).__name__}: {error}): "
             "start one with 'taskqueue serve', or set TASKQUEUE_SERVER_URL"
         )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 from pydantic import BaseModel
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_duration, kind_of
 from taskqueue_core.protocol.client_outcomes import clean_text
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.tasks import encode_json
 
 __all__ = ["INVALID_PAYLOAD", "INVALID_RESULT", "Reject", "Retry", "of_error", "of_value"]
 
@@ -54,11 +52,11 @@ def of_value(value: object, limit: int) -> Outcome:
     if isinstance(value, Retry | Reject):
         return of_error(value)
     try:
-        text = _encoder.encode(value)
+        text = encode_json("result", _plain(value))
+    except InvalidInput as error:
+        return Rejected(INVALID_RESULT, str(error))
     except Exception:  # noqa: BLE001 - whatever it is, the handler ran and would only return it again
-        return Rejected(
-            INVALID_RESULT, f"JSON cannot express a {kind_of(value)} returned by the handler"
-        )
+        return Rejected(INVALID_RESULT, f"a {kind_of(value)} that cannot be encoded was returned")
     if len(text) > limit:
         return Rejected(INVALID_RESULT, f"{len(text)} bytes of JSON returned, {limit} are allowed")
     return Success(text)
@@ -81,10 +79,13 @@ def of_error(error: BaseException) -> Outcome:
     return Failed(clean_text(f"{name}: {message[: LIMITS.text]}" if message else name))
 
 
-def _model(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    raise TypeError
-
-
-_encoder = msgspec.json.Encoder(enc_hook=_model)
+def _plain(value: object) -> object:
+    """Return a value with its pydantic models turned into what JSON knows."""
+    match value:
+        case BaseModel():
+            return value.model_dump(mode="json")
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    return value

@@ -1,13 +1,12 @@
-"""A durable backend in one SQLite file."""
+"""A durable backend in one SQLite file, for one process at a time."""
 
 from taskqueue_core.config import load_settings
 
-from taskqueue_sqlite.backend import SqliteBackend
-from taskqueue_sqlite.store import SqliteSettings
+from taskqueue_sqlite.backend import SQLiteBackend, SQLiteSettings
 
-__all__ = ["SqliteBackend", "SqliteSettings", "create_backend"]
+__all__ = ["SQLiteBackend", "SQLiteSettings", "create_backend"]
 
 
-def create_backend() -> SqliteBackend:
-    """Make a backend by the settings. Its first call opens the file, or makes it."""
-    return SqliteBackend(load_settings(SqliteSettings))
+def create_backend() -> SQLiteBackend:
+    """Make a backend by its settings; the file is opened by the first call."""
+    return SQLiteBackend(load_settings(SQLiteSettings))

@@ -1,93 +1,78 @@
-"""The publisher's side, and the backend."""
+"""The backend, put together."""
 
 from collections.abc import Iterable
-from contextlib import suppress
+from pathlib import Path
 
-import msgspec
+from pydantic_settings import BaseSettings, SettingsConfigDict
 from taskqueue_core.authoring import checked_keys
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import Clock, SystemClock
-from taskqueue_core.errors import LeaseLost, PublishUnconfirmed, TaskQueueError
-from taskqueue_core.limits import check_name, check_time
-from taskqueue_core.tasks import Confirmation, Delivery, Health, Published, Task
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.limits import check_name
+from taskqueue_core.tasks import Confirmation, Delivery, Health, Task
 
-from taskqueue_sqlite.operators import Control, DeadLetters
-from taskqueue_sqlite.store import Part, Row, SqliteSettings, Store, cut, step, task_of
-from taskqueue_sqlite.subscription import Subscription
+from taskqueue_sqlite.operators import Operators
+from taskqueue_sqlite.store import Store
+from taskqueue_sqlite.subscription import SQLiteSubscription
 
 
-class Publisher(Part):
-    """Puts tasks in."""
+class SQLiteSettings(BaseSettings):
+    """Settings: ``TASKQUEUE_SQLITE_…``."""
 
-    unsure = PublishUnconfirmed
+    model_config = SettingsConfigDict(env_prefix="TASKQUEUE_SQLITE_", env_file=".env", extra="ignore")
 
-    @step
-    def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        return tuple(Confirmation(key=t.key, task_id=t.id, status=self._put(t)) for t in tasks)
+    path: Path = Path("taskqueue.db")
 
-    def _put(self, task: Task) -> Published:
-        for entry in self.store.do("known", key=task.key, id=task.id):
-            if entry["fresh"]:
-                same = task_of(entry).payload == task.payload
-                return Published.DUPLICATE if same else Published.CONFLICT
-        self._add(task, max(self.store.now(), task.not_before or 0))
-        return Published.ACCEPTED
 
-    def _add(self, task: Task, at: float, attempt: int = 1) -> Row:
-        state = "scheduled" if at > self.store.now() else "waiting"
-        values = {name: getattr(task, name) for name in ("key", "id", "priority", "deadline")}
-        values |= {"body": msgspec.msgpack.encode(task), "state": state, "at": at}
-        self.store.do("forget", key=task.key, id=task.id)
-        return self.store.do("add", attempt=attempt, **values)[0]
+class SQLiteBackend:
+    """See `Backend` and `Publisher` of `taskqueue_core.backend`. One process at a time owns the file."""
 
-    @step
-    def schedule_retry(
-        self,
-        task: Task,
-        at: float,
-        *,
-        error: str | None = None,
-        token: str | None = None,
+    capabilities = Capabilities(names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL}), durable=True)
+
+    def __init__(self, settings: SQLiteSettings, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._store = Store(settings.path, self._clock, self._tell)
+        self._all: list[SQLiteSubscription] = []
+        self.publisher = self
+        self.control = self.dead_letters = Operators(self._store, self.subscriptions)
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        with self._store.step():
+            self._store.promote()  # what fell due before comes first
+            return tuple([self._store.publish(task) for task in tasks])
+
+    async def schedule_retry(
+        self, task: Task, at: float, *, error: str | None = None, token: str | None = None,
         settles: Delivery | None = None,
-    ) -> Confirmation:
-        check_time("at", at)
-        do, at = self.store.do, max(at, self.store.now())
-        entry = (do("known", key=task.key, id=task.id) or [self._add(task, at, attempt=0)])[0]
-        token = token or f"attempt:{settles.attempt if settles else entry['handed_out']}"
-        mark, status = settles and f"retry {settles.receipt}", Published.DUPLICATE
-        if (not mark or entry["settled"] != mark) and do("token", n=entry["n"], token=cut(token)):
-            if settles and entry["receipt"] != settles.receipt:
-                raise LeaseLost("the receipt is not current")
-            do("retry", n=entry["n"], at=at, mark=mark, error=cut(error))
-            status = Published.ACCEPTED
-        return Confirmation(key=task.key, task_id=task.id, status=status)
+    ) -> Confirmation:  # fmt: skip
+        with self._store.step():
+            return self._store.retry(task, at, error, token, settles)
 
-
-class SqliteBackend:
-    """Tasks in one file, for one process."""
-
-    capabilities = Capabilities(names=frozenset(Capability), durable=True)
-
-    def __init__(self, settings: SqliteSettings, clock: Clock | None = None) -> None:
-        self._store = Store(settings, clock or SystemClock())
-        self.publisher = Publisher(self._store)
-        self.control, self.dead_letters = Control(self._store), DeadLetters(self._store)
-        self.now = self._store.now
-
-    def subscribe(self, keys: Iterable[str], consumer: str) -> Subscription:
+    def subscribe(self, keys: Iterable[str], consumer: str) -> SQLiteSubscription:
         check_name("consumer", consumer)
-        return Subscription(self._store, consumer, checked_keys(keys))
+        subscription = SQLiteSubscription(self._store, self._clock, checked_keys(keys), consumer)
+        self._all = [*self.subscriptions(), subscription]
+        return subscription
+
+    def subscriptions(self) -> list[SQLiteSubscription]:
+        """Return those that are open."""
+        return [one for one in self._all if not one.closed]
+
+    def now(self) -> float:
+        return self._clock.now()
 
     async def health(self) -> Health:
         try:
-            with self._store.step():
-                return Health(ok=True, backend="sqlite")
-        except TaskQueueError as error:
+            return Health(ok=True, backend="sqlite", details={"queues": len(await self.control.queues())})
+        except BackendUnavailable as error:
             return Health(ok=False, backend="sqlite", details={"error": str(error)})
 
     async def aclose(self) -> None:
-        with suppress(
-            TaskQueueError
-        ):  # what can't be handed back now is taken back by the next process
-            self._store.release(*self._store.subscriptions.values())
-        await self._store.aclose()
+        for subscription in self.subscriptions():
+            await subscription.close()
+        self._store.close()
+
+    def _tell(self, keys: set[str]) -> None:
+        for subscription in self.subscriptions():
+            if not keys.isdisjoint(subscription.keys):
+                subscription.tell()

@@ -1,142 +1,120 @@
-"""The operators' side."""
+"""The operator's side: control and dead letters."""
 
-import json
-from collections import defaultdict
+from collections.abc import Callable
 
-import msgspec
-from taskqueue_core.authoring import checked_progress
+from taskqueue_core.authoring import checked_progress, workers_of
 from taskqueue_core.capabilities import Maintained, QueueSettings
-from taskqueue_core.errors import SettingsConflict
-from taskqueue_core.tasks import (
-    DeadLetter,
-    Delivery,
-    Failure,
-    Ledger,
-    QueueStats,
-    State,
-    TaskStatus,
-    WorkerInfo,
-)
+from taskqueue_core.limits import check_name
+from taskqueue_core.tasks import DeadLetter, Delivery, Ledger, QueueStats, State, TaskStatus, WorkerInfo
 
-from taskqueue_sqlite.store import Part, Row, cut, pick, step, task_of
-from taskqueue_sqlite.subscription import Subscription
+from taskqueue_sqlite.store import CHUNK, Row, Store
+from taskqueue_sqlite.subscription import SQLiteSubscription
+
+_LIVE = "state IN ('scheduled', 'waiting', 'in_flight')"
+_ENDED = "state IN ('done', 'expired', 'cancelled', 'discarded')"
 
 
-class DeadLetters(Part):
-    """What was given up."""
+class Operators:
+    """See `Control` and `DeadLetters` of `taskqueue_core.capabilities`: they share no name, so one object is both."""
 
-    @step
-    def list(
-        self, key: str, *, limit: int = 100, after: str | None = None
-    ) -> tuple[DeadLetter, ...]:
-        return tuple(
-            pick(DeadLetter, entry, task=task_of(entry), history=self._history(entry))
-            for entry in self.store.do("dead", key=key, after=after, limit=limit)
+    def __init__(self, store: Store, subscriptions: Callable[[], list[SQLiteSubscription]]) -> None:
+        self._store, self._subscriptions = store, subscriptions
+
+    async def queues(self) -> tuple[str, ...]:
+        stored = self._store.run("SELECT key FROM counts UNION SELECT key FROM settings")
+        subscribed = {key for one in self._subscriptions() for key in one.keys}
+        return tuple(sorted({key for (key,) in stored} | subscribed))
+
+    async def settings(self, key: str) -> QueueSettings:
+        return self._store.settings(key)
+
+    async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        check_name("key", key)
+        with self._store.step():
+            changed = self._store.settings(key).followed_by(settings)
+            self._store.run("INSERT OR REPLACE INTO settings VALUES (?, ?)", key, changed.model_dump_json())
+        return changed
+
+    async def ledger(self, key: str) -> Ledger:
+        counts = self._store.counts(key)
+        return Ledger(**{name: counts.get(name, 0) for name in Ledger.__struct_fields__})
+
+    async def stats(self, key: str) -> QueueStats:
+        counts = self._store.counts(key)
+        rows = self._store.select("key = ? AND state = 'waiting' ORDER BY seq LIMIT 1", key)
+        return QueueStats(
+            key=key,
+            ledger=await self.ledger(key),
+            oldest_waiting=rows[0].available_at if rows else None,
+            subscribers=sum(key in one.keys for one in self._subscriptions()),
+            **{name: counts.get(name, 0) for name in ("delivered", "redelivered", "retried", "lost")},
         )
 
-    def _history(self, entry: Row) -> tuple[Failure, ...]:
-        return tuple(Failure(**failure) for failure in self.store.do("failures", n=entry["n"]))
+    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
+        rows = (self._store.find(key, task_id) for task_id in task_ids)
+        return tuple(row.status if row else None for row in rows)
 
-    @step
-    def redrive(self, key: str, *task_ids: str) -> int:
-        return self._each("redrive", key, task_ids)
+    async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
+        rows = (self._store.find(key, task_id) for task_id in task_ids)
+        return tuple(row.result if row and self._store.now() < row.result_until else None for row in rows)
 
-    @step
-    def discard(self, key: str, *task_ids: str) -> int:
-        return self._each("discard", key, task_ids)
+    async def progress(self, delivery: Delivery, value: float | str) -> bool:
+        progress = checked_progress(value)
+        with self._store.step():
+            row = self._store.find(delivery.task.key, delivery.task.id)
+            if row is None or row.receipt != delivery.receipt:
+                return False
+            row.progress, row.updated_at = progress, self._store.now()
+            self._store.save(row)
+        return True
 
-    def _each(self, verb: str, key: str, task_ids: tuple[str, ...]) -> int:
-        dead = self.store.do("dead", key=key, after=None, limit=-1)
-        chosen = [entry["n"] for entry in dead if not task_ids or entry["id"] in task_ids]
-        return sum(len(self.store.do(verb, n=n)) for n in chosen)
+    async def cancel(self, key: str, task_id: str) -> bool:
+        return self._cancel(f"key = ? AND id = ? AND {_LIVE}", key, task_id) > 0
 
+    async def purge(self, key: str) -> int:
+        return self._cancel("key = ? AND state IN ('scheduled', 'waiting')", key)
 
-class Control(Part):
-    """Queues and their tasks."""
+    def _cancel(self, where: str, *values: object) -> int:
+        with self._store.step():
+            rows = self._store.select(where, *values)
+            for row in rows:
+                self._store.end(row, State.CANCELLED)
+        return len(rows)
 
-    @step
-    def queues(self) -> tuple[str, ...]:
-        return self._queues()
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        return workers_of(self._subscriptions())
 
-    def _queues(self) -> tuple[str, ...]:
-        return tuple(sorted(self.store.names.union(q["key"] for q in self.store.do("queues"))))
+    async def maintain(self) -> Maintained:
+        now, store = self._store.now(), self._store
+        with store.step():
+            promoted = store.promote()
+            expired = tuple([store.expire(row) for row in store.select("deadline <= ? LIMIT ?", now, CHUNK)])
+            old = store.select(f"{_ENDED} AND due <= ? LIMIT ?", now, CHUNK)
+            for row in old:
+                store.run("DELETE FROM entries WHERE key = ? AND id = ?", row.task.key, row.task.id)
+        return Maintained(promoted=promoted, expired=expired, forgotten=len(old))
 
-    def _queue(self, key: str) -> Row:
-        return next(iter(self.store.do("queue", key=key)), {"key": key, "settings": "{}"})
+    # dead letters
 
-    @step
-    def settings(self, key: str) -> QueueSettings:
-        return QueueSettings.model_validate_json(self._queue(key)["settings"])
+    async def list(self, key: str, *, limit: int = 100, after: str | None = None) -> tuple[DeadLetter, ...]:
+        last = self._store.find(key, after) if after else None
+        seq = last.seq if last and last.state is State.DEAD else 0
+        where = "key = ? AND state = 'dead' AND seq > ? ORDER BY seq LIMIT ?"
+        return tuple(row.dead_letter for row in self._store.select(where, key, seq, limit))
 
-    @step
-    def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        version = QueueSettings.model_validate_json(self._queue(key)["settings"]).version
-        if settings.version != version:
-            raise SettingsConflict(f"version {version} is in force, not {settings.version}")
-        settings = settings.model_copy(update={"version": version + 1})
-        self.store.do("configure", key=key, settings=settings.model_dump_json())
-        return settings
+    async def redrive(self, key: str, *task_ids: str) -> int:
+        with self._store.step():
+            for row in (rows := self._dead(key, task_ids)):
+                row.redrive()
+                self._store.enter(row, State.WAITING)
+        return len(rows)
 
-    @step
-    def ledger(self, key: str) -> Ledger:
-        return pick(Ledger, self._queue(key))
+    async def discard(self, key: str, *task_ids: str) -> int:
+        with self._store.step():
+            for row in (rows := self._dead(key, task_ids)):
+                self._store.enter(row, State.DISCARDED)
+        return len(rows)
 
-    @step
-    def stats(self, key: str) -> QueueStats:
-        queue, open_ = self._queue(key), self.store.subscriptions.values()
-        subscribers = sum(key in each.keys for each in open_)
-        return pick(QueueStats, queue, ledger=pick(Ledger, queue), subscribers=subscribers)
-
-    @step
-    def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        return tuple(self._status(key, task_id) for task_id in task_ids)
-
-    def _status(self, key: str, task_id: str) -> TaskStatus | None:
-        for entry in self.store.do("known", key=key, id=task_id):
-            errors = [row["error"] for row in self.store.do("failures", n=entry["n"])]
-            progress = entry["progress"] and msgspec.json.decode(entry["progress"])
-            told = {"progress": progress, "error": [entry["reason"], *errors][-1]}
-            return pick(TaskStatus, entry, state=State(entry["state"]), **told)
-        return None
-
-    @step
-    def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        found = [self.store.do("known", key=key, id=task_id) for task_id in task_ids]
-        return tuple(e[0]["result"] if e and e[0]["has_result"] else None for e in found)
-
-    @step
-    def progress(self, delivery: Delivery, value: float | str) -> bool:
-        value = checked_progress(value)
-        text = msgspec.json.encode(cut(value) if isinstance(value, str) else value)
-        names = {"key": delivery.task.key, "id": delivery.task.id, "receipt": delivery.receipt}
-        return bool(self.store.do("progress", progress=text, **names))
-
-    @step
-    def cancel(self, key: str, task_id: str) -> bool:
-        return bool(self.store.do("cancel", key=key, id=task_id))
-
-    @step
-    def purge(self, key: str) -> int:
-        return len(self.store.do("purge", key=key))
-
-    @step
-    def workers(self) -> tuple[WorkerInfo, ...]:
-        held = {row["worker"]: row["held"] for row in self.store.do("held")}
-        grouped = defaultdict[str, list[Subscription]](list)
-        for each in self.store.subscriptions.values():
-            grouped[each.worker].append(each)
-        return tuple(
-            WorkerInfo(
-                worker_id=worker,
-                connections=len(own),
-                keys=tuple(sorted({key for each in own for key in each.keys})),
-                in_flight=held.get(worker, 0),
-                since=min(each.since for each in own),
-            )
-            for worker, own in grouped.items()
-        )
-
-    @step
-    def maintain(self) -> Maintained:
-        tidied, _ = self.store.tidy(json.dumps(self._queues()))
-        return msgspec.structs.replace(tidied, forgotten=len(self.store.do("clean")))
+    def _dead(self, key: str, task_ids: tuple[str, ...]) -> tuple[Row, ...]:
+        dead = self._store.select("key = ? AND state = 'dead' ORDER BY seq", key)
+        return tuple(row for row in dead if not task_ids or row.task.id in task_ids)

@@ -1,204 +1,253 @@
-"""The file, and steps on it. What can be done in a step stands in verbs.sql."""
+"""The file: an entry per task, counters per queue, and one step (a transaction) at a time."""
 
-import asyncio
 import itertools
-import json
-import math
-import os
-import re
+import secrets
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
-from taskqueue_core.capabilities import Maintained, QueueSettings
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
-from taskqueue_core.errors import BackendUnavailable, TaskQueueError
-from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import Expired, Task
+from taskqueue_core.entries import Entry
+from taskqueue_core.errors import BackendUnavailable, LeaseLost
+from taskqueue_core.limits import check_time
+from taskqueue_core.tasks import Confirmation, Delivery, Expired, Published, Settled, State, Task
 
-if TYPE_CHECKING:
-    from taskqueue_sqlite.subscription import Subscription
+_SCHEMA = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = FULL;
+CREATE TABLE IF NOT EXISTS entries (
+    key TEXT, id TEXT, state TEXT, priority INT, seq INT, due REAL, deadline REAL, owner TEXT, data BLOB,
+    PRIMARY KEY (key, id)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS lanes ON entries (key, state, priority DESC, seq);
+CREATE INDEX IF NOT EXISTS dates ON entries (state, due);
+CREATE INDEX IF NOT EXISTS deadlines ON entries (deadline) WHERE deadline IS NOT NULL;
+CREATE TABLE IF NOT EXISTS counts (key TEXT, name TEXT, n INT, PRIMARY KEY (key, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS settings (key TEXT PRIMARY KEY, data TEXT);
+"""
 
-A = ParamSpec("A")
-P = TypeVar("P", bound="Part")
-T = TypeVar("T")
-Row = dict[str, Any]
-_SCHEMA, _VERBS = ((files(__package__) / f"{name}.sql").read_text() for name in ("schema", "verbs"))
-_SQL = dict(re.findall(r"-- (\w+): .*\n([^;]+);", _VERBS))
+
+class Row(Entry, kw_only=True, eq=False):
+    """An entry and its place."""
+
+    seq: int = 0
+    """its place in its lane, or among the dead"""
+    available_at: float = 0.0
+    due: float | None = None
+    """scheduled: when it is available; ended: when it may be forgotten"""
+    owner: str | None = None
 
 
-class SqliteSettings(BaseSettings):
-    """Settings, from the environment (``TASKQUEUE_SQLITE_…``) or a ``.env`` file."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="TASKQUEUE_SQLITE_", env_file=".env", extra="ignore"
-    )
-    path: Path = Path("taskqueue.db")
-    flush: bool = True
-    """whether answers wait for the disk; if not, a power cut may take the last ones back"""
-    grace: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
-    """seconds that workers have after a crash of this process to come back for what they run"""
+CHUNK = 1000
+_FIRST = "key = ? AND state = 'waiting' ORDER BY priority DESC, seq LIMIT 1"
+_decoder = msgspec.msgpack.Decoder(Row)
 
 
 class Store:
-    """Entries in a file. No step awaits anything, so that no cancellation can split one."""
+    """Steps on the file. None awaits anything, so no cancellation can split one."""
 
-    def __init__(self, settings: SqliteSettings, clock: Clock) -> None:
-        self.clock, self.now, self._settings = clock, clock.now, settings
-        self.subscriptions, self.names = dict[str, "Subscription"](), set[str]()
-        self.recovery = self._grace_ends = clock.now() + settings.grace
+    def __init__(self, path: Path, clock: Clock, changed: Callable[[set[str]], None]) -> None:
+        """Call ``changed`` with the queues that a step has touched."""
+        self.now = clock.now
+        self._path, self._changed = path, changed
         self._db: sqlite3.Connection | None = None
-        self._log, self._disk, self._flushed, self._closed = "", asyncio.Lock(), 0, False
-        self._changed = list[Row]()
-
-    @property
-    def db(self) -> sqlite3.Connection:
-        """The connection, made by its first use."""
-        if self._closed:
-            raise BackendUnavailable("the backend is closed")
-        if self._db is None:
-            path = self._settings.path.resolve()
-            db = sqlite3.connect(path, timeout=1, isolation_level=None)
-            try:
-                db.create_function("now", 0, self.now)
-                db.create_function("setting", 2, _setting)
-                db.executescript(_SCHEMA)
-                ((last,),) = db.execute("SELECT ifnull(max(seq), 0) FROM entries")
-                db.create_function("next", 0, itertools.count(last + 1).__next__)
-            except BaseException:
-                db.close()
-                raise
-            self._db, self._log = db, f"{path}-wal"
-        return self._db
+        self._touched: set[str] = set()
+        self._seq = itertools.count(1)
+        self._closed = False
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Do all of it or nothing, and tell of it only when it is done."""
-        self._changed = []
+        """Do all of it or nothing; it is on the disk before this ends. Raises `BackendUnavailable`."""
+        self.run("BEGIN IMMEDIATE")
         try:
-            db = self.db
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                db.execute("COMMIT")
-            finally:
-                if db.in_transaction:
-                    db.rollback()
-                    self.recovery = self._grace_ends  # it may have been in that step
+            yield
+            self.run("COMMIT")
+        finally:
+            self.db.rollback()  # what was not committed
+        touched, self._touched = self._touched, set()
+        self._changed(touched)
+
+    def run(self, sql: str, *values: object) -> list[Any]:
+        """Run one statement and return its rows. Raises `BackendUnavailable`."""
+        try:
+            return self.db.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise BackendUnavailable(f"SQLite: {error}") from error
-        available = {e["key"] for e in self._changed if e["state"] in ("waiting", "scheduled")}
-        revoked = [(e["owner"], e["receipt"]) for e in self._changed if e.get("revoked")]
-        for subscription in self.subscriptions.values():
-            lost = [receipt for owner, receipt in revoked if owner == subscription.id]
-            subscription.lost += lost
-            if lost or not available.isdisjoint(subscription.keys):
-                subscription.news.set()
+            raise BackendUnavailable(f"the SQLite file cannot be used: {error}") from error
 
-    def do(self, verb: str, **values: Any) -> list[Row]:
-        """Do one of the verbs; return the entries that it changed, or what it found."""
-        rows = self.db.execute(_SQL[verb], values)
-        names = [column[0] for column in rows.description or ()]
-        found = [dict(zip(names, row, strict=True)) for row in rows]
-        if "state" in names and not _SQL[verb].startswith("SELECT"):
-            self._changed += found
-        return found
+    @property
+    def db(self) -> sqlite3.Connection:
+        """The connection, made by its first use; what an earlier process had in flight is lost then."""
+        if self._closed:
+            raise BackendUnavailable("the backend is closed")
+        if self._db is None:
+            self._db = sqlite3.connect(self._path, isolation_level=None, timeout=0.1)
+            self._db.executescript(_SCHEMA)
+            (last,) = self._db.execute("SELECT ifnull(max(seq), 0) FROM entries").fetchone()
+            self._seq = itertools.count(last + 1)
+            self.recover()
+        return self._db
 
-    def tidy(self, keys: str) -> tuple[Maintained, list[Row]]:
-        """Do what it is time for in the queues that JSON names; return also those where there is something."""
-        recovered, promoted, expired = list[Row](), list[Row](), list[Row]()
-        if self.now() >= self.recovery:
-            self.recovery = math.inf
-            recovered = self.do("recover", open=json.dumps([*self.subscriptions]))
-        busy = self.do("busy", keys=keys)
-        if any((queue["due"] or math.inf) <= self.now() for queue in busy):
-            expired, promoted = self.do("expire", keys=keys), self.do("promote", keys=keys)
-            busy = self.do("busy", keys=keys)
-        ended = tuple(Expired(entry["key"], entry["id"], entry["attempt"]) for entry in expired)
-        numbers = {"promoted": len(promoted), "recovered": len(recovered)}
-        return Maintained(expired=ended, **numbers), busy
+    def select(self, where: str, *values: object) -> list[Row]:
+        """Return the entries for which a condition of this package holds."""
+        rows = self.run(f"SELECT data FROM entries WHERE {where}", *values)  # noqa: S608
+        return [_decoder.decode(data) for (data,) in rows]
 
-    def release(self, *subscriptions: "Subscription") -> None:
-        """Hand back what subscriptions hold, and let them go."""
-        if subscriptions:
-            with self.step():
-                self.do("release", owners=json.dumps([each.id for each in subscriptions]))
-        for subscription in subscriptions:
-            del self.subscriptions[subscription.id]
-            subscription.news.set()
+    def find(self, key: str, task_id: str) -> Row | None:
+        """Return what is known of a task."""
+        return next(iter(self.select("key = ? AND id = ?", key, task_id)), None)
 
-    async def flush(self) -> None:
-        """Wait until the disk has every step so far. Who comes meanwhile shares the next flush."""
-        wanted = self.db.total_changes
-        async with self._disk:
-            if self._settings.flush and self._flushed < wanted and not self._closed:
-                changes = self.db.total_changes
-                await asyncio.to_thread(_flush, self._log)
-                self._flushed = changes
+    def enter(self, row: Row, state: State) -> None:
+        """Change an entry's state: the only way, so that the counters always go along."""
+        key, now = row.task.key, self.now()
+        self.count(key, "published" if row.state is None else row.state, 1 if row.state is None else -1)
+        self.count(key, state)
+        returned = state is State.WAITING and row.state is State.IN_FLIGHT
+        if state is not State.IN_FLIGHT and not returned:  # a returned entry keeps its place
+            row.seq, row.available_at = next(self._seq), now
+        row.state, row.updated_at = state, now
+        if row.ended:
+            settings = self.settings(key)
+            row.due = now + max(settings.dedupe_window, settings.result_ttl if row.result else 0)
+        elif state is not State.SCHEDULED:
+            row.due = None
+        self.save(row)
+        self._touched.add(key)
 
-    async def aclose(self) -> None:
-        """Close the file for good."""
-        async with self._disk:
-            self._closed = True
-            if self._db is not None:
-                self._db.close()
+    def save(self, row: Row) -> None:
+        """Write an entry."""
+        task = row.task
+        deadline = task.deadline if row.state and row.state.live else None
+        columns = (task.key, task.id, row.state, task.priority, row.seq, row.due, deadline, row.owner)
+        insert = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        self.run(insert, *columns, msgspec.msgpack.encode(row))
+
+    def count(self, key: str, name: str, n: int = 1) -> None:
+        """Add to a counter."""
+        upsert = "INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
+        self.run(upsert, key, name, n)
+
+    def counts(self, key: str) -> dict[str, int]:
+        """Return a queue's counters."""
+        return dict(self.run("SELECT name, n FROM counts WHERE key = ?", key))
+
+    def settings(self, key: str) -> QueueSettings:
+        """Return a queue's settings."""
+        found = self.run("SELECT data FROM settings WHERE key = ?", key)
+        return QueueSettings.model_validate_json(found[0][0]) if found else QueueSettings()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._closed = True
+        if self._db is not None:
+            self._db.close()
+
+    # transitions: each runs within a step; the rules are those of Entry
+
+    def recover(self) -> None:
+        for row in self.select("state = 'in_flight'"):
+            row.settle("lost")
+            self.hand_back(row, lost=True)
+
+    def publish(self, task: Task) -> Confirmation:
+        known = self.find(task.key, task.id)
+        window = self.settings(task.key).dedupe_window
+        status = known.recognise(task, self.now(), window) if known else None
+        if status is None:
+            later = task.not_before is not None and task.not_before > self.now()
+            self.enter(Row(task=task, due=task.not_before), State.SCHEDULED if later else State.WAITING)
+        return _confirm(task, status or Published.ACCEPTED)
+
+    def retry(
+        self, task: Task, at: float, error: str | None, token: str | None, settles: Delivery | None
+    ) -> Confirmation:
+        check_time("at", at)
+        row = self.find(task.key, task.id) or Row(task=task)
+        token = row.retry_token(token, settles)
+        if token in row.tokens:
+            return _confirm(task, Published.DUPLICATE)
+        if settles and row.receipt != settles.receipt:
+            raise LeaseLost("the receipt is not current: settled before, taken back, or never issued")
+        row.settle("retry")
+        row.retry(token, error, self.now())
+        row.state = None if row.ended else row.state  # a retry after the end is a new entry
+        row.due = at
+        self.count(task.key, "retried")
+        self.enter(row, State.SCHEDULED)
+        return _confirm(task, Published.ACCEPTED)
+
+    def take(self, key: str, owner: str, expired: list[Expired]) -> Delivery | None:
+        """Hand out the first waiting entry of a queue; what is past its deadline expires instead."""
+        while rows := self.select(_FIRST, key):
+            (row,) = rows
+            if row.task.deadline is not None and row.task.deadline <= self.now():
+                expired.append(self.expire(row))
+                continue
+            row.owner = owner
+            delivery = row.hand_out(secrets.token_urlsafe(12), self.now())
+            self.count(key, "delivered")
+            self.enter(row, State.IN_FLIGHT)
+            return delivery
+        return None
+
+    def ack(self, delivery: Delivery, result: bytes | None) -> Settled:
+        if row := self.current(delivery, "ack"):
+            row.store_result(result, self.now(), self.settings(row.task.key).result_ttl)
+            self.enter(row, State.DONE)
+        return self.answer(delivery, "ack")
+
+    def redeliver(self, delivery: Delivery, loser: str | None) -> Settled:
+        verb = "lost" if loser else "redeliver"
+        if row := self.current(delivery, verb, loser):
+            self.hand_back(row, lost=loser is not None)
+        return self.answer(delivery, verb)
+
+    def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
+        if row := self.current(delivery, "dead"):
+            row.bury(reason, error, self.now())
+            self.enter(row, State.DEAD)
+        return self.answer(delivery, "dead")
+
+    def current(self, delivery: Delivery, verb: str, owner: str | None = None) -> Row | None:
+        """End the receipt if it is current (and the owner's), and return its entry."""
+        row = self.find(delivery.task.key, delivery.task.id)
+        if row is None or row.receipt != delivery.receipt or owner not in (None, row.owner):
+            return None
+        row.settle(verb)
+        return row
+
+    def answer(self, delivery: Delivery, verb: str) -> Settled:
+        """Answer a settlement, now or when it is sent again."""
+        row = self.find(delivery.task.key, delivery.task.id)
+        return row.settled_before(delivery.receipt, verb) if row else Settled.LEASE_LOST
+
+    def hand_back(self, row: Row, *, lost: bool) -> None:
+        """Make an entry whose receipt has ended available again; one that was lost too often dies."""
+        key, row.owner = row.task.key, None
+        self.count(key, "redelivered")
+        self.count(key, "lost", int(lost))
+        dead = lost and row.lose(self.settings(key).max_losses, self.now())
+        self.enter(row, State.DEAD if dead else State.WAITING)
+
+    def end(self, row: Row, state: State) -> None:
+        """End an entry by time or by an operator, whoever has it."""
+        row.receipt = row.owner = None
+        self.enter(row, state)
+
+    def expire(self, row: Row) -> Expired:
+        self.end(row, State.EXPIRED)
+        return Expired(row.task.key, row.task.id, row.attempt)
+
+    def promote(self) -> int:
+        """Make available what has fallen due, in the order of its times."""
+        due = self.select("state = 'scheduled' AND due <= ? ORDER BY due, seq LIMIT ?", self.now(), CHUNK)
+        for row in due:
+            self.enter(row, State.WAITING)
+        return len(due)
 
 
-class Part:
-    """A part of the backend, over the store."""
-
-    unsure: ClassVar[type[TaskQueueError]] = BackendUnavailable
-    """says that a step was done, but perhaps is not on the disk"""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-
-def step(
-    method: Callable[Concatenate[P, A], T],
-) -> Callable[Concatenate[P, A], Coroutine[Any, Any, T]]:
-    """Make a method one atomic step, and a coroutine that answers once the disk has it."""
-
-    @wraps(method)
-    async def call(self: P, /, *args: A.args, **kwargs: A.kwargs) -> T:
-        with self.store.step():
-            answer = method(self, *args, **kwargs)
-        try:
-            await self.store.flush()
-        except OSError as error:
-            raise self.unsure(f"the disk did not confirm: {error.strerror}") from error
-        return answer
-
-    return call
-
-
-def pick(kind: type[T], row: Row, **given: Any) -> T:
-    """Make a thing of the contract, of the columns that are called like its fields and what is given."""
-    names: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
-    return kind(**{name: row[name] for name in names if name in row} | given)
-
-
-def task_of(entry: Row) -> Task:
-    """Return the task of an entry, as it was published."""
-    return msgspec.msgpack.decode(entry["body"], type=Task)
-
-
-def cut(text: str | None) -> str | None:
-    """Return a text as it can be stored."""
-    return text and text[: LIMITS.text].encode(errors="replace").decode()
-
-
-def _setting(settings: str, name: str) -> float:
-    return float(getattr(QueueSettings.model_validate_json(settings), name))
-
-
-def _flush(path: str) -> None:
-    with open(path, "rb") as log:  # noqa: PTH123
-        os.fsync(log.fileno())
+def _confirm(task: Task, status: Published) -> Confirmation:
+    return Confirmation(key=task.key, task_id=task.id, status=status)
