@@ -53,15 +53,24 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     result_until: float = 0.0
 
     @property
+    def live(self) -> bool:
+        """Whether it may still be delivered."""
+        return self.state is not None and self.state.live
+
+    @property
     def ended(self) -> bool:
         """Whether it is over: neither live nor dead."""
-        return self.state is not None and not self.state.live and self.state is not State.DEAD
+        return self.state is not None and not self.live and self.state is not State.DEAD
 
     def recognise(self, task: Task, now: float, window: float) -> Published | None:
         """Say what publishing ``task`` again means; ``None`` once the window after the end has passed."""
         if self.ended and now >= self.updated_at + window:
             return None
-        return Published.DUPLICATE if self.task.payload == task.payload else Published.CONFLICT
+        return Published.DUPLICATE if self.is_of(task.payload) else Published.CONFLICT
+
+    def is_of(self, payload: bytes) -> bool:
+        """Whether this is the task's payload. A backend that lets go of payloads after the end overrides this."""
+        return self.task.payload == payload
 
     def hand_out(self, receipt: str, now: float) -> Delivery:
         """Deliver it."""

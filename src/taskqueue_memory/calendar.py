@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from taskqueue_core.clock import Clock, Timer
-from taskqueue_core.tasks import State
 from taskqueue_memory.agenda import Agenda
 from taskqueue_memory.records import Record, is_scheduled
 
@@ -90,10 +89,9 @@ class Calendar:
 
 def _may_expire(record: Record, _seq: int) -> bool:
     # A dead one may rise before its date: noting that again each time would fill the heap.
-    lasting = record.state.live or record.state is State.DEAD
-    return lasting and record.queue.records.get(record.task.id) is record
+    return not record.ended and record.queue.records.get(record.task.id) is record
 
 
 def _may_be_forgotten(record: Record, seq: int) -> bool:
-    ended = record.seq == seq and not record.state.live and record.state is not State.DEAD
+    ended = record.ended and record.seq == seq
     return ended and record.queue.records.get(record.task.id) is record

@@ -80,7 +80,7 @@ class Journal:
             task_id=record.task.id,
             attempt=record.attempt,
             losses=record.losses,
-            state=record.state.value,
+            state=str(record.state),
             priority=record.task.priority,
             tenant=record.task.tenant,
             worker=worker,

@@ -10,21 +10,16 @@ from typing import Protocol
 import msgspec
 
 from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.entries import Entry
 from taskqueue_core.tasks import (
-    DeadLetter,
-    Failure,
     Ledger,
     QueueStats,
-    Settled,
     State,
-    Task,
-    TaskStatus,
 )
 from taskqueue_memory.agenda import ROOM, Agenda
 
 __all__ = ["Consumer", "Lane", "QueueState", "Record", "is_scheduled"]
 
-_HISTORY = 20
 _SMALL = 512  # bytes of a payload that are not worth a digest
 
 
@@ -56,62 +51,19 @@ class Consumer(Protocol):
         ...
 
 
-class Record:
-    """One task, and its one live or last entry."""
+class Record(Entry, kw_only=True, eq=False):
+    """An entry and its place."""
 
-    __slots__ = (
-        "attempt",
-        "available_at",
-        "delivered_at",
-        "digest",
-        "handed_out",
-        "history",
-        "last",
-        "losses",
-        "owner",
-        "prior",
-        "progress",
-        "queue",
-        "reason",
-        "receipt",
-        "result",
-        "result_until",
-        "seq",
-        "state",
-        "task",
-        "tokens",
-        "updated_at",
-    )
-
-    def __init__(self, queue: QueueState, task: Task, now: float) -> None:
-        self.queue = queue
-        self.task = task
-        self.digest: bytes | None = None
-        """what is kept of a long payload after the end"""
-        self.state = State.WAITING
-        self.seq = 0
-        """its place in its lane; an item of a lane or heap with another one is out of date"""
-        self.attempt = 1
-        self.handed_out = 0
-        """the last attempt that was delivered"""
-        self.prior = 0
-        self.losses = 0
-        self.available_at = now
-        self.updated_at = now
-        self.delivered_at = now
-        self.receipt: str | None = None
-        self.owner: Consumer | None = None
-        self.last: tuple[str, str, Settled] | None = None
-        """the last settlement: receipt, verb, answer"""
-        self.tokens: set[str] = set()
-        self.history: list[Failure] = []
-        self.reason: str | None = None
-        self.progress: float | str | None = None
-        self.result: bytes | None = None
-        self.result_until = 0.0
+    queue: QueueState
+    digest: bytes | None = None
+    """what is kept of a long payload after the end"""
+    seq: int = 0
+    """its place in its lane; an item of a lane or heap with another one is out of date"""
+    available_at: float = 0.0
+    owner: Consumer | None = None
 
     def is_of(self, payload: bytes) -> bool:
-        """Whether the task has, or had, this payload."""
+        """See `Entry.is_of`: also of a payload that was let go."""
         if self.digest is None:
             return self.task.payload == payload
         return self.digest == _digest(payload)
@@ -122,42 +74,11 @@ class Record:
             self.digest = _digest(self.task.payload)
             self.task = msgspec.structs.replace(self.task, payload=b"null")
 
-    def fail(self, error: str, now: float) -> None:
-        """Add to the history; the oldest failures fall out."""
-        self.history.append(Failure(attempt=self.attempt, at=now, error=error))
-        del self.history[:-_HISTORY]
-
     @property
     def kept_until(self) -> float:
         """When an ended record may be forgotten, by the settings in force."""
         window = self.updated_at + self.queue.settings.dedupe_window
         return max(window, self.result_until) if self.result else window
-
-    @property
-    def dead_letter(self) -> DeadLetter:
-        """The record as a dead letter."""
-        return DeadLetter(
-            task=self.task,
-            attempt=self.attempt,
-            losses=self.losses,
-            reason=self.reason or "",
-            failed_at=self.updated_at,
-            history=tuple(self.history),
-        )
-
-    @property
-    def status(self) -> TaskStatus:
-        """The record as a status."""
-        return TaskStatus(
-            key=self.task.key,
-            task_id=self.task.id,
-            state=self.state,
-            attempt=self.attempt,
-            losses=self.losses,
-            updated_at=self.updated_at,
-            progress=self.progress,
-            error=self.reason or (self.history[-1].error if self.history else None),
-        )
 
 
 class Lane:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
+from msgspec import structs
+
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS, check_time
@@ -27,8 +29,6 @@ from taskqueue_memory.records import Consumer, QueueState, Record
 __all__ = ["Store"]
 
 _CHUNK = 1000
-_KEPT = ("attempt", "handed_out", "prior", "tokens", "history", "last", "result", "result_until")
-"""what a new entry of an ended task takes over"""
 
 
 class Store:
@@ -66,11 +66,11 @@ class Store:
         now = self.clock.now()
         queue = self.queue(task.key)
         known = queue.records.get(task.id)
-        if known is not None and not self._window_passed(known, now):
-            status = Published.DUPLICATE if known.is_of(task.payload) else Published.CONFLICT
+        status = known and known.recognise(task, now, queue.settings.dedupe_window)
+        if status:
             return Confirmation(key=task.key, task_id=task.id, status=status)
         position = queue.states[State.WAITING]
-        record = self._new_entry(queue, task, now)
+        record = self._begin(Record(queue=queue, task=task))
         if task.not_before is not None and task.not_before > now:
             self._schedule(record, task.not_before, "published")
         else:
@@ -85,32 +85,22 @@ class Store:
     ) -> Confirmation:
         """Schedule the next attempt, once per token."""
         check_time("at", at)
-        error = None if error is None else error[: LIMITS.text]
-        now = self.clock.now()
-        record = self.find(task.key, task.id)
-        handed_out = settles.attempt if settles else record.handed_out if record else 0
-        token = token or f"attempt:{handed_out}"
-        if record is not None and token in record.tokens:
+        error = error and error[: LIMITS.text]
+        queue = self.queue(task.key)
+        record = queue.records.get(task.id) or Record(queue=queue, task=task)
+        token = record.retry_token(token, settles)
+        if token in record.tokens:
             return Confirmation(key=task.key, task_id=task.id, status=Published.DUPLICATE)
-        if settles is not None and (record is None or record.receipt != settles.receipt):
+        if settles is not None and record.receipt != settles.receipt:
             raise LeaseLost(
                 "the receipt is not current: settled before, taken back, or never issued"
             )
-        worker = record.owner.consumer if record and record.owner else None
-        if record is None:
-            record = self._new_entry(self.queue(task.key), task, now)
-        elif record.state is State.DEAD:
-            record.prior, record.reason = record.attempt, None
-        elif record.state.live:
-            self._end_receipt(record, "retry" if settles else None, revoke=settles is None)
-        else:
-            record = self._revive(record, task, now)
-        record.tokens.add(token)
-        if error is not None:
-            record.fail(error, now)
-        record.attempt += 1
-        record.losses = 0
-        record.queue.retried += 1
+        worker = record.owner.consumer if record.owner else None
+        self._end_receipt(record, "retry" if settles else None, revoke=settles is None)
+        if not record.live and record.state is not State.DEAD:
+            record = self._begin(structs.replace(record, task=task, digest=None, state=None))
+        record.retry(token, error, self.clock.now())
+        queue.retried += 1
         self._schedule(record, at, "retried", worker=worker, error=error)
         return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)
 
@@ -127,22 +117,13 @@ class Store:
                 expired.append(self._expire(record))
                 continue
             receipt = subscription.new_receipt()
-            record.receipt = receipt
+            delivery = record.hand_out(receipt, now)
             record.owner = subscription
-            record.handed_out = record.attempt
-            record.delivered_at = now
             self.receipts[receipt] = record
             subscription.owned[receipt] = record
             queue.delivered += 1
             self._enter(record, State.IN_FLIGHT, "delivered")
-            return Delivery(
-                task=task,
-                receipt=receipt,
-                attempt=record.attempt,
-                losses=record.losses,
-                prior=record.prior,
-                delivered_at=now,
-            )
+            return delivery
         return None
 
     # settle
@@ -152,9 +133,7 @@ class Store:
         record = self.receipts.get(delivery.receipt)
         if record is None:
             return self._settled_before(delivery, "ack")
-        record.result = result
-        record.result_until = self.clock.now() + record.queue.settings.result_ttl
-        record.progress = None
+        record.store_result(result, self.clock.now(), record.queue.settings.result_ttl)
         self._finish(record, State.DONE, "acked", verb="ack")
         return Settled.OK
 
@@ -169,22 +148,17 @@ class Store:
 
     def hand_back(self, record: Record, *, lost: bool) -> None:
         """Take an in-flight entry back; one that was lost too often dies."""
-        queue = record.queue
+        queue, verb = record.queue, "lost" if lost else "redeliver"
         queue.redelivered += 1
-        if lost:
-            queue.lost += 1
-            record.losses += 1
-            record.fail("lost with its consumer", self.clock.now())
-            if record.losses > queue.settings.max_losses:
-                record.reason = "max_losses_exceeded"
-                self._finish(record, State.DEAD, "dead_lettered", verb="lost", answer=Settled.DEAD)
-                return
-        event = "lost" if lost else "redelivered"
+        queue.lost += lost
         worker = record.owner.consumer if record.owner else None
-        self._end_receipt(record, "lost" if lost else "redeliver")
+        self._end_receipt(record, verb)
+        if lost and record.lose(queue.settings.max_losses, self.clock.now()):
+            self._enter(record, State.DEAD, "dead_lettered", worker=worker)
+            return
         self._offer(queue)
         queue.lane(record).put_back(record)
-        self._enter(record, State.WAITING, event, worker=worker)
+        self._enter(record, State.WAITING, "lost" if lost else "redelivered", worker=worker)
         self.ring(queue, 1)
 
     def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
@@ -192,10 +166,8 @@ class Store:
         record = self.receipts.get(delivery.receipt)
         if record is None:
             return self._settled_before(delivery, "dead")
-        error = None if error is None else error[: LIMITS.text]
-        if error is not None:
-            record.fail(error, self.clock.now())
-        record.reason = reason[: LIMITS.text]
+        error = error and error[: LIMITS.text]
+        record.bury(reason, error, self.clock.now())
         self._finish(record, State.DEAD, "dead_lettered", verb="dead", error=error)
         return Settled.OK
 
@@ -207,22 +179,13 @@ class Store:
         record.owner.owned.pop(receipt, None)
         record.owner = subscription
         subscription.owned[receipt] = record
-        return Delivery(
-            task=record.task,
-            receipt=receipt,
-            attempt=record.attempt,
-            losses=record.losses,
-            prior=record.prior,
-            delivered_at=record.delivered_at,
-        )
+        return record.delivery
 
     # operate
 
     def redrive(self, record: Record) -> None:
         """Make a dead entry waiting again, at the end of its lane."""
-        record.prior = record.attempt - 1
-        record.losses = 0
-        record.reason = None
+        record.redrive()
         self._make_available(record, "redriven")
         self.ring(record.queue, 1)
 
@@ -232,7 +195,7 @@ class Store:
 
     def cancel(self, record: Record) -> bool:
         """End a live entry as cancelled."""
-        if not record.state.live:
+        if not record.live:
             return False
         self._finish(record, State.CANCELLED, "cancelled", revoke=True)
         return True
@@ -251,7 +214,7 @@ class Store:
     def expire(self) -> Iterator[Expired]:
         """End live entries that are past their deadline, a bounded number of them."""
         for record in self._calendar.past_deadline(self.clock.now(), _CHUNK):
-            if record.state.live:
+            if record.live:
                 yield self._expire(record)
 
     def forget(self, chunk: int = _CHUNK) -> int:
@@ -295,7 +258,10 @@ class Store:
         error: str | None = None,
     ) -> None:
         states = record.queue.states
-        states[record.state] -= 1
+        if record.state is None:
+            record.queue.published += 1
+        else:
+            states[record.state] -= 1
         states[state] += 1
         record.updated_at = self.clock.now()
         if record.state is State.DEAD:
@@ -310,24 +276,15 @@ class Store:
             worker = worker or (record.owner.consumer if record.owner else None)
             self.journal.write(event, record, record.updated_at, worker, error)
 
-    def _new_entry(self, queue: QueueState, task: Task, now: float) -> Record:
-        record = queue.records[task.id] = Record(queue, task, now)
-        queue.published += 1
-        queue.states[record.state] += 1
-        if task.deadline is not None:
-            self._calendar.note_deadline(record, task.deadline)
-        return record
-
-    def _revive(self, ended: Record, task: Task, now: float) -> Record:
-        """Start a new entry of a task that has ended; its history goes on."""
-        record = self._new_entry(ended.queue, task, now)
-        for kept in _KEPT:
-            setattr(record, kept, getattr(ended, kept))
+    def _begin(self, record: Record) -> Record:
+        """Put a new entry on the books; its first state follows."""
+        record.queue.records[record.task.id] = record
+        if record.task.deadline is not None:
+            self._calendar.note_deadline(record, record.task.deadline)
         return record
 
     def _offer(self, queue: QueueState) -> None:
-        # A queue that had work before is on everybody's list; a new entry may be counted already.
-        if queue.states[State.WAITING] <= 1:
+        if not queue.states[State.WAITING]:  # one that had work before is on everybody's list
             for subscription in queue.subscribers:
                 subscription.ready[queue] = None
 
@@ -343,23 +300,17 @@ class Store:
         self._enter(record, State.SCHEDULED, event, **told)
         self._calendar.schedule(record, at)
 
-    def _end_receipt(
-        self,
-        record: Record,
-        verb: str | None,
-        answer: Settled = Settled.OK,
-        *,
-        revoke: bool = False,
-    ) -> None:
-        if record.receipt is None:
+    def _end_receipt(self, record: Record, verb: str | None, *, revoke: bool = False) -> None:
+        receipt, owner = record.receipt, record.owner
+        if receipt is None:
             return
         if verb is not None:
-            record.last = (record.receipt, verb, answer)
-        self.receipts.pop(record.receipt, None)
-        if record.owner is not None:
-            record.owner.owned.pop(record.receipt, None)
+            record.settle(verb)
+        self.receipts.pop(receipt, None)
+        if owner is not None:
+            owner.owned.pop(receipt, None)
             if revoke:
-                record.owner.revoke(record.receipt)
+                owner.revoke(receipt)
         record.receipt = record.owner = None
 
     def _finish(
@@ -369,12 +320,11 @@ class Store:
         event: str,
         *,
         verb: str | None = None,
-        answer: Settled = Settled.OK,
         revoke: bool = False,
         error: str | None = None,
     ) -> None:
         worker = record.owner.consumer if record.owner else None
-        self._end_receipt(record, verb, answer, revoke=revoke)
+        self._end_receipt(record, verb, revoke=revoke)
         self._enter(record, state, event, worker=worker, error=error)
         if state is not State.DEAD:
             record.seq = next(self._seq)
@@ -387,11 +337,4 @@ class Store:
 
     def _settled_before(self, delivery: Delivery, verb: str) -> Settled:
         record = self.find(delivery.task.key, delivery.task.id)
-        if record is not None and record.last and record.last[:2] == (delivery.receipt, verb):
-            return record.last[2]
-        return Settled.LEASE_LOST
-
-    def _window_passed(self, record: Record, now: float) -> bool:
-        if record.state.live or record.state is State.DEAD:
-            return False
-        return now >= record.updated_at + record.queue.settings.dedupe_window
+        return record.settled_before(delivery.receipt, verb) if record else Settled.LEASE_LOST

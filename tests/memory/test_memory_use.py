@@ -183,7 +183,7 @@ def test_an_agenda_in_order() -> None:
     """Dates come in order, equal ones in the order of being noted, and only those that matter."""
     agenda: Agenda[Record] = Agenda(lambda record, _seq: record.state is State.WAITING)
     queue = QueueState("k")
-    made = [Record(queue, Task(key="k"), 0.0) for _ in range(6)]
+    made = [Record(queue=queue, task=Task(key="k"), state=State.WAITING) for _ in range(6)]
     for record, at in zip(made, (3, 1, 2, 1, 9, 2), strict=True):
         agenda.add(at, record)
     made[2].state = State.DONE
