@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import InvalidInput, LeaseLost, SubscriptionClosed
@@ -16,6 +16,7 @@ from taskqueue_core.tasks import Delivery, Received, Settled, WorkerInfo
 __all__ = [
     "LocalSubscription",
     "SubscriptionBase",
+    "Working",
     "answer",
     "checked_keys",
     "checked_limit",
@@ -110,9 +111,22 @@ class LocalSubscription(SubscriptionBase):
             raise SubscriptionClosed("the subscription is closed")
 
 
-def workers_of(subscriptions: Iterable[LocalSubscription]) -> tuple[WorkerInfo, ...]:
+class Working(Protocol):
+    """What `workers_of` reads of an open subscription."""
+
+    consumer: str
+    keys: tuple[str, ...]
+    since: float
+
+    @property
+    def in_flight(self) -> int:
+        """How many deliveries it owns."""
+        ...
+
+
+def workers_of(subscriptions: Iterable[Working]) -> tuple[WorkerInfo, ...]:
     """Return the workers behind open subscriptions, by name; several connections of one count together."""
-    by_name: dict[str, list[LocalSubscription]] = {}
+    by_name: dict[str, list[Working]] = {}
     for subscription in subscriptions:
         by_name.setdefault(subscription.consumer, []).append(subscription)
     return tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskqueue_core.authoring import checked_progress
+from taskqueue_core.authoring import checked_progress, workers_of
 from taskqueue_core.capabilities import Maintained, QueueSettings
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import (
@@ -16,7 +16,7 @@ from taskqueue_core.tasks import (
     TaskStatus,
     WorkerInfo,
 )
-from taskqueue_memory.records import Consumer, Record
+from taskqueue_memory.records import Record
 from taskqueue_memory.store import Store
 
 __all__ = ["MemoryControl", "MemoryDeadLetters"]
@@ -81,20 +81,8 @@ class MemoryControl:
         return sum(self._store.cancel(record) for record in idle)
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        by_name: dict[str, dict[Consumer, None]] = {}
-        for queue in self._store.queues.values():
-            for subscription in queue.subscribers:
-                by_name.setdefault(subscription.consumer, {})[subscription] = None
-        return tuple(
-            WorkerInfo(
-                worker_id=name,
-                connections=len(subscriptions),
-                keys=tuple(sorted({key for s in subscriptions for key in s.keys})),
-                in_flight=sum(len(s.owned) for s in subscriptions),
-                since=min(s.since for s in subscriptions),
-            )
-            for name, subscriptions in sorted(by_name.items())
-        )
+        queues = self._store.queues.values()
+        return workers_of({one: None for queue in queues for one in queue.subscribers})
 
     async def maintain(self) -> Maintained:
         return Maintained(

@@ -34,6 +34,11 @@ class Consumer(Protocol):
     ready: dict[QueueState, None]
     """queues that may have work, the next one to be served first"""
 
+    @property
+    def in_flight(self) -> int:
+        """How many deliveries it owns."""
+        ...
+
     def new_receipt(self) -> str:
         """Return a receipt that nobody can guess."""
         ...

@@ -101,6 +101,11 @@ class MemorySubscription(SubscriptionBase):
         self.wake()
         self._revocation.set()
 
+    @property
+    def in_flight(self) -> int:
+        """How many deliveries it owns."""
+        return len(self.owned)
+
     def new_receipt(self) -> str:
         """Return a receipt that nobody can guess."""
         self._issued += 1
