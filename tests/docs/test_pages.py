@@ -1,0 +1,61 @@
+"""The pages: their links lead somewhere, their commands are run by tests, and their code works."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "examples/*/*.md")
+    for page in ROOT.glob(pattern)
+    if page.name != "coverage.md"
+)
+RUN_BY = {
+    r"python3 dev\.py (run|test|check)": "tests/dev, and .ci/run",
+    r"pip install '(taskqueue-backends|\.)\[": "tests/examples, with the libraries that are there",
+    r"pip install \./examples/taskqueue_sqlite": "tests/examples",
+    r"taskqueue (serve|worker|result) |python publish\.py": "tests/docs/test_readme.py",
+    r"TASKQUEUE_BACKEND=sqlite .* taskqueue serve": "tests/examples, by the main job",
+    r"pytest tests/test_conformance\.py": "test_the_kits_page, below",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page: Path) -> None:
+    """Every link to a file of the project leads to one."""
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_is_run(page: Path) -> None:
+    """A command that a page shows is known to be run by some test."""
+    for command in re.findall(r"^\$ (.+)$", page.read_text(), flags=re.MULTILINE):
+        assert any(re.match(known, f"{command} ") for known in RUN_BY), command
+
+
+def test_the_kits_page(tmp_path: Path) -> None:
+    """G6: the test class of the page for authors is all that the kit needs."""
+    page = (ROOT / "docs" / "writing-a-backend.md").read_text()
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_conformance.py").write_text(snippet)
+    (tmp_path / "my_package.py").write_text(
+        "from taskqueue_memory import MemoryBackend as MyBackend\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "tests/test_conformance.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "TASKQUEUE_KIT_EXAMPLES": "5"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
