@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,23 +94,41 @@ def test_every_task_is_accounted_for(folder: Path) -> None:
     assert left_over(folder, pids_in(err)) == []
 
 
+def connected(process: subprocess.Popen[str]) -> list[int]:
+    """Wait until a worker is there; return the processes that were started."""
+    assert process.stdout is not None
+    shown = ""
+    while "connected" not in shown:
+        line = process.stdout.readline()
+        assert line, process.stderr and process.stderr.read()
+        shown += line
+    pids = pids_in(shown)
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    return pids
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_what_was_started(number: signal.Signals, folder: Path) -> None:
     """Ctrl-C ends the server and the workers with the run, and its files go as well."""
     with demo(folder, "--keep-going", "--backend", BACKEND, "--workers", "1") as process:
-        assert process.stdout is not None
-        shown = ""
-        while "connected" not in shown:
-            line = process.stdout.readline()
-            assert line, process.stderr and process.stderr.read()
-            shown += line
-        pids = pids_in(shown)
-        assert all(map(alive, pids))
+        pids = connected(process)
         process.send_signal(number)
         process.communicate(timeout=30)
     assert process.returncode == 130
-    assert len(pids) == 2
     assert left_over(folder, pids) == []
+
+
+def test_a_killed_run_leaves_no_process(folder: Path) -> None:
+    """A run that ends without a chance to clean up takes its server and its workers with it."""
+    with demo(folder, "--keep-going", "--backend", BACKEND, "--workers", "1") as process:
+        pids = connected(process)
+        process.kill()
+        process.communicate(timeout=30)
+    deadline = time.monotonic() + 15
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
 
 
 def test_afterwards_it_stays_if_asked_to(folder: Path) -> None:

@@ -96,9 +96,9 @@ class Children:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "taskqueue_core.cli",
+                "taskqueue_core.demo.child",
                 *words,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if piped else log,
                 stderr=log,
                 env=dict(env),
