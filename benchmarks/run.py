@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import in_process
 import over_socket
 
+_ROUND = 100
+"""figures from here on are shown without decimals"""
 RESULTS = Path(__file__).parent / "results"
 
 Measurement = Callable[[], Awaitable[dict[str, float]]]
@@ -53,10 +55,8 @@ def _print(figures: dict[str, list[float]]) -> None:
     width = max(map(len, figures))
     print(f"{'figure':<{width}}  {'median':>12}  {'min':>12}  {'max':>12}")
     for name, values in figures.items():
-        row = "  ".join(
-            f"{value:>12,.3g}" if value < 1 else f"{value:>12,.0f}"
-            for value in (median(values), min(values), max(values))
-        )
+        shown = (median(values), min(values), max(values))
+        row = "  ".join(f"{x:>12,.0f}" if x >= _ROUND else f"{x:>12.3g}" for x in shown)
         print(f"{name:<{width}}  {row}")
 
 
