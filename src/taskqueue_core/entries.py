@@ -21,8 +21,10 @@ from taskqueue_core.tasks import (
     TaskStatus,
 )
 
-__all__ = ["POISONED", "Entry"]
+__all__ = ["LOST", "POISONED", "Entry"]
 
+LOST = "lost"
+"""the verb of a delivery that was handed back as lost"""
 POISONED = "max_losses_exceeded"
 """the reason of a dead letter that was lost with its consumer too often"""
 _HISTORY = 20
@@ -94,13 +96,13 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.result, self.result_until, self.progress = result, now + ttl, None
 
     def lose(self, max_losses: int, now: float) -> bool:
-        """Count a loss, after `settle`. Return whether that was one too many: it is dead then."""
+        """Count a loss, after `settle` if its owner told. Return whether that was one too many: it is dead then."""
         self.losses += 1
         self.fail("lost with its consumer", now)
         if self.losses <= max_losses:
             return False
         self.reason = POISONED
-        if self.last is not None:
+        if self.last is not None and self.last[1] == LOST:
             self.last = (*self.last[:2], Settled.DEAD)
         return True
 

@@ -9,9 +9,9 @@ from taskqueue_sqlite import SQLiteBackend, SQLiteSettings
 
 
 class TestSQLite(BackendSuite):
-    """All capabilities, durable."""
+    """Dead letters and control, durable."""
 
-    max_examples = 20
+    max_examples = 100
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import State, Task
 
 from taskqueue_sqlite import SQLiteBackend, SQLiteSettings
+from taskqueue_sqlite.store import Row, Store
 
 ROUNDS = 3
 
@@ -82,12 +85,15 @@ async def check(folder: Path) -> None:
 
 def test_killed(tmp_path: Path) -> None:
     """Confirmed tasks are there, settled ones are over, and all others come back, each once."""
+    notes = tmp_path / "notes"
+    notes.touch()
     for _ in range(ROUNDS):
+        before = notes.stat().st_size
         process = subprocess.Popen([sys.executable, __file__, str(tmp_path)])
-        try:
-            process.wait(timeout=random.uniform(0.6, 2.0))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
+        while notes.stat().st_size == before and process.poll() is None:
+            time.sleep(0.01)  # until it works
+        time.sleep(random.uniform(0.1, 1.0))
+        process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         asyncio.run(check(tmp_path))
 
@@ -102,6 +108,51 @@ async def test_one_process(tmp_path: Path) -> None:
     await first.aclose()
     assert (await second.health()).ok
     await second.aclose()
+
+
+async def crash(folder: Path) -> None:
+    """Leave two tasks in flight, as a process that was killed does."""
+    backend = open_backend(folder)
+    await backend.publisher.publish(Task(key="k"), Task(key="k"))
+    await backend.subscribe(["k"], "worker").receive(2, 0)
+    backend._store.close()  # noqa: SLF001 - hands nothing back
+
+
+async def test_opened_late(tmp_path: Path) -> None:
+    """What a crash left is taken back, though the file could not be opened at first."""
+    await crash(tmp_path)
+    other = sqlite3.connect(tmp_path / "taskqueue.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    backend = open_backend(tmp_path)
+    with pytest.raises(BackendUnavailable):
+        await backend.control.maintain()
+    other.close()
+    await backend.control.maintain()
+    assert (await backend.control.ledger("k")).waiting == 2
+    await backend.aclose()
+
+
+async def test_recovery_is_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking back what a crash left is done whole or not at all, and tried again."""
+    await crash(tmp_path)
+    backend, taken = open_backend(tmp_path), list[object]()
+
+    def break_off(store: Store, row: Row, *, lost: bool) -> None:
+        taken.append(row)
+        if len(taken) > 1:
+            raise BackendUnavailable("the disk is full")
+        hand_back(store, row, lost=lost)
+
+    hand_back = Store.hand_back
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "hand_back", break_off)
+        with pytest.raises(BackendUnavailable):
+            await backend.control.maintain()
+    ledger = await backend.control.ledger("k")
+    assert (ledger.in_flight, ledger.imbalance) == (2, 0)
+    await backend.control.maintain()
+    assert (await backend.control.ledger("k")).waiting == 2
+    await backend.aclose()
 
 
 if __name__ == "__main__":

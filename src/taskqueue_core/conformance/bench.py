@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -184,6 +184,15 @@ class Bench:
                 await asyncio.sleep(0)
         else:
             await asyncio.sleep(hops * self.short / 100)
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until something has happened, within the patience."""
+        try:
+            async with asyncio.timeout(self._harness.patience):
+                while not condition():  # noqa: ASYNC110 - a condition of any kind has no event
+                    await asyncio.sleep(0.001)
+        except TimeoutError:
+            pytest.fail(f"waited in vain: {what}")
 
     async def start(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a call and let it come to where it waits."""

@@ -96,9 +96,9 @@ class ClosingSuite(Harness):
 
         consumer = await bench.start(consume())
         await bench.publish("t1", "t2")
-        await bench.hop(20)
+        await bench.until(lambda: len(seen) == 2, "for the iteration to give what is there")
         await bench.publish("t3", key=OTHER)
-        await bench.hop(20)
+        await bench.until(lambda: len(seen) == 3, "for the iteration to give what came later")
         await subscription.close()
         await bench.outcome(consumer)
         assert seen == ["t1", "t2", "t3"]

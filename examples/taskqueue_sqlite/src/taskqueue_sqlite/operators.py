@@ -22,8 +22,7 @@ class Operators:
 
     async def queues(self) -> tuple[str, ...]:
         stored = self._store.run("SELECT key FROM counts UNION SELECT key FROM settings")
-        subscribed = {key for one in self._subscriptions() for key in one.keys}
-        return tuple(sorted({key for (key,) in stored} | subscribed))
+        return tuple(sorted({key for (key,) in stored}.union(*(one.keys for one in self._subscriptions()))))
 
     async def settings(self, key: str) -> QueueSettings:
         return self._store.settings(key)

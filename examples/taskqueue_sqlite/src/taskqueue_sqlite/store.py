@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS entries (
     PRIMARY KEY (key, id)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS lanes ON entries (key, state, priority DESC, seq);
 CREATE INDEX IF NOT EXISTS dates ON entries (state, due);
+CREATE INDEX IF NOT EXISTS dates_of_key ON entries (key, due) WHERE state = 'scheduled';
 CREATE INDEX IF NOT EXISTS deadlines ON entries (deadline) WHERE deadline IS NOT NULL;
 CREATE TABLE IF NOT EXISTS counts (key TEXT, name TEXT, n INT, PRIMARY KEY (key, name)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS settings (key TEXT PRIMARY KEY, data TEXT);
@@ -55,17 +56,19 @@ class Store:
         self.now = clock.now
         self._path, self._changed = path, changed
         self._db: sqlite3.Connection | None = None
-        self._touched: set[str] = set()
-        self._seq = itertools.count(1)
-        self._closed = False
+        self._touched, self._seq = set[str](), itertools.count(1)
+        self._opened = self._recovered = self._closed = False
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Do all of it or nothing; it is on the disk before this ends. Raises `BackendUnavailable`."""
         self.run("BEGIN IMMEDIATE")
         try:
+            if not self._recovered:  # what an earlier process had in flight is lost
+                self.recover()
             yield
             self.run("COMMIT")
+            self._recovered = True
         finally:
             self.db.rollback()  # what was not committed
         touched, self._touched = self._touched, set()
@@ -80,21 +83,21 @@ class Store:
 
     @property
     def db(self) -> sqlite3.Connection:
-        """The connection, made by its first use; what an earlier process had in flight is lost then."""
+        """The connection, made by its first use."""
         if self._closed:
             raise BackendUnavailable("the backend is closed")
         if self._db is None:
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=0.1)
+        if not self._opened:  # perhaps because another process had the file
             self._db.executescript(_SCHEMA)
             (last,) = self._db.execute("SELECT ifnull(max(seq), 0) FROM entries").fetchone()
-            self._seq = itertools.count(last + 1)
-            self.recover()
+            self._seq, self._opened = itertools.count(last + 1), True
         return self._db
 
     def select(self, where: str, *values: object) -> list[Row]:
         """Return the entries for which a condition of this package holds."""
-        rows = self.run(f"SELECT data FROM entries WHERE {where}", *values)  # noqa: S608
-        return [_decoder.decode(data) for (data,) in rows]
+        sql = f"SELECT data FROM entries WHERE {where}"  # noqa: S608
+        return [_decoder.decode(data) for (data,) in self.run(sql, *values)]
 
     def find(self, key: str, task_id: str) -> Row | None:
         """Return what is known of a task."""
@@ -127,8 +130,7 @@ class Store:
 
     def count(self, key: str, name: str, n: int = 1) -> None:
         """Add to a counter."""
-        upsert = "INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
-        self.run(upsert, key, name, n)
+        self.run("INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n", key, name, n)
 
     def counts(self, key: str) -> dict[str, int]:
         """Return a queue's counters."""
@@ -149,7 +151,6 @@ class Store:
 
     def recover(self) -> None:
         for row in self.select("state = 'in_flight'"):
-            row.settle("lost")
             self.hand_back(row, lost=True)
 
     def publish(self, task: Task) -> Confirmation:
@@ -171,7 +172,9 @@ class Store:
             return _confirm(task, Published.DUPLICATE)
         if settles and row.receipt != settles.receipt:
             raise LeaseLost("the receipt is not current: settled before, taken back, or never issued")
-        row.settle("retry")
+        if settles:
+            row.settle("retry")
+        row.receipt = None  # ended by others, it was not settled: the settlement before stays the last one
         row.retry(token, error, self.now())
         row.state = None if row.ended else row.state  # a retry after the end is a new entry
         row.due = at
@@ -225,8 +228,8 @@ class Store:
         return row.settled_before(delivery.receipt, verb) if row else Settled.LEASE_LOST
 
     def hand_back(self, row: Row, *, lost: bool) -> None:
-        """Make an entry whose receipt has ended available again; one that was lost too often dies."""
-        key, row.owner = row.task.key, None
+        """End a delivery, and make its entry available again; one that was lost too often dies."""
+        key, row.receipt, row.owner = row.task.key, None, None
         self.count(key, "redelivered")
         self.count(key, "lost", int(lost))
         dead = lost and row.lose(self.settings(key).max_losses, self.now())

@@ -13,7 +13,8 @@ from taskqueue_sqlite.store import Row, Store
 
 _OURS = "key IN (SELECT value FROM json_each(?))"
 _BUSY = f"SELECT key FROM counts WHERE name = 'waiting' AND n > 0 AND {_OURS}"  # noqa: S608 - constants
-_DUE = f"SELECT min(due) FROM entries WHERE state = 'scheduled' AND {_OURS}"  # noqa: S608 - constants
+_NEXT = "SELECT min(due) FROM entries AS e INDEXED BY dates_of_key WHERE state = 'scheduled' AND e.key = value"
+_DUE = f"SELECT min(due) FROM (SELECT ({_NEXT}) AS due FROM json_each(?))"  # noqa: S608 - constants
 
 
 class SQLiteSubscription(LocalSubscription):
@@ -38,12 +39,10 @@ class SQLiteSubscription(LocalSubscription):
                     busy.append(key)
                     self._served[key] = next(self._turns)
             ((due,),) = store.run(_DUE, self._json)
-        handed_out, again = tuple(deliveries), bool(busy)
-        return Received(deliveries=handed_out, again=again, due_at=due, expired=tuple(expired))
+        return Received(deliveries=tuple(deliveries), again=bool(busy), due_at=due, expired=tuple(expired))
 
     def _owned(self) -> list[Row]:
-        where = f"state = 'in_flight' AND owner = ? AND {_OURS}"
-        return self._store.select(where, self._id, self._json)
+        return self._store.select(f"state = 'in_flight' AND owner = ? AND {_OURS}", self._id, self._json)
 
     @property
     def in_flight(self) -> int:
@@ -68,5 +67,4 @@ class SQLiteSubscription(LocalSubscription):
             self.tell()
             with self._store.step():
                 for row in self._owned():
-                    row.settle("redeliver")
                     self._store.hand_back(row, lost=False)
