@@ -1,0 +1,63 @@
+"""Ends a child when its parent has gone, however that ended."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from typing import Literal
+
+__all__ = ["Watchdog"]
+
+# It reads process ids from a pipe whose other end only the parent has: a read ends in vain when
+# that end is closed, by a SIGKILL too. Signals sent to the parent's group do not reach it.
+_SCRIPT = """
+trap '' HUP INT QUIT TERM
+pid=0
+while read -r word; do pid=$word; done
+[ "$pid" -gt 0 ] || exit 0
+kill -"$1" "$pid" 2>/dev/null || exit 0
+kill -CONT "$pid" 2>/dev/null
+tries=0
+while kill -0 "$pid" 2>/dev/null; do
+    tries=$((tries + 1))
+    [ "$tries" -le 50 ] || exec kill -KILL "$pid"
+    sleep 0.2
+done
+"""
+
+
+class Watchdog:
+    """A small process that outlives this one only to end a child: with ``signal``, and SIGKILL 10 s later.
+
+    It is a shell, so it works wherever there is one; unlike the parent-death signal of Linux it
+    asks nothing of the thread that started the child, and runs no code between fork and exec.
+    """
+
+    def __init__(self, signal: Literal["TERM", "KILL"]) -> None:
+        """Start it, with nothing to watch."""
+        self._process = subprocess.Popen(  # noqa: S603 - the script stands above
+            ["/bin/sh", "-c", _SCRIPT, "taskqueue-watchdog", signal],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def watch(self, pid: int) -> None:
+        """Watch the child with this id instead of the last one; 0 watches none.
+
+        Call it before a child that has ended is waited for, since its id may be given away then.
+        """
+        assert self._process.stdin is not None  # noqa: S101 - it is piped
+        with contextlib.suppress(BrokenPipeError):  # somebody ended it; there is no other harm
+            self._process.stdin.write(b"%d\n" % pid)
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Let go of the child, and end."""
+        self.watch(0)
+        assert self._process.stdin is not None  # noqa: S101 - it is piped
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()

@@ -1,0 +1,271 @@
+"""Several redis-servers that belong together: a cluster, or a master with replicas and Sentinels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.redis.engines import Engine
+from tests.redis.servers import RedisServer, wait_until
+
+__all__ = ["Cluster", "Sentinels", "follow", "in_step"]
+
+_SLOTS = 16_384
+_CLUSTER = {
+    "cluster-enabled": "yes",
+    "cluster-config-file": "nodes.conf",
+    "cluster-node-timeout": "1500",
+    "cluster-allow-replica-migration": "no",  # each master keeps the replicas that a test gave it
+    "cluster-replica-validity-factor": "0",  # a replica in step may always take over
+}
+
+
+class _Group:
+    """Servers that end together."""
+
+    def __init__(self) -> None:
+        self._servers = ExitStack()
+
+    def _add(self, server: RedisServer) -> RedisServer:
+        self._servers.callback(server.close)
+        return server
+
+    def start(self) -> Self:
+        """Start everything, and wait until it is of use."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End every server."""
+        self._servers.close()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Cluster(_Group):
+    """A cluster whose slots are spread evenly over its masters, each with ``replicas`` replicas.
+
+    Use it as a context, or call `start` and `close`. ``config`` goes to every node.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        *,
+        masters: int = 3,
+        replicas: int = 0,
+        aof: bool = True,
+        config: Mapping[str, str] | None = None,
+        acl: str | None = None,
+    ) -> None:
+        """Make the nodes; nothing runs yet."""
+        super().__init__()
+        self.nodes = [
+            self._add(
+                RedisServer(
+                    engine,
+                    folder / f"node-{n}",
+                    aof=aof,
+                    config={**_CLUSTER, **(config or {})},
+                    acl=acl,
+                )
+            )
+            for n in range(masters * (1 + replicas))
+        ]
+        self.masters = self.nodes[:masters]
+        """the nodes that were given slots first; roles may have changed since, which `owner` sees"""
+        self.replicas = {
+            master.port: self.nodes[masters + n :: masters] for n, master in enumerate(self.masters)
+        }
+        """the nodes that were made replicas, by their master's port"""
+
+    @property
+    def url(self) -> str:
+        """The URL of the whole, by its first master."""
+        return f"redis+cluster://127.0.0.1:{self.masters[0].port}"
+
+    def start(self) -> Self:
+        """Start the nodes, join them, and wait until all say that the cluster is well and replicas are in step."""
+        for node in self.nodes:
+            node.start(wait=False)
+        for node in self.nodes:
+            node.ready()
+        if "cluster_known_nodes:1\r" in self.masters[0].call("CLUSTER", "INFO").decode():
+            self._join()
+        self.wait_ready()
+        return self
+
+    def _join(self) -> None:
+        count = len(self.masters)
+        ids = [node.call("CLUSTER", "MYID").decode() for node in self.masters]
+        for epoch, node in enumerate(self.nodes, 1):
+            node.call("CLUSTER", "SET-CONFIG-EPOCH", epoch)
+        for n, master in enumerate(self.masters):
+            slots = range(n * _SLOTS // count, (n + 1) * _SLOTS // count)
+            master.call("CLUSTER", "ADDSLOTS", *slots)  # 6.2 has no ADDSLOTSRANGE
+        for node in self.nodes:  # each to each: to leave it to gossip takes seconds
+            for other in self.nodes:
+                if other is not node:
+                    node.call("CLUSTER", "MEET", "127.0.0.1", other.port)
+        wait_until(self._acquainted, "every node knows every other")
+        for n, master in enumerate(self.masters):
+            for replica in self.replicas[master.port]:
+                replica.call("CLUSTER", "REPLICATE", ids[n])
+
+    def _acquainted(self) -> bool:
+        return all(
+            len(lines := node.call("CLUSTER", "NODES").decode().splitlines()) == len(self.nodes)
+            and not any("handshake" in line or "disconnected" in line for line in lines)
+            for node in self.nodes
+        )
+
+    def wait_ready(self, *, seconds: float = 20.0) -> None:
+        """Wait until every running node says that the cluster is well, and the running replicas are in step."""
+
+        def well() -> bool:
+            running = [node for node in self.nodes if node.running]
+            for node in running:
+                if b"cluster_state:ok" not in node.call("CLUSTER", "INFO"):
+                    return False
+            return all(_in_step_with_its_master(node) for node in running)
+
+        wait_until(well, "the cluster is well and its replicas are in step", seconds=seconds)
+
+    def slot(self, key: str | bytes) -> int:
+        """Return the hash slot of a key."""
+        return int(self._any().call("CLUSTER", "KEYSLOT", key))
+
+    def owner(self, key: str | bytes) -> RedisServer:
+        """Return the node that serves a key now, as a running node sees it."""
+        slot = self.slot(key)
+        for first, last, (_, port, *_), *_ in self._any().call("CLUSTER", "SLOTS"):
+            if first <= slot <= last:
+                return next(node for node in self.nodes if node.port == port)
+        raise LookupError(f"nobody owns slot {slot}")
+
+    def call(self, key: str | bytes, *words: str | bytes | float) -> Any:
+        """Send one command to the node that serves a key."""
+        return self.owner(key).call(*words)
+
+    def everywhere(self, *words: str | bytes | float) -> list[Any]:
+        """Send one command to every running master."""
+        running = [node for node in self.nodes if node.running]
+        masters = [node for node in running if node.info("replication")["role"] == "master"]
+        return [node.call(*words) for node in masters]
+
+    def _any(self) -> RedisServer:
+        return next(node for node in self.nodes if node.running)
+
+
+class Sentinels(_Group):
+    """A master, its replicas, and Sentinels that watch over them. Use it as a context, or call `start` and `close`."""
+
+    service = "main"
+    """the name of the master"""
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        *,
+        replicas: int = 1,
+        sentinels: int = 3,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make the servers; nothing runs yet. ``config`` goes to the master and its replicas."""
+        super().__init__()
+        self.servers = [
+            self._add(RedisServer(engine, folder / f"server-{n}", config=config))
+            for n in range(1 + replicas)
+        ]
+        watched = {
+            "sentinel monitor": f"{self.service} 127.0.0.1 {self.servers[0].port} {sentinels // 2 + 1}",
+            "sentinel down-after-milliseconds": f"{self.service} 800",
+            "sentinel failover-timeout": f"{self.service} 4000",
+            "bind": "127.0.0.1",
+            "protected-mode": "no",
+        }
+        self.sentinels = [
+            self._add(RedisServer(engine, folder / f"sentinel-{n}", config=watched, sentinel=True))
+            for n in range(sentinels)
+        ]
+
+    @property
+    def url(self) -> str:
+        """The URL of the service, by all Sentinels."""
+        places = ",".join(f"127.0.0.1:{one.port}" for one in self.sentinels)
+        return f"redis+sentinel://{places}/{self.service}"
+
+    @property
+    def master(self) -> RedisServer:
+        """The server that most Sentinels call the master now."""
+        told = [
+            int(one.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)[1])
+            for one in self.sentinels
+            if one.running
+        ]
+        port = max(told, key=told.count)
+        return next(server for server in self.servers if server.port == port)
+
+    def start(self) -> Self:
+        """Start everything, and wait until replicas are in step and every Sentinel knows all."""
+        for server in self.servers:
+            server.start()
+        for replica in self.servers[1:]:
+            follow(replica, self.servers[0])
+        for sentinel in self.sentinels:
+            sentinel.start(wait=False)
+        for sentinel in self.sentinels:
+            sentinel.ready()
+        wait_until(self._aware, "every Sentinel knows the replicas and the other Sentinels")
+        return self
+
+    def _aware(self) -> bool:
+        for sentinel in self.sentinels:
+            words = sentinel.call("SENTINEL", "MASTER", self.service)
+            facts = dict(zip(words[::2], words[1::2], strict=True))
+            known = int(facts[b"num-slaves"]), int(facts[b"num-other-sentinels"])
+            if facts[b"flags"] != b"master" or known != (
+                len(self.servers) - 1,
+                len(self.sentinels) - 1,
+            ):
+                return False
+        return True
+
+
+def follow(replica: RedisServer, master: RedisServer) -> None:
+    """Make one server the replica of another, and wait until it is in step."""
+    replica.call("REPLICAOF", "127.0.0.1", master.port)
+    wait_until(lambda: in_step(master, replica), "the replica is in step")
+
+
+def in_step(master: RedisServer, replica: RedisServer) -> bool:
+    """Tell whether the link is up and the replica has read all that the master has written."""
+    theirs = replica.info("replication")
+    return (
+        theirs.get("master_link_status") == "up"
+        and theirs.get("master_port") == str(master.port)
+        and int(theirs["slave_repl_offset"])
+        >= int(master.info("replication")["master_repl_offset"])
+    )
+
+
+def _in_step_with_its_master(node: RedisServer) -> bool:
+    role = node.call("ROLE")
+    return role[0] == b"master" or bool(role[3] == b"connected")

@@ -1,0 +1,139 @@
+"""The servers that the other tests rely on are what they claim to be."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.redis.certificates import Certificates
+from tests.redis.clusters import Cluster, Sentinels, follow, in_step
+from tests.redis.conftest import MakeServer
+from tests.redis.engines import CI, REQUIRED, Engine, Engines
+from tests.redis.resp import RedisError
+from tests.redis.servers import RedisServer, wait_until
+
+
+def test_continuous_integration_has_every_engine(engines: Engines) -> None:
+    """A developer needs one engine, continuous integration every required one (fault M6)."""
+    assert engines.found
+    if CI:
+        assert {engine.name for engine in engines.found} >= set(REQUIRED)
+
+
+def test_each_engine_answers(each_redis: RedisServer, each_engine: Engine) -> None:
+    """A shared server runs the version that its engine names."""
+    told = each_redis.info("server")["redis_version"]
+    assert told == ".".join(map(str, each_engine.version))
+
+
+def test_killed_server_comes_back_with_its_data(
+    each_engine: Engine, make_server: MakeServer
+) -> None:
+    """A server that is killed keeps its port, and what its append-only file had, over a restart (fault B1)."""
+    server = make_server(each_engine, config={"appendfsync": "always"}).start()
+    port, pid = server.port, server.pid
+    server.call("SET", "kept", "yes")
+    server.kill()
+    assert not server.running
+    with pytest.raises(OSError, match="refused"):
+        server.call("PING")
+    server.start()
+    assert (server.port, server.call("GET", "kept")) == (port, b"yes")
+    assert server.pid != pid
+
+
+def test_frozen_server_answers_nothing(make_server: MakeServer) -> None:
+    """A frozen server accepts and stays silent; thawed, it goes on (fault B10)."""
+    server = make_server().start()
+    with server.connect(timeout=0.2) as connection:
+        server.freeze()
+        with pytest.raises(TimeoutError):
+            connection.call("PING")
+        server.thaw()
+        assert server.call("PING") == "PONG"
+
+
+def test_server_without_file_forgets(make_server: MakeServer) -> None:
+    """Without an append-only file a restart empties the server."""
+    server = make_server(aof=False).start()
+    server.call("SET", "kept", "no")
+    assert server.restart().call("GET", "kept") is None
+
+
+def test_access_list_is_in_force(make_server: MakeServer) -> None:
+    """A server with an ACL file lets its users do what it says, and nobody else anything."""
+    server = make_server(acl="user default off\nuser app on >word ~tq:* +get +ping\n").start()
+    with pytest.raises(RedisError, match="NOAUTH"):
+        server.call("GET", "tq:1")
+    server.login = ("app", "word")
+    assert server.call("GET", "tq:1") is None
+    with pytest.raises(RedisError, match="NOPERM"):
+        server.call("GET", "other")
+
+
+def test_minimal_access(redis_acl: RedisServer) -> None:
+    """The user of the shared server with the ACL file that ships gets in, and may not do everything."""
+    assert redis_acl.call("PING") == "PONG"
+    with pytest.raises(RedisError, match="NOPERM"):
+        redis_acl.call("FLUSHALL")
+    assert "@127.0.0.1" in redis_acl.url
+
+
+def test_tls_server(engines: Engines, make_server: MakeServer, certificates: Certificates) -> None:
+    """A server with certificates speaks TLS, which a client verifies against the authority."""
+    engine = next((one for one in reversed(engines.found) if one.tls), None)
+    if engine is None:
+        pytest.skip("no engine here was built with TLS")
+    server = make_server(engine, tls=certificates).start()
+    assert server.url.startswith("rediss://")
+    assert server.call("PING") == "PONG"
+
+
+def test_cluster(redis_cluster: Cluster) -> None:
+    """A cluster serves every slot, and each key has an owner (fault M6)."""
+    assert len({redis_cluster.owner(f"key-{n}").port for n in range(50)}) == 3
+    redis_cluster.call("{t}:a", "SET", "{t}:a", "1")
+    assert redis_cluster.call("{t}:a", "GET", "{t}:a") == b"1"
+    assert [len(keys) for keys in redis_cluster.everywhere("KEYS", "{t}:a")].count(1) == 1
+
+
+def test_cluster_fails_over(engines: Engines, tmp_path: Path) -> None:
+    """A replica that is in step takes over from its killed master, with its data."""
+    with Cluster(engines.found[0], tmp_path, replicas=1) as cluster:
+        cluster.call("key", "SET", "key", "kept")
+        owner = cluster.owner("key")
+        assert owner.call("WAIT", 1, 1000) == 1
+        owner.kill()
+        wait_until(lambda: cluster.owner("key") is not owner, "another owner")
+        cluster.wait_ready()
+        assert cluster.call("key", "GET", "key") == b"kept"
+
+
+def test_sentinels_fail_over(engines: Engines, tmp_path: Path) -> None:
+    """Sentinels make the replica a master once the master is killed."""
+    with Sentinels(engines.found[-1], tmp_path) as sentinels:
+        first = sentinels.master
+        first.call("SET", "key", "kept")
+        assert first.call("WAIT", 1, 1000) == 1
+        first.kill()
+        wait_until(lambda: sentinels.master is not first, "another master")
+        wait_until(lambda: sentinels.master.info("replication")["role"] == "master", "promoted")
+        assert sentinels.master.call("GET", "key") == b"kept"
+
+
+def test_replica_is_waited_for(make_server: MakeServer) -> None:
+    """A replica is in step only once it has all that its master wrote (fault C1)."""
+    master, replica = make_server().start(), make_server().start()
+    master.call("SET", "key", "x" * 100_000)
+    follow(replica, master)
+    assert replica.call("GET", "key") == b"x" * 100_000
+    assert in_step(master, replica)
+
+
+def test_start_is_quick(make_server: MakeServer) -> None:
+    """To start a server takes a moment, so tests need not share one where that would be unclear."""
+    start = time.monotonic()
+    make_server().start()
+    assert time.monotonic() - start < 2
