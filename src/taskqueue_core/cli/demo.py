@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
+from taskqueue_core.cli.embedded import embedded_store
 from taskqueue_core.cli.failures import FAILED, INTERRUPTED
 from taskqueue_core.cli.output import AsJson, console, note, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
@@ -63,6 +64,8 @@ def run(
     hundred fails once, one is poison and fails always, and midway a worker is killed (SIGKILL) with
     deliveries in hand. At the end the ledger must balance, and every result must equal a direct
     computation; else it exits with 1.
+
+    A backend that needs a store, and whose settings name none, gets one of its own for the run.
     """
     from taskqueue_core.demo import (  # noqa: PLC0415 - no other command needs it
         DemoFailed,
@@ -72,9 +75,15 @@ def run(
         view_for,
     )
 
+    word = backend or load_settings(Settings).backend
+    store = embedded_store(word)
+    embedded = store is not None and store.wanted()
+    if store is not None and embedded:
+        store.prepare()  # here: the server would be given up if it had to wait for a download
     options = DemoOptions(
         path=path or Path(sysconfig.get_path("stdlib")),
-        backend=backend or load_settings(Settings).backend,
+        backend=word,
+        embedded=embedded,
         workers=workers,
         limit=limit,
         keep_going=keep_going,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
+from taskqueue_core.cli.embedded import OPTION, ServeCommand, opened
 from taskqueue_core.cli.logs import LogLevel, set_up
 from taskqueue_core.cli.output import AsJson, console, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
@@ -17,7 +20,7 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="serve", help=paragraphs(run.__doc__))(run)
+    app.command(name="serve", cls=ServeCommand, help=paragraphs(run.__doc__))(run)
 
 
 def run(
@@ -38,6 +41,15 @@ def run(
             show_default=False,
         ),
     ] = None,
+    embedded_redis: Annotated[
+        str | None,
+        typer.Option(
+            OPTION,
+            metavar="[DIR]",
+            help="Run a private redis-server with its files in DIR, and serve it.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     log_level: LogLevel = "info",
     as_json: AsJson = False,
@@ -45,23 +57,33 @@ def run(
     """Serve a backend to workers and publishers, until Ctrl-C or SIGTERM.
 
     Once it listens it prints its address; with --json, one object with url, backend and pid.
+
+    With --embedded-redis tasks survive a restart with nothing to set up: a redis-server is found or
+    fetched, and runs as long as the server does. Without DIR its files are in the user's data folder.
     """
     from taskqueue_core.server.serve import serve  # noqa: PLC0415 - no other command needs a server
 
     settings = load_settings(Settings)
     given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = settings.model_copy(update=given)
-    word = backend or settings.backend
+    word = backend or (settings.backend if embedded_redis is None else "redis")
     if word == "server":
         raise ConfigurationError("a server needs a store of its own, not another server: --backend")
     set_up(log_level)
 
-    def ready(url: str) -> None:
-        if as_json:
-            print_json({"url": url, "backend": word, "pid": os.getpid()})
-        else:
-            console.print(
-                f"[green]●[/] serving [bold]{word}[/] at [bold]{url}[/]  [dim]Ctrl-C ends it"
-            )
+    with contextlib.ExitStack() as stack:
+        place = (
+            None if embedded_redis is None else stack.enter_context(opened("redis", embedded_redis))
+        )
 
-    serve(settings, word, on_ready=ready)
+        def ready(url: str) -> None:
+            if as_json:
+                where = {} if place is None else {"directory": str(place)}
+                print_json({"url": url, "backend": word, "pid": os.getpid(), **where})
+            else:
+                within = "" if place is None else f" in [bold]{escape(str(place))}[/]"
+                console.print(
+                    f"[green]●[/] serving [bold]{word}[/]{within} at [bold]{url}[/]  [dim]Ctrl-C ends it"
+                )
+
+        serve(settings, word, on_ready=ready)

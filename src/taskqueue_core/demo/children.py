@@ -84,13 +84,18 @@ class Children:
         self._folder: Path | None = None
         self._all: list[Child] = []
 
+    @property
+    def folder(self) -> Path:
+        """A folder that only the owner can look into; it is removed by `end`."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="taskqueue-demo-"))
+        return self._folder
+
     async def start(
         self, name: str, *words: str, env: Mapping[str, str], piped: bool = False
     ) -> Child:
         """Start ``taskqueue`` with ``words``. What it logs goes to a file that only the owner can read."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="taskqueue-demo-"))
-        path = self._folder / f"{name}.log"
+        path = self.folder / f"{name}.log"
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             process = await asyncio.create_subprocess_exec(

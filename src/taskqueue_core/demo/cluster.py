@@ -47,7 +47,7 @@ class _Ready(msgspec.Struct, frozen=True):
 class Cluster:
     """Starts a server on a free port, and workers for it. Leaving it ends them all."""
 
-    def __init__(self, key: str, word: str) -> None:
+    def __init__(self, key: str, word: str, *, embedded: bool = False) -> None:
         """Start nothing yet. Raises `ConfigurationError` for a backend that leads to another server."""
         if word == "server":
             raise ConfigurationError(
@@ -55,6 +55,7 @@ class Cluster:
             )
         self._key = key
         self._word = word
+        self._embedded = embedded
         self._children = Children()
         self._env = os.environ | {KEY_VARIABLE: key}
         self._workers: dict[str, Child] = {}
@@ -64,7 +65,10 @@ class Cluster:
 
     async def start_server(self) -> Child:
         """Start the server and wait until it listens. Raises `DemoFailed`."""
+        words: tuple[str, ...]
         words = ("serve", "--host", "127.0.0.1", "--port", "0", "--backend", self._word, "--json")
+        if self._embedded:
+            words += ("--embedded-redis", str(self._children.folder / "store"))
         server = await self._children.start("server", *words, env=self._env, piped=True)
         ready = msgspec.json.Decoder(_Ready)
         try:

@@ -16,6 +16,8 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     """a folder, or one file"""
     backend: str
     """the word that the server is given"""
+    embedded: bool = False
+    """have the server run a store for it, in a folder that is removed at the end"""
     workers: int = 2
     limit: int | None = None
     """the most files to take"""

@@ -37,9 +37,10 @@ async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report]
     plan = await asyncio.to_thread(make_plan, options.path, options.limit)
     with view:
         view.begin(options, plan)
-        async with Cluster(plan.key, options.backend) as cluster:
+        async with Cluster(plan.key, options.backend, embedded=options.embedded) as cluster:
             server = await cluster.start_server()
-            view.event(f"server at {cluster.url} (pid {server.pid})")
+            within = ", with a store of its own for this run" if options.embedded else ""
+            view.event(f"server at {cluster.url} (pid {server.pid}){within}")
             for child in await asyncio.gather(
                 *(cluster.start_worker() for _ in range(options.workers))
             ):
