@@ -1,8 +1,9 @@
-"""Measure, side by side in one run, and print medians. Usage: ``python3 dev.py bench [--rounds N] [--area NAME]``.
+"""Measure, side by side in one run, and print medians. Usage: ``python3 dev.py bench [options]``.
 
-Every round runs every measurement once, in turn, so that a slow minute of the machine hits all of
-them. A row whose tasks handled are not the tasks published is invalid and fails the run. The figures
-go to ``benchmarks/results/`` as one JSON file.
+Without options it measures memory in process, tasks over the socket, and the redis backend beside
+floors and peers. Every round runs every measurement once, so that a slow minute of the machine hits
+all of them. A row whose tasks handled are not the tasks published is invalid and fails the run. The
+figures go to ``benchmarks/results/`` as one JSON file; ``benchmarks/report.py`` makes the page from it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import platform
+import secrets
+import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import catalog
 import in_process
 import over_socket
+import render
+import side_by_side
 
 _ROUND = 100
 """figures from here on are shown without decimals"""
@@ -31,24 +39,76 @@ AREAS: dict[str, tuple[Measurement, ...]] = {
     "memory": in_process.MEASUREMENTS,
     "socket": over_socket.MEASUREMENTS,
 }
+REDIS = "redis"
 
 
 def main() -> int:
     """Run the chosen areas; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--area", choices=sorted(AREAS), action="append")
-    options = parser.parse_args()
+    options = _options()
+    areas = [REDIS] if options.redis or options.peers or options.entries else options.area
+    areas = areas or [*AREAS, REDIS]
+    start = time.time()
     figures: dict[str, list[float]] = {}
-    for number in range(options.rounds):
-        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
-        for area in options.area or AREAS:
-            for measure in AREAS[area]:
-                for name, value in asyncio.run(measure()).items():
-                    figures.setdefault(f"{area}: {name}", []).append(value)
-    _print(figures)
-    _save(figures)
-    return 0
+    for number in range(options.rounds or (1 if options.quick else 5)):
+        for area in AREAS:
+            if area in areas:
+                print(f"round {number + 1}: {area}", file=sys.stderr)
+                _measure(area, figures)
+    report = _about(start)
+    report["figures"] = {n: {"median": median(v), "values": v} for n, v in figures.items()}
+    if figures:
+        _print(figures)
+    invalid = False
+    if REDIS in areas:
+        found = _side_by_side(options)
+        report["side_by_side"] = found
+        if found is not None:
+            print(render.plain(found))
+            invalid = any(turn["invalid"] for turn in found["turns"])
+    _save(report)
+    return 1 if invalid else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--area", choices=[*sorted(AREAS), REDIS], action="append")
+    parser.add_argument("--redis", action="store_true", help="only ours on Redis, and the floors")
+    parser.add_argument("--peers", action="store_true", help="only ours on Redis, floors and peers")
+    parser.add_argument("--entries", help="only these, by name, with commas between")
+    parser.add_argument("--rounds", type=int, help="instead of the plan's number")
+    parser.add_argument("--seed", type=int, help="of the order in each round")
+    parser.add_argument("--aof", action="store_true", help="with an append-only file, everysec")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="one round of a second per entry")
+    size.add_argument("--full", action="store_true", help="seven long rounds, backlog of 1,000,000")
+    return parser.parse_args()
+
+
+def _measure(area: str, figures: dict[str, list[float]]) -> None:
+    for measure in AREAS[area]:
+        for name, value in asyncio.run(measure()).items():
+            figures.setdefault(f"{area}: {name}", []).append(value)
+
+
+def _side_by_side(options: argparse.Namespace) -> dict[str, Any] | None:
+    if shutil.which("redis-server") is None:
+        print("redis is left out: there is no redis-server on PATH", file=sys.stderr)
+        return None
+    plan = side_by_side.FULL if options.full else side_by_side.USUAL
+    plan = side_by_side.QUICK if options.quick else plan
+    names = [name.strip() for name in options.entries.split(",")] if options.entries else None
+    if unknown := set(names or ()) - {entry.name for entry in catalog.ALL}:
+        raise SystemExit(
+            f"no entry {sorted(unknown)}; there are: {', '.join(e.name for e in catalog.ALL)}"
+        )
+    entries = side_by_side.chosen(names, peers=options.peers or not options.redis)
+    seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
+    print(f"seed {seed}", file=sys.stderr)
+    return side_by_side.measure(
+        entries, plan, seed=seed, rounds=options.rounds, durable=options.aof
+    )
 
 
 def _print(figures: dict[str, list[float]]) -> None:
@@ -60,14 +120,27 @@ def _print(figures: dict[str, list[float]]) -> None:
         print(f"{name:<{width}}  {row}")
 
 
-def _save(figures: dict[str, list[float]]) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
-    report = {
+def _about(start: float) -> dict[str, Any]:
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "figures": {name: {"median": median(v), "values": v} for name, v in figures.items()},
+        "processor": _processor(),
+        "cores": os.cpu_count(),
     }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), "")
+
+
+def _save(report: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"saved {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 

@@ -1,0 +1,170 @@
+"""Who is measured, how, and with which promise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["ours", "floor", "peer"]
+
+AT_LEAST_ONCE = "at least once"
+AT_MOST_ONCE = "at most once"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row of the table."""
+
+    name: str
+    kind: Kind
+    program: str
+    """the file in ``entries/``, without its suffix"""
+    mode: str = ""
+    environment: str
+    tasks: int
+    """how many tasks of bulk publish and drain take about one second"""
+    promise: str = AT_LEAST_ONCE
+    """the delivery guarantee of what is measured"""
+    acknowledges: str
+    """when and how a task is settled"""
+    recovers: str
+    """what brings back a task whose worker died"""
+    settings: str = "defaults"
+    """what was tuned for the drain"""
+    compare: frozenset[str] = field(default_factory=lambda: frozenset({"handler"}))
+    """whose best it counts for: ``handler`` (one call per task) or ``batch`` (one call per batch)"""
+
+
+def _floor(mode: str, tasks: int, acknowledges: str, name: str = "") -> Entry:
+    return Entry(
+        name=name or f"floor-{mode}",
+        kind="floor",
+        program="entry_floors",
+        mode=mode,
+        environment="floor",
+        tasks=tasks,
+        acknowledges=acknowledges,
+        recovers="none",
+        settings="redis-py, hiredis, uvloop, orjson",
+        compare=frozenset(),
+    )
+
+
+def _ours(mode: str, acknowledges: str, compare: str = "handler") -> Entry:
+    return Entry(
+        name=f"taskqueue {mode}",
+        kind="ours",
+        program="entry_taskqueue",
+        mode=mode,
+        environment="taskqueue",
+        tasks=30_000,
+        acknowledges=acknowledges,
+        recovers="lease by heartbeat; at once where a socket closes",
+        settings="uvloop",
+        compare=frozenset({compare}),
+    )
+
+
+FLOORS = (
+    _floor("p100", 50_000, "XACK and XDEL per batch of 100"),
+    _floor("p1", 3_000, "XACK and XDEL per task"),
+    _floor("task", 50_000, "as floor-p100, one asyncio task per message"),
+    _floor("lua", 50_000, "as floor-p100, by one script"),
+)
+CONTROL = _floor("p100", 50_000, "the very same as floor-p100: the A/A control", "floor-again")
+
+OURS = (
+    _ours("subscription", "every task's receipt, in batches of 100"),
+    _ours("handler", "every task's receipt, gathered; one coroutine call per task"),
+    _ours("batch", "every task's receipt, after one call per batch", "batch"),
+)
+
+PEERS = (
+    Entry(
+        name="docket",
+        kind="peer",
+        program="entry_docket",
+        environment="docket",
+        tasks=3_000,
+        acknowledges="a script after the task",
+        recovers="XAUTOCLAIM of leases that are not renewed, 5 min",
+        settings="concurrency 100, check interval 1 ms, 400 connections",
+    ),
+    Entry(
+        name="taskiq-stream",
+        kind="peer",
+        program="entry_taskiq",
+        environment="taskiq",
+        tasks=4_000,
+        acknowledges="XACK after the task; entries are never deleted",
+        recovers="XAUTOCLAIM after 10 min idle",
+        settings="no results, 100 at a time, read 100",
+    ),
+    Entry(
+        name="dramatiq",
+        kind="peer",
+        program="entry_dramatiq",
+        environment="dramatiq",
+        tasks=8_000,
+        acknowledges="a script after the task",
+        recovers="heartbeat 60 s, on 0.1 % of calls",
+        settings="16 threads, prefetch 1000, no results",
+    ),
+    Entry(
+        name="streaq",
+        kind="peer",
+        program="entry_streaq",
+        environment="streaq",
+        tasks=2_500,
+        acknowledges="XACK and XDEL in MULTI after the task",
+        recovers="XAUTOCLAIM after 60 s idle",
+        settings="concurrency 100, prefetch 100, no results",
+    ),
+    Entry(
+        name="arq",
+        kind="peer",
+        program="entry_arq",
+        environment="arq",
+        tasks=3_000,
+        acknowledges="ZREM after the task",
+        recovers="its in-progress key expires, 310 s",
+        settings="100 jobs, poll 1 ms, no results",
+    ),
+    Entry(
+        name="faststream",
+        kind="peer",
+        program="entry_faststream",
+        mode="one",
+        environment="faststream",
+        tasks=5_000,
+        acknowledges="XACK after the handler; entries are never deleted",
+        recovers="none in this configuration",
+        settings="read 100",
+    ),
+    Entry(
+        name="faststream-batch",
+        kind="peer",
+        program="entry_faststream",
+        mode="batch",
+        environment="faststream",
+        tasks=20_000,
+        acknowledges="XACK after the handler of a batch; entries are never deleted",
+        recovers="none in this configuration",
+        settings="read 100",
+        compare=frozenset({"batch"}),
+    ),
+    Entry(
+        name="huey",
+        kind="peer",
+        program="entry_huey",
+        environment="huey",
+        tasks=8_000,
+        promise=AT_MOST_ONCE,
+        acknowledges="none: BRPOP",
+        recovers="none",
+        settings="one thread, no results",
+        compare=frozenset(),
+    ),
+)
+
+ALL = (*OURS, *FLOORS, CONTROL, *PEERS)

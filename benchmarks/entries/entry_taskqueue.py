@@ -1,0 +1,193 @@
+"""Our backend, through its public contract alone.
+
+Modes: ``subscription`` receives and acknowledges batches of 100; ``handler`` starts one coroutine call
+per task and acknowledges what has ended meanwhile, together; ``batch`` makes one call per batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import uvloop
+from adapter import BATCH, Book, serve
+from adapter import payload as payload_of
+
+from taskqueue_core import Task
+from taskqueue_core.backend import Subscription
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.loading import load_backend
+from taskqueue_core.tasks import Delivery, Published
+
+BULK = 1000
+"""tasks of one publish call, the contract's limit"""
+CONCURRENCY = 200
+_payload = msgspec.json.Decoder()
+
+
+class Handlers:
+    """What an application would write: one coroutine per task, or one per batch."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    async def one(self, number: int, sent: float, note: str) -> None:  # noqa: ARG002 - a task's payload
+        """Handle one task."""
+        self._book.note(number, sent)
+
+    async def batch(self, payloads: Sequence[dict[str, Any]]) -> None:
+        """Handle a batch."""
+        for payload in payloads:
+            self._book.note(payload["number"], payload["sent"])
+
+
+class Ours:
+    """The redis backend; a producer and a worker are two processes, each with a backend of its own."""
+
+    packages = ("redis", "hiredis", "uvloop", "msgspec", "taskqueue-backends")
+
+    def __init__(self, mode: str, url: str) -> None:
+        os.environ["TASKQUEUE_REDIS_URL"] = url
+        self._mode = mode
+        self._backend = load_backend("redis")
+
+    async def publish(self, number: int, sent: float) -> None:
+        """Publish one task and look at its confirmation."""
+        (answer,) = await self._backend.publisher.publish(Task.of("k0", payload_of(number, sent)))
+        assert answer.status is Published.ACCEPTED, answer
+
+    async def publish_many(self, numbers: range, busy: int = 1) -> None:
+        """Publish in calls of `BULK` tasks, over ``busy`` keys in turn; look at every confirmation."""
+        for first in range(numbers.start, numbers.stop, BULK):
+            tasks = [
+                Task.of(f"k{number % busy}", payload_of(number))
+                for number in range(first, min(first + BULK, numbers.stop))
+            ]
+            for answer in await self._backend.publisher.publish(*tasks):
+                assert answer.status is Published.ACCEPTED, answer
+
+    async def work(self, book: Book) -> None:
+        """Drain one key."""
+        drain = {"subscription": _drain, "handler": _each, "batch": _batches}[self._mode]
+        async with self._backend.subscribe(["k0"], "bench") as subscription:
+            await drain(subscription, book)
+
+    async def idle_many(self, seconds: float, subscriptions: int) -> dict[str, float]:
+        """Let subscriptions wait, each on a key of its own."""
+
+        async def wait(number: int) -> None:
+            async with self._backend.subscribe([f"idle{number}"], f"bench{number}") as open_one:
+                await open_one.receive(BATCH, seconds)
+
+        await asyncio.gather(*(wait(number) for number in range(subscriptions)))
+        return {}
+
+    async def cycles(self, count: int, per_cycle: int, keys: int, busy: int) -> dict[str, float]:
+        """Publish and drain, over and over; return the time that draining took."""
+        seconds = cpu = 0.0
+        names = [f"k{number}" for number in range(keys)]
+        async with self._backend.subscribe(names, "bench") as subscription:
+            for _ in range(count):
+                await self.publish_many(range(per_cycle), busy)
+                book = Book(per_cycle)
+                await _drain(subscription, book)
+                figures = book.figures()
+                seconds, cpu = seconds + figures["seconds"], cpu + figures["cpu"]
+        return {"seconds": seconds, "cpu": cpu, "handled": count * per_cycle}
+
+    async def left(self) -> int:
+        """Live entries by the ledger, which must balance."""
+        control, live = control_of(self._backend), 0
+        for key in await control.queues():
+            ledger = await control.ledger(key)
+            assert ledger.balanced, ledger
+            live += ledger.waiting + ledger.scheduled + ledger.in_flight
+        return live
+
+    async def configure(self, dedupe_window: float) -> None:
+        """Set how long the queue remembers ended tasks."""
+        control = control_of(self._backend)
+        settings = await control.settings("k0")
+        await control.configure("k0", settings.model_copy(update={"dedupe_window": dedupe_window}))
+
+    async def forget(self) -> int:
+        """Do housekeeping until there is nothing left to forget; return how much was forgotten."""
+        total = 0
+        while forgotten := (await control_of(self._backend).maintain()).forgotten:
+            total += forgotten
+        return total
+
+    async def close(self) -> None:
+        """Close the backend."""
+        await self._backend.aclose()
+
+
+async def _drain(subscription: Subscription, book: Book) -> None:
+    book.begin()
+    while len(book.numbers) < book.expected:
+        deliveries = (await subscription.receive(BATCH, None)).deliveries
+        for delivery in deliveries:
+            payload = _payload.decode(delivery.task.payload)
+            book.note(payload["number"], payload["sent"])
+        await _ack(subscription, deliveries)
+    book.end()  # we pay for the last acknowledgement
+
+
+async def _batches(subscription: Subscription, book: Book) -> None:
+    handlers = Handlers(book)
+    while len(book.numbers) < book.expected:
+        deliveries = (await subscription.receive(BATCH, None)).deliveries
+        if deliveries:
+            await handlers.batch([_payload.decode(one.task.payload) for one in deliveries])
+            await _ack(subscription, deliveries)
+    book.end()
+
+
+async def _each(subscription: Subscription, book: Book) -> None:
+    handlers = Handlers(book)
+    slots = asyncio.Semaphore(CONCURRENCY)
+    ended: list[Delivery] = []
+    some = asyncio.Event()
+    received = 0
+
+    async def run(delivery: Delivery) -> None:
+        await handlers.one(**_payload.decode(delivery.task.payload))
+        slots.release()
+        ended.append(delivery)
+        some.set()
+
+    async def settle() -> None:
+        settled = 0
+        while settled < book.expected:
+            await some.wait()
+            some.clear()
+            batch = ended[:]
+            ended.clear()
+            settled += len(batch)
+            await _ack(subscription, batch)
+
+    settling = asyncio.create_task(settle())
+    running: set[asyncio.Task[None]] = set()
+    while received < book.expected:
+        deliveries = (await subscription.receive(BATCH, None)).deliveries
+        received += len(deliveries)
+        for delivery in deliveries:
+            await slots.acquire()
+            task = asyncio.create_task(run(delivery))
+            running.add(task)
+            task.add_done_callback(running.discard)
+    await settling
+    book.end()
+
+
+async def _ack(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
+    if deliveries:
+        answers = await subscription.ack(*deliveries)
+        assert all(answer.ok for answer in answers), answers
+
+
+if __name__ == "__main__":
+    serve(Ours, uvloop.new_event_loop)

@@ -1,0 +1,107 @@
+"""What the machine and Redis did meanwhile: CPU of ours and of others, commands, round trips, bytes, memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from entries.adapter import PlainRedis
+
+QUIET = 0.35
+"""cores that processes other than ours may use in a window that counts as quiet"""
+
+
+def info(ask: PlainRedis) -> dict[str, str]:
+    """Return all of INFO."""
+    lines = (line.partition(":") for line in ask("INFO", "everything").splitlines())
+    return {name: value.strip() for name, colon, value in lines if colon}
+
+
+class RedisWindow:
+    """What Redis did between `__init__` and `figures`."""
+
+    def __init__(self, ask: PlainRedis) -> None:
+        self._ask = ask
+        self._before = info(ask)
+
+    def figures(self, tasks: int) -> dict[str, Any]:
+        """Return figures per task; calls inside scripts count as commands too."""
+        after = info(self._ask)
+
+        def grown(name: str) -> float:
+            return float(after[name]) - float(self._before.get(name, 0))
+
+        calls = {}
+        for name, value in after.items():
+            if name.startswith("cmdstat_"):
+                count = _calls(value) - _calls(self._before.get(name, "calls=0"))
+                calls[name.removeprefix("cmdstat_")] = count
+        calls["info"] = calls.get("info", 0) - 1  # ours
+        cpu = grown("used_cpu_user") + grown("used_cpu_sys")
+        return {
+            "commands": sum(calls.values()) / tasks,
+            "reads": (grown("total_reads_processed") - 1) / tasks,
+            "bytes_in": grown("total_net_input_bytes") / tasks,
+            "bytes_out": grown("total_net_output_bytes") / tasks,
+            "redis_cpu": cpu,
+            "calls": {name: round(n / tasks, 4) for name, n in calls.items() if n >= tasks / 1000},
+        }
+
+
+def _calls(value: str) -> int:
+    return int(value.split(",", maxsplit=1)[0].removeprefix("calls="))
+
+
+def memory(ask: PlainRedis) -> int:
+    """Return the bytes that Redis uses, without what connections and the append-only file's buffer take."""
+    about = info(ask)
+    return (
+        int(about["used_memory"]) - int(about["mem_clients_normal"]) - int(about["mem_aof_buffer"])
+    )
+
+
+def cpu_of(pid: int) -> float:
+    """Return the seconds of CPU that a process has used, with its threads; 0 where it cannot be told."""
+    total = 0
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            total += int((thread / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+class Foreign:
+    """How many cores the processes of others used since it was made; a stolen core counts as theirs."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = [os.getpid(), *pids]
+        self._start, self._busy = time.monotonic(), _busy()
+        self._own = sum(map(cpu_of, self._pids))
+
+    def cores(self) -> float:
+        """Return the mean number of cores."""
+        own = sum(map(cpu_of, self._pids)) - self._own
+        return max(0.0, _busy() - self._busy - own) / (time.monotonic() - self._start)
+
+
+def wait_until_quiet(pids: Iterable[int], patience: float) -> float:
+    """Wait until others leave the machine alone, within ``patience`` seconds; return the seconds waited."""
+    own = list(pids)
+    start = time.monotonic()
+    while True:
+        look = Foreign(own)
+        time.sleep(0.1)
+        if look.cores() <= QUIET or time.monotonic() - start >= patience:
+            return time.monotonic() - start
+
+
+def _busy() -> float:
+    try:
+        ticks = Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
+    except OSError:
+        return 0.0  # no such count here: every window counts as quiet
+    user, nice, system, _, _, irq, soft, steal = map(int, ticks[:8])
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,165 @@
+"""The processes of a measurement: a private Redis on one core, the entry's producer and worker on another."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from entries.adapter import PlainRedis
+
+PATIENCE = 120.0
+"""seconds for one command of an entry"""
+
+
+class Failed(Exception):
+    """An entry or Redis did not do what it was told; the message is its own."""
+
+
+def cores() -> tuple[int, int] | None:
+    """Return the cores for Redis and for clients; ``None`` where they cannot be kept apart."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    allowed = sorted(os.sched_getaffinity(0))
+    return (allowed[0], allowed[1]) if len(allowed) > 1 else None
+
+
+def pin(pid: int, which: int) -> None:
+    """Keep a process and all its threads on core ``which`` of `cores`."""
+    if (chosen := cores()) is None:
+        return
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread that has ended
+            os.sched_setaffinity(int(thread.name), {chosen[which]})
+
+
+class RedisServer:
+    """A redis-server with an empty store, on loopback, ended with its block."""
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self._durable = durable
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Start it; return once it answers."""
+        program = shutil.which("redis-server")
+        if program is None:
+            raise Failed("there is no redis-server on PATH")
+        folder = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="taskqueue-bench-"))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = ["--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
+        words += ["--appendonly", "yes" if self._durable else "no", "--appendfsync", "everysec"]
+        self.url = f"redis://127.0.0.1:{port}/0"
+        self.process = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL)
+        self._opened.callback(self._end)
+        pin(self.process.pid, 0)
+        self.ask = self._connected()
+        self._opened.callback(self.ask.close)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._opened.close()
+
+    def _connected(self) -> PlainRedis:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                return PlainRedis(self.url)
+            except OSError:
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    self._opened.close()
+                    raise Failed("redis-server does not answer") from None
+                time.sleep(0.005)
+
+    def _end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class EntryProcess:
+    """One process of an entry: the producer or the worker."""
+
+    def __init__(
+        self, python: str, script: Path, mode: str, url: str, variables: dict[str, str]
+    ) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as this
+        self.process = subprocess.Popen(
+            [python, "-u", str(script), mode, url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=variables,
+            text=True,
+        )
+
+    def ready(self) -> dict[str, str]:
+        """Wait until it is set up, then keep it on its core; return the versions it uses."""
+        versions: dict[str, str] = self.answer()["ready"]
+        pin(self.process.pid, 1)
+        return versions
+
+    def __call__(self, do: str, **arguments: Any) -> Any:
+        """Let it obey a command; return its answer."""
+        self.tell(do, **arguments)
+        return self.answer()
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        """Send a command whose answer is asked for later."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise Failed(self._said()) from None
+
+    def answer(self, patience: float = PATIENCE) -> Any:
+        """Return its next answer. Raises `Failed` where it reports an error, ends, or takes too long."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + patience
+        while True:
+            if not select.select([self.process.stdout], [], [], deadline - time.monotonic())[0]:
+                raise Failed(f"no answer within {patience:.0f} s: {self._said()}")
+            line = self.process.stdout.readline()
+            if not line:
+                raise Failed(self._said())
+            with suppress(ValueError):  # a peer may print
+                answer = json.loads(line)
+                break
+        if isinstance(answer, dict) and "error" in answer:
+            raise Failed(answer["error"])
+        return answer
+
+    def end(self) -> None:
+        """End it: by closing its input, else by force."""
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._errors.close()
+
+    def _said(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+        self._errors.seek(0)
+        lines = self._errors.read().strip().splitlines()
+        if "-v" in sys.argv:
+            print(*lines, sep="\n", file=sys.stderr)
+        return lines[-1] if lines else "it ended without a word"

@@ -1,0 +1,132 @@
+"""What grows with what: cost per task with keys and backlog, memory with tasks, CPU with idle subscriptions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import catalog
+import meter
+from processes import Failed
+from versus import Stage, stage
+
+CYCLE = 1000
+CYCLES = 10
+SCATTERED = 100
+IDLE = 300
+"""subscriptions of the idle measurement"""
+SETTLE = 1.0
+"""seconds until idle workers have come to rest"""
+WINDOW = 1.0
+"""the dedupe window of the memory measurement, in seconds"""
+
+Shape = dict[str, int]
+BASE = "1 key, backlog 1,000"
+KEYS: dict[str, Shape] = {
+    BASE: {"keys": 1, "busy": 1, "per_cycle": CYCLE, "count": CYCLES},
+    "10 keys, all with work": {"keys": 10, "busy": 10, "per_cycle": CYCLE, "count": CYCLES},
+    "100 keys, 10 with work": {"keys": 100, "busy": 10, "per_cycle": CYCLE, "count": CYCLES},
+    "1,000 keys, 10 with work": {"keys": 1000, "busy": 10, "per_cycle": CYCLE, "count": CYCLES},
+    "100 keys, one task each": {"keys": 100, "busy": 100, "per_cycle": 100, "count": SCATTERED},
+}
+
+
+def keys(entry: catalog.Entry, *, repeats: int, patience: float) -> dict[str, list[dict[str, Any]]]:
+    """Measure the cost per task of draining, by how many keys are subscribed and have work."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in KEYS}
+    with stage(entry, patience=patience) as on:
+        for _ in range(repeats):  # in turn, so that a slow minute hits every shape
+            for name, shape in KEYS.items():
+                found[name].append(_cycles(on, shape))
+    return found
+
+
+def backlog(
+    entry: catalog.Entry, depths: tuple[int, ...], *, repeats: int, patience: float
+) -> dict[str, list[dict[str, Any]]]:
+    """Measure the cost per task of draining 1,000 tasks and more at a time, by how many others wait."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    with stage(entry, patience=patience) as on:
+        queued = 0
+        for depth in sorted(depths):
+            if depth > CYCLE:
+                on.producer("publish_many", first=queued, end=depth)
+                queued = depth
+            found[f"backlog {depth:,}"] = [_cycles(on, KEYS[BASE]) for _ in range(repeats)]
+    return found
+
+
+def _cycles(on: Stage, shape: Shape) -> dict[str, Any]:
+    tasks = shape["count"] * shape["per_cycle"]
+    return on.window(tasks, lambda: on.worker("cycles", **shape))
+
+
+def memory(entry: catalog.Entry, tasks: int) -> dict[str, Any]:
+    """Measure Redis's memory before, with tasks queued, and after the drain; for ours, with everything forgotten.
+
+    A first small load makes what exists once per store.
+    """
+    ours = entry.kind == "ours"
+    with stage(entry, patience=0.0) as on:
+        if ours:
+            on.worker("configure", dedupe_window=WINDOW)
+        _cycle(on, CYCLE)
+        if ours:
+            _forget(on)
+        before = meter.memory(on.redis.ask)
+        on.producer("publish_many", first=0, end=tasks)
+        queued = meter.memory(on.redis.ask)
+        on.work(tasks)
+        on.expect(0)
+        after = meter.memory(on.redis.ask)
+        if ours:
+            _forget(on)
+        forgotten = meter.memory(on.redis.ask)
+    return {
+        "tasks": tasks,
+        "before": before,
+        "queued": queued,
+        "drained": after,
+        "forgotten": forgotten,
+    }
+
+
+def _cycle(on: Stage, tasks: int) -> None:
+    on.producer("publish_many", first=0, end=tasks)
+    on.work(tasks)
+    on.expect(0)
+
+
+def _forget(on: Stage) -> None:
+    time.sleep(WINDOW + 0.2)
+    on.worker("forget")
+
+
+def idle(entry: catalog.Entry, seconds: float) -> dict[str, Any]:
+    """Measure what waiting costs: one worker of a peer, `IDLE` subscriptions of ours."""
+    with stage(entry, patience=0.0) as on:
+        subscriptions = IDLE if entry.kind == "ours" else 1
+        without = int(meter.info(on.redis.ask)["connected_clients"])
+        lasting = SETTLE + seconds + 0.5
+        if entry.kind == "ours":
+            on.worker("idle_many", seconds=lasting, subscriptions=IDLE)
+        else:
+            on.worker("idle", seconds=lasting)
+        time.sleep(SETTLE)
+        connections = int(meter.info(on.redis.ask)["connected_clients"]) - without
+        client = meter.cpu_of(on.worker.process.pid)
+        window = meter.RedisWindow(on.redis.ask)
+        time.sleep(seconds)
+        client = meter.cpu_of(on.worker.process.pid) - client
+        figures = window.figures(1)
+        if on.worker.process.poll() is not None:
+            raise Failed("the idle worker ended")
+        on.worker.answer()
+    return {
+        "subscriptions": subscriptions,
+        "connections": connections,
+        "seconds": seconds,
+        "client_cpu": client / seconds,
+        "redis_cpu": figures["redis_cpu"] / seconds,
+        "commands": figures["commands"] / seconds,
+    }

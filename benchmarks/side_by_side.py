@@ -1,0 +1,178 @@
+"""Our redis backend, floors and peers, interleaved in one run, and what grows with what."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+import catalog
+import environments
+import processes
+import scaling
+import tables
+import versus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is measured."""
+
+    rounds: int
+    sizes: versus.Sizes
+    repeats: int
+    """windows of each shape of keys and backlog"""
+    depths: tuple[int, ...]
+    memory: int
+    """tasks of the memory measurement"""
+    memory_of_all: bool
+    idle: float
+    """seconds of the idle measurement"""
+    idle_of_all: bool
+
+
+QUICK = Plan(
+    rounds=1,
+    sizes=versus.Sizes(single=500, scale=0.2, latency=200, patience=0.5),
+    repeats=1,
+    depths=(1_000, 20_000),
+    memory=10_000,
+    memory_of_all=False,
+    idle=2.0,
+    idle_of_all=False,
+)
+USUAL = Plan(
+    rounds=3,
+    sizes=versus.Sizes(),
+    repeats=3,
+    depths=(1_000, 100_000),
+    memory=20_000,
+    memory_of_all=False,
+    idle=5.0,
+    idle_of_all=False,
+)
+FULL = Plan(
+    rounds=7,
+    sizes=versus.Sizes(single=5_000, scale=3.0, latency=1_000, patience=30.0),
+    repeats=7,
+    depths=(1_000, 100_000, 1_000_000),
+    memory=100_000,
+    memory_of_all=True,
+    idle=5.0,
+    idle_of_all=True,
+)
+
+
+def chosen(names: Sequence[str] | None, *, peers: bool) -> list[catalog.Entry]:
+    """Return the entries to run: those named, or ours and the floors, with the peers or without.
+
+    Ours is left out where the backend is not part of this checkout.
+    """
+    ours = catalog.OURS if find_spec("taskqueue_redis.backend") else ()
+    if not ours:
+        print("taskqueue_redis is not there: floors and peers only", file=sys.stderr)
+    known = [*ours, *catalog.FLOORS, catalog.CONTROL, *(catalog.PEERS if peers else ())]
+    if not names:
+        return known
+    everything = [*ours, *catalog.FLOORS, catalog.CONTROL, *catalog.PEERS]
+    return [entry for entry in everything if entry.name in names]
+
+
+def measure(
+    entries: Sequence[catalog.Entry],
+    plan: Plan,
+    *,
+    seed: int,
+    rounds: int | None = None,
+    durable: bool = False,
+) -> dict[str, Any]:
+    """Run the plan; return everything that was found, for the result file."""
+    start = time.monotonic()
+    plan = replace(plan, rounds=rounds or plan.rounds)
+    order = random.Random(seed)
+    able = _able(entries)
+    turns: list[versus.Turn] = []
+    for number in range(plan.rounds):
+        shuffled = list(able)
+        order.shuffle(shuffled)
+        for entry in shuffled:
+            _say(f"round {number + 1} of {plan.rounds}: {entry.name}")
+            turn = versus.turn(entry, plan.sizes, durable=durable)
+            turns.append(turn)
+            if turn.invalid:
+                _say(f"INVALID {entry.name}: {turn.invalid}")
+    found = [asdict(turn) for turn in turns]
+    return {
+        "seed": seed,
+        "durable": durable,
+        "pinned": processes.cores() is not None,
+        "plan": asdict(plan),
+        "entries": [{**asdict(entry), "compare": sorted(entry.compare)} for entry in entries],
+        "absent": [entry.name for entry in entries if entry not in able],
+        "versions": {turn.entry: turn.versions for turn in turns if turn.versions},
+        "summary": tables.rows(tables.summarize(found)),
+        "scaling": {} if durable else _scaling(able, plan),
+        "turns": found,
+        "seconds": time.monotonic() - start,
+    }
+
+
+def _able(entries: Sequence[catalog.Entry]) -> list[catalog.Entry]:
+    able = []
+    for entry in entries:
+        try:
+            environments.python_of(entry.environment)
+        except (environments.NotMade, OSError) as error:
+            _say(f"{entry.name} is left out: its environment cannot be made: {error}")
+        else:
+            able.append(entry)
+    return able
+
+
+def _scaling(entries: Sequence[catalog.Entry], plan: Plan) -> dict[str, Any]:
+    by_name = {entry.name: entry for entry in entries}
+    main = [by_name[name] for name in (catalog.OURS[0].name, tables.BASE) if name in by_name]
+    one_each = list(
+        {
+            (entry.program, entry.mode if entry.kind == "peer" else ""): entry
+            for entry in reversed(entries)
+        }.values()
+    )
+    patience = plan.sizes.patience
+    found: dict[str, Any] = {"keys": {}, "backlog": {}, "memory": {}, "idle": {}, "failed": {}}
+
+    def look(what: str, entry: catalog.Entry, do: Callable[[], Any]) -> None:
+        _say(f"{what}: {entry.name}")
+        try:
+            found[what][entry.name] = do()
+        except Exception as error:  # noqa: BLE001 - the rest goes on, and the table says so
+            found["failed"][f"{what}: {entry.name}"] = f"{type(error).__name__}: {error}"
+            _say(f"INVALID {what} of {entry.name}: {error}")
+
+    for entry in main:
+        if entry.kind == "ours":
+            look(
+                "keys",
+                entry,
+                lambda e=entry: scaling.keys(e, repeats=plan.repeats, patience=patience),
+            )
+        look(
+            "backlog",
+            entry,
+            lambda e=entry: scaling.backlog(
+                e, plan.depths, repeats=plan.repeats, patience=patience
+            ),
+        )
+    for entry in one_each if plan.memory_of_all else main:
+        look("memory", entry, lambda e=entry: scaling.memory(e, plan.memory))
+    for entry in one_each if plan.idle_of_all else main:
+        look("idle", entry, lambda e=entry: scaling.idle(e, plan.idle))
+    return found
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

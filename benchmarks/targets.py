@@ -1,0 +1,166 @@
+"""The figures to reach, and whether a run reached them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import scaling
+import tables
+from tables import BASE
+
+SUBSCRIPTION = "taskqueue subscription"
+HANDLER = "taskqueue handler"
+BATCHES = "taskqueue batch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One bound on one number that a run yields."""
+
+    figure: str
+    measure: str
+    """what the number is"""
+    bound: float
+    at_most: bool
+    value: Callable[[Found], float | None]
+
+    def reached(self, found: Found) -> bool | None:
+        """Return whether the run keeps the bound, ``None`` where it did not measure this."""
+        value = self.value(found)
+        if value is None:
+            return None
+        return value <= self.bound if self.at_most else value >= self.bound
+
+
+class Found:
+    """A run's numbers, by name."""
+
+    def __init__(self, run: dict[str, Any]) -> None:
+        self._cells = {(cell["entry"], cell["figure"]): cell for cell in run["summary"]}
+        self._scaling = run["scaling"]
+
+    def cell(self, entry: str, figure: str, part: str = "value") -> float | None:
+        """Return a figure of an entry, or a ratio of it."""
+        value: float | None = self._cells.get((entry, figure), {}).get(part)
+        return value
+
+    def ratio(self, entry: str, figure: str, to: str) -> float | None:
+        """Return a figure relative to that of another entry."""
+        one, other = self.cell(entry, figure), self.cell(to, figure)
+        return one / other if one is not None and other else None
+
+    def cost(self, what: str, name: str, entry: str = SUBSCRIPTION) -> float | None:
+        """Return the seconds per task of a shape of keys or of a backlog."""
+        windows = self._scaling.get(what, {}).get(entry, {}).get(name)
+        if not windows:
+            return None
+        counted, _ = tables.quiet(windows)
+        return median(window["seconds"] / window["tasks"] for window in counted)
+
+    def growth(self, what: str, name: str, base: str) -> float | None:
+        """Return a cost relative to the least one."""
+        one, other = self.cost(what, name), self.cost(what, base)
+        return one / other if one is not None and other else None
+
+    def deepest(self) -> str | None:
+        """Return the name of the largest backlog."""
+        names = list(self._scaling.get("backlog", {}).get(SUBSCRIPTION, {}))
+        return names[-1] if names else None
+
+    def memory(self, entry: str) -> dict[str, float] | None:
+        """Return the bytes before, queued, drained and forgotten, and the tasks."""
+        found: dict[str, float] | None = self._scaling.get("memory", {}).get(entry)
+        return found
+
+
+def _queued(found: Found) -> float | None:
+    ours, floor = found.memory(SUBSCRIPTION), found.memory(BASE)
+    if ours is None or floor is None:
+        return None
+    return (ours["queued"] - ours["before"]) / (floor["queued"] - floor["before"])
+
+
+def _forgotten(found: Found) -> float | None:
+    ours = found.memory(SUBSCRIPTION)
+    return ours["forgotten"] / ours["before"] if ours else None
+
+
+def _backlog(found: Found) -> float | None:
+    name = found.deepest()
+    return found.growth("backlog", name, "backlog 1,000") if name else None
+
+
+def _least(
+    figure: str, measure: str, bound: float, value: Callable[[Found], float | None]
+) -> Target:
+    return Target(figure=figure, measure=measure, bound=bound, at_most=False, value=value)
+
+
+def _most(
+    figure: str, measure: str, bound: float, value: Callable[[Found], float | None]
+) -> Target:
+    return Target(figure=figure, measure=measure, bound=bound, at_most=True, value=value)
+
+
+TARGETS = (
+    _least(
+        "drain, per-task ack, Subscription",
+        "x floor",
+        0.5,
+        lambda f: f.ratio(SUBSCRIPTION, "drain", BASE),
+    ),
+    _least(
+        "drain, per-task ack, Subscription",
+        "x best peer",
+        5,
+        lambda f: f.cell(SUBSCRIPTION, "drain", "to_best_peer"),
+    ),
+    _least(
+        "drain, one coroutine call per task",
+        "x best peer",
+        3,
+        lambda f: f.cell(HANDLER, "drain", "to_best_peer"),
+    ),
+    _least(
+        "drain, batch handler",
+        "x faststream-batch",
+        1,
+        lambda f: f.ratio(BATCHES, "drain", "faststream-batch"),
+    ),
+    _least(
+        "bulk publish", "x best peer", 2.5, lambda f: f.cell(SUBSCRIPTION, "bulk", "to_best_peer")
+    ),
+    _least("publish one by one", "x floor", 0.85, lambda f: f.ratio(SUBSCRIPTION, "publish", BASE)),
+    _most("latency at 200/s, p50", "x floor", 2, lambda f: f.ratio(HANDLER, "p50", BASE)),
+    _most("latency at 200/s, p99", "ms", 2, lambda f: f.cell(HANDLER, "p99")),
+    _most(
+        "round trips per task, busy",
+        "Subscription",
+        0.05,
+        lambda f: f.cell(SUBSCRIPTION, "round trips"),
+    ),
+    _most(
+        "round trips per task, busy",
+        "one coroutine call per task",
+        0.05,
+        lambda f: f.cell(HANDLER, "round trips"),
+    ),
+    _most("Redis memory per queued task", "x floor", 2, _queued),
+    _most("memory once dedupe_window has passed", "x before", 1.1, _forgotten),
+    _most(
+        "cost per task, 1,000 keys subscribed, 10 with work",
+        "x 1 key",
+        1.3,
+        lambda f: f.growth("keys", "1,000 keys, 10 with work", scaling.BASE),
+    ),
+    _most(
+        "cost per task, 100 keys with one task each",
+        "x 1 key",
+        3,
+        lambda f: f.growth("keys", "100 keys, one task each", scaling.BASE),
+    ),
+    _most("cost per task, deepest backlog", "x backlog 1,000", 1.2, _backlog),
+)
