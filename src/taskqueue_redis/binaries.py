@@ -75,7 +75,7 @@ def find_binary() -> Binary:
     Takes a moment if it is there, seconds if it is fetched, minutes if it is built.
     """
     found = shutil.which("redis-server")
-    installed = look_at(Path(found)) if found else None
+    installed = look_at(Path(found).absolute()) if found else None
     if installed and installed.version >= MINIMUM:
         return installed
     try:
@@ -88,18 +88,17 @@ def find_binary() -> Binary:
         ) from None
 
 
-def fetched_binary(folder: Path | None = None) -> Binary:
-    """Return the redis-server of the cache (or ``folder``), fetched if it is not there.
+def fetched_binary(*, build: bool = True) -> Binary:
+    """Return the redis-server of the cache, fetched if it is not there; ``build=False`` builds none.
 
     Raises `Unavailable`.
     """
-    folder = folder or cache_folder()
-    place = folder / f"redis-server-{_BRINGS}-{sys.platform}-{platform.machine()}"
+    place = cache_folder() / f"redis-server-{_BRINGS}-{sys.platform}-{platform.machine()}"
     if (cached := _trusted(place)) is not None:
         return cached
     reasons: list[str] = []
     ways: list[tuple[str, Callable[[Path], Path]]] = [("unpacked", _unpacked), ("built", _built)]
-    for way, make in ways:
+    for way, make in ways if build else ways[:1]:
         with tempfile.TemporaryDirectory(prefix="taskqueue-redis-") as scratch:
             try:
                 made = make(Path(scratch))
@@ -166,7 +165,7 @@ def _kept(made: Path, place: Path) -> Binary:
         fresh.replace(place)
     finally:
         fresh.unlink(missing_ok=True)
-    _log.info("redis-server fetched", extra={"path": str(place), "version": binary.release})
+    _log.info("redis-server %s is in the cache now", binary.release)
     return binary._replace(path=place)
 
 

@@ -134,10 +134,7 @@ class EmbeddedRedis:
             raise ConfigurationError(
                 f"redis-server {self._binary.release} did not start in {self.directory}: {self._last_word()}"
             )
-        _log.info(
-            "embedded Redis started",
-            extra={"version": self._binary.release, "directory": str(self.directory)},
-        )
+        _log.info("embedded Redis %s started", self._binary.release, extra={"url": self.url})
         self._keeper = threading.Thread(
             target=self._keep, args=(self._binary, process), name="taskqueue-redis", daemon=True
         )
@@ -221,14 +218,14 @@ class EmbeddedRedis:
 
     def _ready(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait until the server answers; False if it ends instead, or if this is being closed."""
-        began = told = time.monotonic()
+        told = time.monotonic()
         pause = 0.002
         while process.poll() is None and not self._closing.is_set():
             if (answer := self._answer()) and not answer.startswith(b"-LOADING"):
                 return True
             if time.monotonic() - told > _LONGEST_PAUSE:
                 told = time.monotonic()
-                _log.info("embedded Redis is loading", extra={"seconds": round(told - began)})
+                _log.info("embedded Redis is loading its data")
             self._closing.wait(pause)
             pause = min(2 * pause, 0.05)
         return False
@@ -266,9 +263,10 @@ class EmbeddedRedis:
                 self._watchdog.watch(0)
             if time.monotonic() - began > _STEADY_SECONDS:
                 pause = _FIRST_PAUSE
+            # What it said stays in its own log: a report of a crash can quote commands, payloads included.
             _log.error(
-                "embedded Redis ended by itself; it is started again",
-                extra={"code": code, "pause": pause, "said": self._last_word()},
+                "embedded Redis ended by itself, redis.log says more; it is started again",
+                extra={"code": code, "url": self.url},
             )
             if self._closing.wait(pause):
                 return
@@ -283,7 +281,7 @@ class EmbeddedRedis:
                 return
             process = again
             if self._ready(process):
-                _log.info("embedded Redis is back", extra={"starts": self.starts})
+                _log.info("embedded Redis is back", extra={"url": self.url})
 
     # End
 

