@@ -1,0 +1,259 @@
+"""Valid histories without a store: a plain simulation of a queue, its users and some faults."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.chaos.history import Event, What
+from tests.chaos.story import Dump, Known
+
+__all__ = ["WALL", "RandomRun", "Simulation"]
+
+WALL = 1_000_000.0
+"""how far the store's clock is ahead of the monotonic one"""
+_STATES = ("waiting", "scheduled", "in_flight", "done", "dead", "expired", "cancelled", "discarded")
+
+
+class Simulation:
+    """A store of one queue in which every call takes one tick, and the log of all who use it."""
+
+    def __init__(self, seed: int = 0, key: str = "q") -> None:
+        """Nothing has happened yet."""
+        self.random = random.Random(seed)
+        self.key = key
+        self.at = 100.0
+        self.events: list[Event] = []
+        self.tasks: dict[str, dict[str, Any]] = {}
+        self.held: dict[str, tuple[str, str]] = {}
+        """current receipts: task and holder"""
+        self.issued: dict[str, str] = {}
+        """receipt to task"""
+        self._calls = 0
+        self._receipts = 0
+        self._places = 0.0
+
+    # The log
+
+    def note(self, what: What, by: str, **fields: Any) -> Event:
+        """Append an event, a tick later."""
+        self.at += 0.001
+        event = Event(at=self.at, by=by, what=what, **fields)
+        self.events.append(event)
+        return event
+
+    def call(self) -> int:
+        """Return a number for a call."""
+        self._calls += 1
+        return self._calls
+
+    @property
+    def now(self) -> float:
+        """The store's time."""
+        return self.at + WALL
+
+    # Producers
+
+    def publish(self, by: str, *ids: str, outcome: str = "accepted", **fields: Any) -> None:
+        """Publish a batch. ``unconfirmed`` stores it and loses the answer; ``refused`` does neither."""
+        self._promote()  # what fell due before comes first
+        call = self.call()
+        delay = fields.pop("delay", None)
+        if delay is not None:
+            fields["not_before"] = self.now + delay
+        for task in ids:
+            self.note(What.PUBLISH, by, call=call, key=self.key, task=task, payload="p", **fields)
+        for task in ids:
+            told = outcome
+            if outcome in {"accepted", "unconfirmed"}:
+                if task in self.tasks:
+                    told = "duplicate" if outcome == "accepted" else outcome
+                else:
+                    self._add(task, fields)
+            self.note(What.PUBLISHED, by, call=call, key=self.key, task=task, outcome=told)
+
+    def _add(self, task: str, fields: dict[str, Any]) -> None:
+        due = fields.get("not_before")
+        self.tasks[task] = {
+            "state": "waiting" if due is None else "scheduled",
+            "due": due,
+            "attempt": 1,
+            "losses": 0,
+            "place": (self._place(), 1),
+            "priority": fields.get("priority", 5),
+        }
+
+    def _place(self) -> float:
+        self._places += 1
+        return self._places
+
+    # Consumers
+
+    def receive(self, by: str, limit: int = 10) -> list[str]:
+        """Hand out what is due, in order; return the receipts."""
+        self._promote()
+        waiting = [(t["place"], name) for name, t in self.tasks.items() if t["state"] == "waiting"]
+        waiting.sort(key=lambda pair: (-self.tasks[pair[1]]["priority"], pair[0][1], pair[0][0]))
+        chosen = [name for _, name in waiting[:limit]]
+        store_at = self.now
+        self.note(What.RECEIVED, by, count=len(chosen))
+        receipts = []
+        for name in chosen:
+            one = self.tasks[name]
+            self._receipts += 1
+            receipt = f"r{self._receipts}"
+            one["state"] = "in_flight"
+            self.held[receipt] = name, by
+            self.issued[receipt] = name
+            fields = {"attempt": one["attempt"], "losses": one["losses"]}
+            self.note(
+                What.DELIVERED, by, key=self.key, task=name, receipt=receipt, store_at=store_at,
+                **fields,
+            )  # fmt: skip
+            receipts.append(receipt)
+        return receipts
+
+    def settle(
+        self,
+        by: str,
+        receipt: str,
+        verb: str,
+        *,
+        task: str = "",
+        delay: float = 0.05,
+        lose: bool = False,
+    ) -> None:
+        """Settle a receipt, current or not; ``lose`` loses the answer."""
+        held = self.held.get(receipt)
+        task = self.issued[receipt]
+        due = self.now + delay if verb == "retry" else None
+        call = self.call()
+        fields = {"call": call, "key": self.key, "task": task, "receipt": receipt, "verb": verb}
+        self.note(What.SETTLE, by, due=due, **fields)
+        outcome = "lease_lost"
+        if held:
+            del self.held[receipt]
+            outcome = "ok"
+            one = self.tasks[task]
+            if verb == "ack":
+                one["state"] = "done"
+            elif verb == "dead_letter":
+                one["state"] = "dead"
+            elif verb == "redeliver":
+                one.update(state="waiting", place=(self._place(), 0))
+            elif verb == "retry":
+                one.update(state="scheduled", due=due, attempt=one["attempt"] + 1, losses=0)
+        self.note(What.SETTLED, by, outcome="unknown" if lose else outcome, **fields)
+
+    def take_back(self, by: str) -> None:
+        """Let the store find that a consumer is gone."""
+        for receipt, (task, holder) in list(self.held.items()):
+            if holder == by:
+                del self.held[receipt]
+                one = self.tasks[task]
+                one.update(state="waiting", losses=one["losses"] + 1, place=(self._place(), 0))
+
+    def _promote(self) -> None:
+        scheduled = [t for t in self.tasks.values() if t["state"] == "scheduled"]
+        for one in sorted(scheduled, key=lambda t: t["due"]):
+            if one["due"] <= self.now:
+                one.update(state="waiting", place=(self._place(), 1))
+
+    # The end
+
+    def drain(self, by: str) -> None:
+        """Bring every task to its end."""
+        while any(one["state"] in {"waiting", "scheduled"} for one in self.tasks.values()):
+            for receipt in self.receive(by):
+                self.settle(by, receipt, "ack")
+            self.at += 0.01
+
+    def dump(self) -> Dump:
+        """Return what the store knows."""
+        asked = dict.fromkeys(e.task for e in self.events if e.what is What.PUBLISH)
+        tasks = {
+            name: Known(one["state"], one["attempt"], one["losses"])
+            for name, one in self.tasks.items()
+        }
+        states = [one.state for one in tasks.values()]
+        ledger = {state: states.count(state) for state in _STATES} | {"published": len(tasks)}
+        return Dump(
+            tasks={self.key: {name: tasks.get(name) for name in asked}},
+            ledgers={self.key: ledger},
+            dead_letters={
+                self.key: tuple(name for name, one in tasks.items() if one.state == "dead")
+            },
+        )
+
+
+class RandomRun(Simulation):
+    """A random valid run: two producers, three consumers, lost answers, kills and a freeze now and then."""
+
+    def __init__(self, seed: int, steps: int = 60) -> None:
+        """Run it to the end."""
+        super().__init__(seed)
+        self.consumers = ["c1", "c2", "c3"]
+        self.hands: dict[str, list[str]] = {name: [] for name in self.consumers}
+        self.frozen = ""
+        for name in ("p1", "p2", *self.consumers):
+            self.note(What.STARTED, name, wall=WALL)
+        self.note(What.PHASE, "world", name="load")
+        moves = [self._publish, self._receive, self._settle, self._kill, self._freeze, self._thaw]
+        for _ in range(steps):
+            self.at += self.random.random() * 0.05
+            self.random.choices(moves, (30, 30, 30, 3, 3, 4))[0]()
+        self._thaw()
+        self.note(What.PHASE, "world", name="heal")
+        for who in self.consumers:
+            for receipt in self.hands[who]:
+                self.settle(who, receipt, "ack")
+        self.drain(self.consumers[0])
+        self.note(What.PHASE, "world", name="done")
+
+    def _someone(self) -> str:
+        return self.random.choice([name for name in self.consumers if name != self.frozen])
+
+    def _publish(self) -> None:
+        ids = [f"t{self.call()}" for _ in range(self.random.randint(1, 4))]
+        by = self.random.choice(["p1", "p2"])
+        fields: dict[str, Any] = {"priority": self.random.choice([5, 5, 8])}
+        if self.random.random() < 0.2:
+            fields["delay"] = self.random.random()
+        outcome = self.random.choice(["accepted"] * 8 + ["refused", "unconfirmed"])
+        self.publish(by, *ids, outcome=outcome, **fields)
+        if outcome == "unconfirmed" and self.random.random() < 0.7:
+            fields.pop("delay", None)
+            self.publish(by, *ids, **fields)
+
+    def _receive(self) -> None:
+        who = self._someone()
+        self.hands[who] += self.receive(who, self.random.randint(1, 5))
+
+    def _settle(self) -> None:
+        who = self._someone()
+        if self.hands[who]:
+            verb = self.random.choice(["ack", "ack", "ack", "retry", "redeliver", "dead_letter"])
+            self.settle(who, self.hands[who].pop(0), verb, lose=self.random.random() < 0.1)
+
+    def _kill(self) -> None:
+        who = self._someone()
+        self.note(What.FAULT, "world", name="kill consumer", target=who)
+        self.note(What.KILLED, "world", target=who)
+        self.take_back(who)
+        fresh = f"{who}'"
+        self.consumers[self.consumers.index(who)] = fresh
+        self.hands[fresh] = []
+        self.note(What.STARTED, fresh, wall=WALL)
+
+    def _freeze(self) -> None:
+        if not self.frozen:
+            self.frozen = self._someone()
+            self.note(What.FAULT, "world", name="freeze consumer", target=self.frozen)
+            self.note(What.FROZEN, "world", target=self.frozen)
+
+    def _thaw(self) -> None:
+        if self.frozen:
+            self.at += 10.0
+            self.take_back(self.frozen)
+            self.note(What.THAWED, "world", target=self.frozen)
+            self.frozen = ""

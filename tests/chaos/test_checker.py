@@ -1,0 +1,284 @@
+"""The checker sees what it is for: every rule, broken by hand and at random, and nothing in what is valid."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.chaos.checker import RULES, Verdict, check
+from tests.chaos.history import Event, What
+from tests.chaos.mutations import MUTATIONS, Mutation
+from tests.chaos.story import Dump, Known, Terms
+from tests.chaos.synthetic import WALL, RandomRun, Simulation
+
+seeds = st.integers(0, 2**32)
+
+
+def broken(verdict: Verdict) -> set[str]:
+    """The rules that were broken."""
+    return {violation.rule for violation in verdict.violations}
+
+
+@pytest.fixture
+def run() -> Simulation:
+    """A history with three tasks, two of them handed to c1."""
+    run = Simulation()
+    for name in ("p", "c1", "c2"):
+        run.note(What.STARTED, name, wall=WALL)
+    run.publish("p", "t1", "t2", "t3")
+    run.receive("c1", 2)
+    return run
+
+
+def finished(run: Simulation) -> Verdict:
+    """Check a history after its tasks have been brought to their end."""
+    for receipt, (_, holder) in list(run.held.items()):
+        run.settle(holder, receipt, "ack")
+    run.drain("c2")
+    return check(run.events, run.dump())
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds)
+def test_valid_histories_pass(seed: int) -> None:
+    """Random valid runs, with kills, freezes and lost answers, break no rule."""
+    run = RandomRun(seed)
+    verdict = check(run.events, run.dump())
+    assert verdict.ok, str(verdict)
+    assert verdict.figures.lost == 0
+    assert verdict.figures.duplicates <= verdict.figures.held
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_every_lie_is_seen(mutation: Mutation) -> None:
+    """One random lie in a random valid run is seen by the rule that is for it."""
+    seen = 0
+    for seed in range(40):
+        run = RandomRun(seed)
+        mutant = mutation.mutate(seed, run.events, run.dump())
+        if mutant is None:
+            continue
+        seen += 1
+        verdict = check(*mutant)
+        assert broken(verdict) & mutation.rules, f"seed {seed}: {verdict}"
+    assert seen >= 3, "the lie did not apply often enough to prove anything"
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.sampled_from(MUTATIONS))
+def test_no_random_lie_passes(seed: int, mutation: Mutation) -> None:
+    """Whatever is changed in whichever run, some rule that is for it is broken."""
+    run = RandomRun(seed)
+    mutant = mutation.mutate(seed, run.events, run.dump())
+    assume(mutant is not None)
+    assert mutant is not None
+    verdict = check(*mutant)
+    assert broken(verdict) & mutation.rules, str(verdict)
+
+
+def test_every_rule_has_a_test() -> None:
+    """No rule is without a lie or a case by hand."""
+    by_hand = {"R8", "R10", "R11", "R12", "R15", "R16", "log"}
+    assert {rule for one in MUTATIONS for rule in one.rules} | by_hand == set(RULES)
+
+
+def test_a_payload_that_changes(run: Simulation) -> None:
+    """R0: one id, two payloads, both confirmed."""
+    for what in (What.PUBLISH, What.PUBLISHED):
+        told = {"outcome": "duplicate"} if what is What.PUBLISHED else {"payload": "other"}
+        run.note(what, "p", call=99, key="q", task="t1", **told)
+    assert broken(finished(run)) == {"R0"}
+
+
+def test_a_task_from_nowhere(run: Simulation) -> None:
+    """R1: the ledger counts a task that nobody published."""
+    dump = run.dump()
+    ledger = dump.ledgers["q"]
+    ledger["published"] += 1
+    ledger["waiting"] += 1
+    assert "R1" in broken(check(run.events, dump))
+
+
+def test_an_unconfirmed_task_may_be_there_or_not(run: Simulation) -> None:
+    """R1: a publish without an answer leaves both open."""
+    run.publish("p", "t4", outcome="unconfirmed")
+    run.note(What.PUBLISH, "p", call=98, key="q", task="t5", payload="p")
+    verdict = finished(run)
+    assert verdict.ok, str(verdict)
+    assert verdict.figures.unknown == 2
+
+
+def test_a_serial_key_in_flight_twice() -> None:
+    """R8: two tasks of one ordering key side by side, seen only where the queue is serial."""
+    run = Simulation()
+    run.publish("p", "t1", "t2", ordering_key="user")
+    run.receive("c1", 2)
+    assert finished(run).ok
+    run.note(What.SETTINGS, "op", key="q", name="serial", value=1.0)
+    assert broken(check(run.events, run.dump())) == {"R8"}
+
+
+def test_serial_keys_one_after_another() -> None:
+    """R8: settled, killed or handed back, then the next: nothing is wrong."""
+    run = Simulation()
+    run.note(What.SETTINGS, "op", key="q", name="serial", value=1.0)
+    run.publish("p", "t1", "t2", ordering_key="user")
+    for receipt in run.receive("c1", 1):
+        run.settle("c1", receipt, "ack")
+    run.receive("c1", 1)
+    verdict = finished(run)
+    assert verdict.ok, str(verdict)
+
+
+def test_too_many_in_flight(run: Simulation) -> None:
+    """R10: a limit of 1, and two are in flight."""
+    limit = Event(at=1.0, by="op", what=What.SETTINGS, key="q", name="limit", value=2.0)
+    run.events.insert(0, limit)
+    run.receive("c2", 1)
+    assert broken(finished(run)) == {"R10"}
+
+
+def test_a_limit_that_is_kept(run: Simulation) -> None:
+    """R10: three in a row under a limit of 2."""
+    run.note(What.SETTINGS, "op", key="q", name="limit", value=2.0)
+    verdict = finished(run)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize(("gap", "rules"), [(0.05, {"R11"}), (0.2, set())])
+def test_a_token_bucket(gap: float, rules: set[str]) -> None:
+    """R11: a burst of 2 and 10 a second: every 0.2 s is allowed, every 0.05 s is not."""
+    run = Simulation()
+    run.note(What.SETTINGS, "op", key="q", name="rate", value=10.0)
+    run.note(What.SETTINGS, "op", key="q", name="burst", value=2.0)
+    run.publish("p", *(f"t{n}" for n in range(8)))
+    for _ in range(8):
+        run.receive("c1", 1)
+        run.at += gap
+    assert broken(finished(run)) == rules
+
+
+def test_a_delivery_in_a_pause(run: Simulation) -> None:
+    """R12: t3 is handed out for the first time after the pause was confirmed."""
+    run.note(What.PAUSE, "op", key="q")
+    run.note(What.PAUSED, "op", key="q", store_at=run.now)
+    run.at += 1.0
+    assert broken(finished(run)) == {"R12"}
+
+
+def test_a_pause_that_is_kept(run: Simulation) -> None:
+    """R12: nothing comes until the queue goes on; what was out before may be settled."""
+    run.note(What.PAUSED, "op", key="q", store_at=run.now)
+    run.at += 1.0
+    run.note(What.RESUME, "op", key="q")
+    verdict = finished(run)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("ids", "ends", "right"),
+    [
+        (["a"], ["sent"], True),
+        (["a", "a"], ["sent"], True),
+        (["a", "b"], ["sent"], False),
+        (["a"], ["sent", "failed"], False),
+        (["a"], [], False),
+        ([], [], False),
+    ],
+)
+def test_callbacks(ids: list[str], ends: list[str], right: bool) -> None:  # noqa: FBT001 - a case
+    """R15: tried at least once, one id, one end."""
+    run = Simulation()
+    run.note(What.SETTINGS, "op", key="q", name="callback", value=1.0)
+    run.publish("p", "t1")
+    run.drain("c1")
+    for one in ids:
+        run.note(What.CALLBACK, "sender", key="q", task="t1", receipt=one)
+    for one in ends:
+        run.note(What.CALLBACK_ENDED, "sender", key="q", task="t1", outcome=one)
+    assert broken(check(run.events, run.dump())) == (set() if right else {"R15"})
+
+
+def test_slots() -> None:
+    """R16: a slot changes hands when it was freed or its holder died, not before; none gets lost."""
+    run = Simulation()
+    terms, dump = Terms(total_slots=1), Dump(slots={"s": ""})
+    run.note(What.SLOT_TAKEN, "d1", name="s", receipt="a")
+    run.note(What.SLOT_FREED, "d1", name="s", receipt="a")
+    run.note(What.SLOT_TAKEN, "d2", name="s", receipt="b")
+    run.note(What.KILLED, "world", target="d2")
+    run.note(What.SLOT_TAKEN, "d1", name="s", receipt="c")
+    assert check(run.events, dump, terms).ok
+    assert broken(check(run.events, Dump(), terms)) == {"R16"}
+    run.note(What.SLOT_TAKEN, "d3", name="s", receipt="d")
+    assert broken(check(run.events, dump, terms)) == {"R16"}
+
+
+def test_an_error_in_a_log(run: Simulation) -> None:
+    """An unhandled exception anywhere is a violation."""
+    run.note(What.ERROR, "c1", note="ValueError")
+    assert broken(finished(run)) == {"log"}
+
+
+def test_a_failover_waives_what_it_may(run: Simulation) -> None:
+    """A task whose ack fell into the cut may come again; one whose ack did not may not."""
+    start = run.at
+    (receipt, _), (other, _) = run.held.items()
+    run.settle("c1", receipt, "ack")
+    end = run.at
+    run.settle("c1", other, "ack")
+    for name in ("t1", "t2"):
+        run.tasks[name]["state"] = "waiting"
+    run.drain("c2")
+    verdict = check(run.events, run.dump(), Terms(waived=((start, end),)))
+    assert {one.task for one in verdict.waived} == {"q/t1"}
+    assert {one.task for one in verdict.violations} == {"q/t2"}
+
+
+def test_lost_publishes_are_waived_only_where_that_was_agreed(run: Simulation) -> None:
+    """A publish in the cut may be lost below the durability ``replicated``, and is counted."""
+    span = ((run.at, run.at + 1.0),)
+    run.publish("p", "t9")
+    del run.tasks["t9"]
+    run.drain("c2")
+    for holder in list(run.held):
+        run.settle("c1", holder, "ack")
+    dump = run.dump()
+    assert broken(check(run.events, dump, Terms(waived=span))) == {"R1"}
+    verdict = check(run.events, dump, Terms(waived=span, may_lose_publishes=True))
+    assert verdict.ok, str(verdict)
+    assert verdict.figures.lost == len(verdict.waived) == 1
+
+
+def test_figures() -> None:
+    """Redelivery is timed from the kill, recovery from the store's return."""
+    run = Simulation()
+    run.publish("p", "t1")
+    run.receive("c1")
+    run.receive("c2")
+    run.note(What.FAULT, "world", name="kill redis", target="redis")
+    run.at += 2.0
+    run.note(What.HEALED, "world", name="kill redis", target="redis")
+    run.at += 0.5
+    run.receive("c2")
+    killed = run.note(What.KILLED, "world", target="c1")
+    run.take_back("c1")
+    run.at += 1.0
+    (receipt,) = run.receive("c2")
+    again = next(e for e in run.events if e.receipt == receipt)
+    run.settle("c2", receipt, "ack")
+    found = check(run.events, run.dump()).figures
+    assert found.redelivery["killed"].worst == pytest.approx(again.at - killed.at)
+    assert found.recovery.count == 1
+    assert found.recovery.worst == pytest.approx(0.501)
+    assert (found.tasks, found.deliveries, found.duplicates, found.held) == (1, 2, 1, 1)
+    assert found.faults == {"kill redis": 1}
+
+
+def test_the_last_word_of_a_task_is_its_state() -> None:
+    """R4 and R14: dead letters and states agree, and nothing is left alive."""
+    dump = Dump(tasks={"q": {"a": Known("dead"), "b": Known("done")}}, dead_letters={"q": ("b",)})
+    run = Simulation()
+    run.publish("p", "a", "b")
+    assert {"R4"} <= broken(check(run.events, dump))
