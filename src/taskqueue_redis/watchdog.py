@@ -16,6 +16,7 @@ pid=0
 while read -r word; do pid=$word; done
 [ "$pid" -gt 0 ] || exit 0
 kill -"$1" "$pid" 2>/dev/null || exit 0
+[ "$1" = KILL ] && exit 0
 kill -CONT "$pid" 2>/dev/null
 tries=0
 while kill -0 "$pid" 2>/dev/null; do
@@ -45,9 +46,9 @@ class Watchdog:
         )
 
     def watch(self, pid: int) -> None:
-        """Watch the child with this id instead of the last one; 0 watches none.
+        """Watch the child with this id instead of the last one.
 
-        Call it before a child that has ended is waited for, since its id may be given away then.
+        Watch 0, which is none, once a child was waited for: its id may be given away from then on.
         """
         assert self._process.stdin is not None  # noqa: S101 - it is piped
         with contextlib.suppress(BrokenPipeError):  # somebody ended it; there is no other harm
