@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import catalog
@@ -68,18 +67,10 @@ FULL = Plan(
 
 
 def chosen(names: Sequence[str] | None, *, peers: bool) -> list[catalog.Entry]:
-    """Return the entries to run: those named, or ours and the floors, with the peers or without.
-
-    Ours is left out where the backend is not part of this checkout.
-    """
-    ours = catalog.OURS if find_spec("taskqueue_redis.backend") else ()
-    if not ours:
-        print("taskqueue_redis is not there: floors and peers only", file=sys.stderr)
-    known = [*ours, *catalog.FLOORS, catalog.CONTROL, *(catalog.PEERS if peers else ())]
-    if not names:
-        return known
-    everything = [*ours, *catalog.FLOORS, catalog.CONTROL, *catalog.PEERS]
-    return [entry for entry in everything if entry.name in names]
+    """Return the entries to run: those named, or ours and the floors, with the peers or without."""
+    if names:
+        return [entry for entry in catalog.ALL if entry.name in names]
+    return [entry for entry in catalog.ALL if peers or entry.kind != "peer"]
 
 
 def measure(
