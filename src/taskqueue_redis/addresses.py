@@ -1,0 +1,181 @@
+"""Where Redis is: what a URL says, and whether it may be used without protection."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from enum import Enum
+from typing import Self
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError
+
+__all__ = ["Address", "Kind", "Place", "is_loopback"]
+
+_PORT = 6379
+_SENTINEL_PORT = 26379
+_PORTS = range(1, 65_536)
+_DATABASE = re.compile(r"[0-9]{1,5}")
+_SERVICE = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
+_FORMS = (
+    "redis://[user:password@]host[:port][/database], rediss:// for TLS, unix:///path/to/socket, "
+    "redis+sentinel://host:port,host:port/service[/database], redis+cluster://host:port,host:port"
+)
+
+
+class Kind(Enum):
+    """How the servers behind an address work together."""
+
+    SINGLE = "single"
+    SENTINEL = "sentinel"
+    CLUSTER = "cluster"
+
+
+_SCHEMES = {
+    "redis": (Kind.SINGLE, False),
+    "rediss": (Kind.SINGLE, True),
+    "redis+sentinel": (Kind.SENTINEL, False),
+    "rediss+sentinel": (Kind.SENTINEL, True),
+    "redis+cluster": (Kind.CLUSTER, False),
+    "rediss+cluster": (Kind.CLUSTER, True),
+}
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One server: a host and port, or the path of a socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def loopback(self) -> bool:
+        """Whether nothing leaves this machine on the way there."""
+        return bool(self.path) or is_loopback(self.host)
+
+    def __str__(self) -> str:
+        if self.path:
+            return self.path
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """What a URL says. Its ``repr`` and ``shown`` have no secret in them."""
+
+    kind: Kind
+    tls: bool
+    places: tuple[Place, ...]
+    """one server; or some of the Sentinels, or of the cluster's nodes"""
+    service: str = ""
+    """the name under which Sentinels know the master"""
+    database: int = 0
+    user: str = ""
+    password: str = ""
+    scheme: str = "redis"
+
+    @property
+    def shown(self) -> str:
+        """The URL without user, password and query: for logs, errors and health."""
+        rest = f"/{self.service}" if self.service else ""
+        rest += f"/{self.database}" if self.database else ""
+        return f"{self.scheme}://{','.join(map(str, self.places))}{rest}"
+
+    def __repr__(self) -> str:
+        return f"Address({self.shown!r})"
+
+    @classmethod
+    def of(cls, url: str, setting: str = "TASKQUEUE_REDIS_URL") -> Self:
+        """Read a URL. Raises `ConfigurationError` that names the setting and what is allowed, never the value."""
+        try:
+            parts = urlsplit(url.strip())
+        except ValueError:
+            raise _refusal(setting, "text that is no URL", _FORMS) from None
+        if parts.query or parts.fragment:
+            allowed = "no ?options: each has a TASKQUEUE_REDIS_… setting of its own"
+            raise _refusal(setting, "a URL with a query or fragment", allowed)
+        login, _, hosts = parts.netloc.rpartition("@")
+        user, _, password = login.partition(":")
+        if parts.scheme == "unix":
+            kind, tls, places, service, database = _socket(setting, parts, hosts)
+        elif parts.scheme in _SCHEMES:
+            kind, tls = _SCHEMES[parts.scheme]
+            places = _places(setting, hosts, kind)
+            service, database = _path(setting, parts.path, kind)
+        else:
+            got = "a URL with another scheme" if parts.scheme else "text without a scheme"
+            raise _refusal(setting, got, _FORMS)
+        return cls(
+            kind=kind,
+            tls=tls,
+            places=places,
+            service=service,
+            database=database,
+            user=unquote(user),
+            password=unquote(password),
+            scheme=parts.scheme,
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine for certain; names other than ``localhost`` are not."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _refusal(setting: str, got: str, allowed: str) -> ConfigurationError:
+    return ConfigurationError(f"{setting}: got {got}; allowed: {allowed}")
+
+
+def _socket(
+    setting: str, parts: SplitResult, hosts: str
+) -> tuple[Kind, bool, tuple[Place, ...], str, int]:
+    if hosts or parts.path in {"", "/"}:
+        raise _refusal(setting, "a unix URL without an absolute path", "unix:///path/to/socket")
+    return Kind.SINGLE, False, (Place(path=unquote(parts.path)),), "", 0
+
+
+def _places(setting: str, hosts: str, kind: Kind) -> tuple[Place, ...]:
+    port = _SENTINEL_PORT if kind is Kind.SENTINEL else _PORT
+    places = tuple(_place(setting, host, port) for host in hosts.split(","))
+    if kind is Kind.SINGLE and len(places) > 1:
+        allowed = "one host, or redis+sentinel:// or redis+cluster:// for several"
+        raise _refusal(setting, "several hosts", allowed)
+    return places
+
+
+def _place(setting: str, text: str, default_port: int) -> Place:
+    try:
+        split = urlsplit(f"//{text}")
+        host, port = split.hostname or "", split.port
+    except ValueError:
+        raise _refusal(setting, "a host or port that cannot be one", _FORMS) from None
+    if not _HOST.fullmatch(host):
+        raise _refusal(setting, "no host, or one that cannot be a name or address", _FORMS)
+    port = default_port if port is None else port
+    if port not in _PORTS:
+        raise _refusal(setting, "a port out of range", "ports 1 to 65535")
+    return Place(host, port)
+
+
+def _path(setting: str, path: str, kind: Kind) -> tuple[str, int]:
+    names = [unquote(name) for name in path.split("/") if name]
+    service = ""
+    if kind is Kind.SENTINEL:
+        if not names or not _SERVICE.fullmatch(names[0]):
+            allowed = "redis+sentinel://host:port,host:port/service, the name of the master"
+            raise _refusal(setting, "a Sentinel URL without a service name", allowed)
+        service = names.pop(0)
+    if not names:
+        return service, 0
+    if kind is Kind.CLUSTER:
+        raise _refusal(
+            setting, "a path", "a cluster URL without a path: a cluster has one database"
+        )
+    if len(names) > 1 or not _DATABASE.fullmatch(names[0]):
+        raise _refusal(setting, "a path that is no number", "the number of a database")
+    return service, int(names[0])

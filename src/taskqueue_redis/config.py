@@ -1,0 +1,151 @@
+"""Settings of the Redis backend: ``TASKQUEUE_REDIS_…``.
+
+Connections are made to one `Address`, with `RedisSettings.password_now` and `RedisSettings.tls_context`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_redis.addresses import Address, Place
+
+__all__ = ["RedisSettings"]
+
+_MINUTE = 60.0
+
+
+class RedisSettings(BaseSettings):
+    """What the Redis backend can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TASKQUEUE_REDIS_", env_file=".env", extra="ignore"
+    )
+
+    url: SecretStr = SecretStr("redis://127.0.0.1:6379")
+    """``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://``; it may hold a password"""
+    user: str = ""
+    """an ACL user; empty takes the URL's, or the default user"""
+    password: SecretStr | None = None
+    """the user's password, if it is not in the URL"""
+    password_file: Path | None = None
+    """a file with the password; read at each connection, so that the password can be changed without a restart"""
+    sentinel_user: str = ""
+    sentinel_password: SecretStr | None = None
+    """what Sentinels ask for, if they do"""
+    tls_ca_file: Path | None = None
+    """who signs the server's certificate; unset trusts what this machine trusts"""
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+    """this client's certificate and key, for servers that ask for one"""
+    dangerously_skip_tls_verification: bool = False
+    """accept any certificate: whoever is on the way can then read and change everything"""
+    allow_plaintext: bool = False
+    """use a Redis on another machine without TLS or without a password"""
+    prefix: str = Field("tq", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """what the names of all keys and channels begin with, after a brace"""
+    partitions: int = Field(1, ge=1, le=1024)
+    """over how many slots the queues are spread; fixed at installation"""
+    connections: int = Field(16, ge=1, le=1000)
+    """connections for commands that wait for replicas, per server, beside the one that all others share"""
+    in_flight: int = Field(1000, ge=1, le=100_000)
+    """commands on their way at once, per server; more of them wait"""
+    connect_timeout: float = Field(2.0, gt=0, le=_MINUTE, allow_inf_nan=False)
+    """seconds for a connection, with TLS and login"""
+    answer_timeout: float = Field(5.0, gt=0, le=_MINUTE, allow_inf_nan=False)
+    """seconds of silence while an answer is due, after which a connection is given up"""
+    # Room for one answer that is lost and a second one; and less than a lease (15 s unless set), so that
+    # who keeps one alive learns of its failure before the lease is over.
+    operation_timeout: float = Field(10.0, gt=0, le=10 * _MINUTE, allow_inf_nan=False)
+    """seconds after which a command is not tried again"""
+    lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
+    """seconds of silence after which what a consumer holds goes to others"""
+    housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)
+    """usual seconds between two passes of housekeeping"""
+    appendfsync: Literal["always", "everysec", "no"] | None = None
+    """how often Redis syncs its append-only file, where its ACL keeps that secret"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        address = self.address  # raises if the URL cannot be used
+        passwords = (address.password, self.password, self.password_file)
+        if sum(bool(password) for password in passwords) > 1:
+            raise ConfigurationError(
+                "TASKQUEUE_REDIS_PASSWORD: the password is set more than once; allowed: one of "
+                "TASKQUEUE_REDIS_URL, TASKQUEUE_REDIS_PASSWORD and TASKQUEUE_REDIS_PASSWORD_FILE"
+            )
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ConfigurationError(
+                "TASKQUEUE_REDIS_TLS_CERT_FILE and TASKQUEUE_REDIS_TLS_KEY_FILE: one is set; "
+                "allowed: both or neither"
+            )
+        for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
+            if getattr(self, name) is not None and not address.tls:
+                raise ConfigurationError(
+                    f"TASKQUEUE_REDIS_{name.upper()}: set, but TASKQUEUE_REDIS_URL is one without TLS; "
+                    "allowed with: rediss://, rediss+sentinel://, rediss+cluster://"
+                )
+        self.password_now()
+        for place in address.places:
+            self.refuse_exposed(place)
+        return self
+
+    @cached_property
+    def address(self) -> Address:
+        """What the URL says. Raises `ConfigurationError`."""
+        return Address.of(self.url.get_secret_value())
+
+    @property
+    def user_name(self) -> str:
+        """The ACL user, or nothing for the default one."""
+        return self.user or self.address.user
+
+    def password_now(self) -> str:
+        """Return the password, or nothing; a file is read anew. Raises `ConfigurationError`."""
+        if self.password_file is None:
+            secret = self.password.get_secret_value() if self.password else ""
+            return secret or self.address.password
+        try:
+            return self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(
+                f"TASKQUEUE_REDIS_PASSWORD_FILE: cannot be read ({type(error).__name__}); "
+                "allowed: a text file that holds the password alone"
+            ) from None
+
+    @cached_property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """How TLS is to be used, or None for an address without it. Raises `ConfigurationError`."""
+        if not self.address.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca_file)
+            if self.tls_cert_file and self.tls_key_file:
+                context.load_cert_chain(self.tls_cert_file, self.tls_key_file)
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            raise ConfigurationError(
+                f"TASKQUEUE_REDIS_TLS_CA_FILE, _TLS_CERT_FILE or _TLS_KEY_FILE: cannot be used "
+                f"({type(error).__name__}); allowed: PEM files that this process may read"
+            ) from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.dangerously_skip_tls_verification:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def refuse_exposed(self, place: Place) -> None:
+        """Raise `ConfigurationError` for a server elsewhere that anyone on the way could use or overhear."""
+        proves = bool(self.password_now()) or self.tls_cert_file is not None
+        if self.allow_plaintext or place.loopback or (self.address.tls and proves):
+            return
+        missing = "a password" if self.address.tls else "TLS" if proves else "TLS and a password"
+        raise ConfigurationError(
+            f"TASKQUEUE_REDIS_URL: {place} is another machine, and {missing} is missing; allowed: rediss:// with a "
+            "password, or a trusted network with TASKQUEUE_REDIS_ALLOW_PLAINTEXT=true"
+        )
