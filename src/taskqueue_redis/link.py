@@ -1,0 +1,236 @@
+"""Commands to one installation of Redis: each answered, or its fate named exactly.
+
+Client libraries resend commands whose answer was lost; a queue must know when that happens. Here a
+command is sent again only if nothing was executed, or if its caller says that twice is as good as once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from taskqueue_redis.addresses import Kind, Place
+from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.failures import (
+    AnswerLost,
+    ErrorReply,
+    Failure,
+    Lost,
+    NotReached,
+    Policy,
+    Unreachable,
+    judge,
+)
+from taskqueue_redis.nodes import Node, connect
+from taskqueue_redis.topology import Single, Topology, redirection
+from taskqueue_redis.trials import Trial, Trouble
+from taskqueue_redis.wire import Wire, Word
+
+__all__ = ["Follow", "Link"]
+
+Follow: TypeAlias = Callable[[Any], "Sequence[Word] | None"]
+
+
+class _Order(NamedTuple):
+    """What is to be done."""
+
+    words: tuple[Word, ...]
+    follow: Follow | None
+
+
+class Link:
+    """Commands to one installation, from any number of tasks of one event loop.
+
+    Connects when it is first used, and again whenever it must. Cancelling a call is safe at every
+    point: its answer, if one comes, reaches nobody.
+    """
+
+    def __init__(self, settings: RedisSettings) -> None:
+        """Do no input or output."""
+        self.settings = settings
+        self.trouble = Trouble(settings.address.shown)
+        self._topology = _topology(settings)
+        self._closed = False
+
+    async def command(
+        self, key: str, *words: Word, resend: bool = True, follow: Follow | None = None
+    ) -> Any:
+        """Run one command where ``key`` lives; return the raw reply: bytes, int, list or None.
+
+        ``resend``: twice is as good as once, so send it again after a lost answer, until
+        TASKQUEUE_REDIS_OPERATION_TIMEOUT. Without it, a command that may have been executed is not
+        sent again; one that Redis refused to execute (LOADING, MOVED, …) is.
+
+        ``follow`` is given the reply, and returns another command for the same connection or None;
+        then the answer is the pair of both replies (the second may be None). Redis must answer that
+        command within TASKQUEUE_REDIS_ANSWER_TIMEOUT. If it fails, the whole counts as unanswered.
+
+        Raises a `Failure`.
+        """
+        now = asyncio.get_running_loop().time()
+        node = self._topology.find(key) if follow is None else None
+        wire = node.wire if node is not None else None
+        reply: Any = None
+        if wire is not None and wire.lost is None and not wire.crowd.locked():
+            await wire.crowd.acquire()  # does not wait
+            try:
+                reply = await wire.ask(words, now)
+            except Lost as lost:
+                reply = lost
+            else:
+                if type(reply) is not ErrorReply:
+                    if self.trouble.text is not None:
+                        self.trouble.over()
+                    return reply
+        deadline = now + self.settings.operation_timeout
+        trial = Trial(deadline, self.trouble, resend=resend)
+        return await self._persist(trial, key, _Order(words, follow), node, reply)
+
+    async def everywhere(self, *words: Word) -> list[Any]:
+        """Run an idempotent command at every master; return the replies. Raises a `Failure` if one is missing."""
+        deadline = asyncio.get_running_loop().time() + self.settings.operation_timeout
+        nodes = await self._masters(Trial(deadline, self.trouble, resend=True))
+
+        def ask(node: Node) -> Any:
+            trial = Trial(deadline, self.trouble, resend=True)
+            return self._persist(trial, node, _Order(words, None))
+
+        replies = await asyncio.gather(*map(ask, nodes), return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
+        return list(replies)
+
+    async def listener(self, avoid: Place | None = None) -> tuple[Place, Wire]:
+        """Open a connection of one's own to a master, preferably not ``avoid``; say to which. Raises a `Failure`.
+
+        Every message that is published anywhere in the installation can be heard there.
+        """
+        problem: Unreachable | None = None
+        try:
+            nodes = await self._topology.masters()
+            random.shuffle(nodes)  # not every process at the same one
+            nodes.sort(key=lambda node: node.place == avoid)
+            for node in nodes:
+                try:
+                    return node.place, await connect(node.place, self.settings)
+                except Unreachable as error:
+                    self._topology.doubt(node)
+                    problem = error
+        except Unreachable as error:
+            problem = error
+        raise problem.failure if problem else NotReached("no server is known") from None
+
+    def in_charge(self, place: Place) -> bool:
+        """Whether a server is a master, as far as known."""
+        return self._topology.in_charge(place)
+
+    async def aclose(self) -> None:
+        """Close every connection; calls that wait for an answer fail. Idempotent."""
+        self._closed = True
+        await self._topology.aclose()
+
+    async def _masters(self, trial: Trial) -> list[Node]:
+        while True:
+            try:
+                async with asyncio.timeout_at(trial.deadline):
+                    return await self._topology.masters()
+            except Unreachable as error:
+                self._topology.doubt(None)
+                await trial.after(error.policy, error.failure)
+            except TimeoutError:
+                trial.expire("nobody said in time which servers there are")
+
+    async def _persist(
+        self,
+        trial: Trial,
+        target: str | Node,
+        order: _Order,
+        node: Node | None = None,
+        problem: object = None,
+    ) -> Any:
+        # `problem` is what became of a first try at `node`, if there was one.
+        once: Node | None = None
+        while True:
+            if problem is not None:
+                policy, failure = _judge(problem)
+                once = self._learn(policy, problem, node)
+                if self._closed:
+                    trial.end(policy, failure)
+                await trial.after(policy, failure)
+            trial.sent = False
+            try:
+                async with asyncio.timeout_at(trial.deadline):
+                    node = target if isinstance(target, Node) else once
+                    node = node or await self._topology.locate(str(target))
+                    run = _shared if order.follow is None else _followed
+                    reply = await run(node, order, trial, asking=node is once)
+            except (Unreachable, Lost) as error:
+                problem = error
+            except TimeoutError:
+                trial.expire("TASKQUEUE_REDIS_OPERATION_TIMEOUT is over")
+            else:
+                if type(reply) is not ErrorReply:
+                    self.trouble.over()
+                    return reply
+                problem = reply
+
+    def _learn(self, policy: Policy, problem: object, node: Node | None) -> Node | None:
+        """Tell the topology what a failed try says about it; return the node to be asked just once, if any."""
+        if policy is Policy.SEEK or policy is Policy.RESEND:
+            self._topology.doubt(node)
+        if policy is Policy.MOVED or policy is Policy.ASK:
+            slot, place = redirection(str(problem), node)
+            if policy is Policy.ASK:
+                return self._topology.node(place)
+            self._topology.moved(slot, place)
+        return None
+
+
+async def _shared(node: Node, order: _Order, trial: Trial, *, asking: bool) -> Any:
+    wire = await node.reach()
+    for _ in range(asking + 1):
+        await wire.crowd.acquire()
+    trial.sent = True
+    now = asyncio.get_running_loop().time()
+    if asking:
+        wire.ask(("ASKING",), now)  # nothing comes between the two
+    return await wire.ask(order.words, now)
+
+
+async def _followed(node: Node, order: _Order, trial: Trial, *, asking: bool) -> Any:
+    async with node.exclusive() as wire:
+        trial.sent = True
+        try:
+            if asking:
+                await wire.call("ASKING")
+            reply = await wire.call(*order.words)
+        except ErrorReply as error:
+            return error
+        more = order.follow(reply) if order.follow is not None else None
+        if more is None:
+            return reply, None
+        try:
+            return reply, await wire.call(*more)
+        except ErrorReply as error:
+            # The first was executed, but what the second was to assure is unknown: the whole is as good as unanswered.
+            raise Lost(f"{more[0]!s} failed: {judge(error)[1]}", sent=True) from None
+
+
+def _judge(problem: object) -> tuple[Policy, Failure]:
+    if isinstance(problem, ErrorReply):
+        return judge(problem)
+    if isinstance(problem, Unreachable):
+        return problem.policy, problem.failure
+    assert isinstance(problem, Lost)  # noqa: S101 - the last kind there is
+    if problem.sent:
+        return Policy.RESEND, AnswerLost(problem.reason)
+    return Policy.SEEK, NotReached(problem.reason)
+
+
+def _topology(settings: RedisSettings) -> Topology:
+    if settings.address.kind is Kind.SINGLE:
+        return Single(settings)
+    raise NotImplementedError
