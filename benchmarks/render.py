@@ -10,6 +10,7 @@ import catalog
 import scaling
 import tables
 import targets
+from meter import QUIET
 from tables import shown
 
 CONTENDED = " ~"
@@ -79,9 +80,9 @@ def notes(run: dict[str, Any]) -> list[str]:
             "smaller differences are noise"
         )
     windows = [w for turn in turns for w in turn["windows"].values() if "seconds" in w]
-    loud = sum(window["foreign"] > tables.QUIET for window in windows)
+    loud = sum(window["foreign"] > QUIET for window in windows)
     said.append(
-        f"{loud} of {len(windows)} windows were contended (others used over {tables.QUIET} cores); "
+        f"{loud} of {len(windows)} windows were contended (others used over {QUIET} cores); "
         f"{CONTENDED.strip()} marks a median that had to use them"
     )
     said += [f"INVALID: {turn['entry']}: {turn['invalid']}" for turn in turns if turn["invalid"]]

@@ -51,7 +51,8 @@ def _newest() -> str:
 
 def _part(result: dict[str, Any]) -> str:
     run = result["side_by_side"]
-    redis = next(iter(run["versions"].values()), {}).get("redis-server", "?")
+    versions: list[dict[str, str]] = list(run["versions"].values())
+    redis = versions[0]["redis-server"] if versions else "?"
     kept = "append-only file, everysec" if run["durable"] else "no persistence"
     where = (
         f"{result['time'][:10]}, {result['cores']} cores of {result['processor'] or result['machine']}, "

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,7 +34,7 @@ _ROUND = 100
 """figures from here on are shown without decimals"""
 RESULTS = Path(__file__).parent / "results"
 
-Measurement = Callable[[], Awaitable[dict[str, float]]]
+Measurement = Callable[[], Coroutine[Any, Any, dict[str, float]]]
 AREAS: dict[str, tuple[Measurement, ...]] = {
     "memory": in_process.MEASUREMENTS,
     "socket": over_socket.MEASUREMENTS,

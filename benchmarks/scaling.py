@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import catalog
@@ -44,15 +45,20 @@ def keys(entry: catalog.Entry, *, repeats: int, patience: float) -> dict[str, li
 def backlog(
     entry: catalog.Entry, depths: tuple[int, ...], *, repeats: int, patience: float
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure the cost per task of draining 1,000 tasks and more at a time, by how many others wait."""
+    """Measure the cost per task of draining 1,000 tasks over and over, by how many others wait meanwhile.
+
+    Each depth has a store of its own, and they take turns, so that a slow minute hits all of them.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
-    with stage(entry, patience=patience) as on:
-        queued = 0
-        for depth in sorted(depths):
+    with ExitStack() as opened:
+        stages = {}
+        for depth in depths:
+            on = stages[depth] = opened.enter_context(stage(entry, patience=patience))
             if depth > CYCLE:
-                on.producer("publish_many", first=queued, end=depth)
-                queued = depth
-            found[f"backlog {depth:,}"] = [_cycles(on, KEYS[BASE]) for _ in range(repeats)]
+                on.producer("publish_many", first=0, end=depth)
+        for _ in range(repeats):
+            for depth, on in stages.items():
+                found.setdefault(f"backlog {depth:,}", []).append(_cycles(on, KEYS[BASE]))
     return found
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import catalog
@@ -133,7 +134,6 @@ def _scaling(entries: Sequence[catalog.Entry], plan: Plan) -> dict[str, Any]:
             for entry in reversed(entries)
         }.values()
     )
-    patience = plan.sizes.patience
     found: dict[str, Any] = {"keys": {}, "backlog": {}, "memory": {}, "idle": {}, "failed": {}}
 
     def look(what: str, entry: catalog.Entry, do: Callable[[], Any]) -> None:
@@ -144,24 +144,15 @@ def _scaling(entries: Sequence[catalog.Entry], plan: Plan) -> dict[str, Any]:
             found["failed"][f"{what}: {entry.name}"] = f"{type(error).__name__}: {error}"
             _say(f"INVALID {what} of {entry.name}: {error}")
 
+    repeated: dict[str, Any] = {"repeats": plan.repeats, "patience": plan.sizes.patience}
     for entry in main:
         if entry.kind == "ours":
-            look(
-                "keys",
-                entry,
-                lambda e=entry: scaling.keys(e, repeats=plan.repeats, patience=patience),
-            )
-        look(
-            "backlog",
-            entry,
-            lambda e=entry: scaling.backlog(
-                e, plan.depths, repeats=plan.repeats, patience=patience
-            ),
-        )
+            look("keys", entry, partial(scaling.keys, entry, **repeated))
+        look("backlog", entry, partial(scaling.backlog, entry, plan.depths, **repeated))
     for entry in one_each if plan.memory_of_all else main:
-        look("memory", entry, lambda e=entry: scaling.memory(e, plan.memory))
+        look("memory", entry, partial(scaling.memory, entry, plan.memory))
     for entry in one_each if plan.idle_of_all else main:
-        look("idle", entry, lambda e=entry: scaling.idle(e, plan.idle))
+        look("idle", entry, partial(scaling.idle, entry, plan.idle))
     return found
 
 

@@ -58,7 +58,7 @@ class Found:
         if not windows:
             return None
         counted, _ = tables.quiet(windows)
-        return median(window["seconds"] / window["tasks"] for window in counted)
+        return float(median(window["seconds"] / window["tasks"] for window in counted))
 
     def growth(self, what: str, name: str, base: str) -> float | None:
         """Return a cost relative to the least one."""

@@ -104,8 +104,10 @@ class Book:
 class Entry(Protocol):
     """One system under measurement. Its methods may be plain or coroutines; the latter share one event loop."""
 
-    packages: Sequence[str]
-    """distributions whose versions belong to the result"""
+    @property
+    def packages(self) -> Sequence[str]:
+        """Return the distributions whose versions belong to the result."""
+        ...
 
     def publish(self, number: int, sent: float) -> Any:
         """Publish one task and return once the store has confirmed it."""
@@ -130,7 +132,9 @@ async def until_settled(entry: Entry) -> None:
         await asyncio.sleep(0.01)
 
 
-def serve(make: Callable[[str, str], Entry], loop: Callable[[], Any] | None = None) -> None:
+def serve(
+    make: Callable[[str, str], Entry | Awaitable[Entry]], loop: Callable[[], Any] | None = None
+) -> None:
     """Make an entry from the command line's mode and URL, obey commands until standard input ends."""
     with asyncio.Runner(loop_factory=loop) as runner:
 
@@ -146,7 +150,7 @@ def serve(make: Callable[[str, str], Entry], loop: Callable[[], Any] | None = No
             except Exception as error:  # noqa: BLE001 - whatever it is, the runner must hear of it
                 _answer({"error": f"{type(error).__name__}: {error}"})
         with suppress(AttributeError):
-            finish(entry.close())  # type: ignore[attr-defined]
+            finish(entry.close())
 
 
 def _obey(entry: Entry, command: dict[str, Any]) -> Any:
