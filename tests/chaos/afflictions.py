@@ -1,0 +1,150 @@
+"""What each fault of the nemesis does to the world."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from tests.chaos.cast import Actor
+from tests.chaos.history import What
+from tests.chaos.nemesis import Fault
+from tests.redis.resp import RedisError
+
+if TYPE_CHECKING:
+    from tests.chaos.world import World
+
+__all__ = ["Afflictions"]
+
+_DELAY = 0.02
+_SLICE = 7
+_RESTARTED = frozenset({"consumer", "producer", "worker", "server"})
+
+
+class Afflictions:
+    """Carries faults out in one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.cut_off: set[tuple[str, int]] = set()
+
+    async def inflict(self, fault: Fault) -> None:
+        """Begin a fault, wait for its length, and end it."""
+        whom = f"{fault.target} {fault.number}"
+        self.world.log.note(What.FAULT, name=fault.name, target=whom)
+        if fault.target == "redis":
+            await self._redis(fault)
+        elif fault.target.startswith("link-"):
+            await self._link(fault, fault.target.removeprefix("link-"))
+        else:
+            await self._process(fault)
+        self.world.log.note(What.HEALED, name=fault.name, target=whom)
+
+    # Redis
+
+    async def _redis(self, fault: Fault) -> None:
+        redis = self.world.redis
+        match fault.kind:
+            case "kill":
+                await asyncio.to_thread(redis.kill)
+                await asyncio.sleep(fault.length)
+                await asyncio.to_thread(redis.start)
+            case "freeze":
+                redis.freeze()
+                try:
+                    await asyncio.sleep(fault.length)
+                finally:
+                    redis.thaw()
+            case "pause":
+                await self._call("CLIENT", "PAUSE", round(fault.length * 1000), "WRITE")
+                await asyncio.sleep(fault.length)
+            case "forget":
+                await self._call("SCRIPT", "FLUSH")
+            case "fill":
+                async with self._configured("maxmemory", "1", "0"):
+                    await asyncio.sleep(fault.length)
+            case "idle":
+                async with self._configured("timeout", "1", "0"):
+                    await asyncio.sleep(fault.length)
+            case _:
+                raise ValueError(f"Redis cannot be hit by {fault.kind}")
+
+    @asynccontextmanager
+    async def _configured(self, name: str, value: str, back: str) -> AsyncIterator[None]:
+        await self._call("CONFIG", "SET", name, value)
+        try:
+            yield
+        finally:
+            await self._call("CONFIG", "SET", name, back)
+
+    async def _call(self, *words: str | int) -> None:
+        with contextlib.suppress(OSError, RedisError):  # it may be down: then the blow finds nobody
+            await asyncio.to_thread(self.world.redis.call, *words)
+
+    # Processes
+
+    async def _process(self, fault: Fault) -> None:
+        cast = self.world.cast
+        actor = cast.actors[fault.target, fault.number]
+        if not actor.alive:
+            return
+        match fault.kind:
+            case "kill":
+                await cast.kill(actor)
+                await asyncio.sleep(fault.length)
+                await self._restart(actor)
+            case "stop":
+                await cast.stop(actor)
+                await asyncio.sleep(fault.length)
+                await self._restart(actor)
+            case "freeze":
+                cast.freeze(actor)
+                await asyncio.sleep(fault.length)
+                cast.thaw(actor)
+            case _:
+                raise ValueError(f"a process cannot be hit by {fault.kind}")
+
+    async def _restart(self, actor: Actor) -> None:
+        if actor.role in _RESTARTED:
+            await self.world.start(actor.role, actor.number)
+            if (actor.role, actor.number) in self.cut_off:
+                fresh = self.world.cast.actors[actor.role, actor.number]
+                self.world.log.note(What.CUT, target=fresh.name)
+
+    # Links
+
+    async def _link(self, fault: Fault, role: str) -> None:
+        link = await self.world.link(role, fault.number)
+        match fault.kind:
+            case "cut":
+                link.cut()
+            case "lose":
+                link.lose_replies(1, after=b"EVALSHA")
+            case "block" | "deafen":
+                link.block(up=fault.kind == "block")
+                await self._apart(role, fault)
+                link.heal()
+            case "slow":
+                link.delay(_DELAY)
+                await asyncio.sleep(fault.length)
+                link.heal()
+            case "slice":
+                link.slice(_SLICE)
+                await asyncio.sleep(fault.length)
+                link.heal()
+            case _:
+                raise ValueError(f"a link cannot be hit by {fault.kind}")
+
+    async def _apart(self, role: str, fault: Fault) -> None:
+        whom = role, fault.number
+        self.cut_off.add(whom)
+        actors = self.world.cast.actors
+        if whom in actors:
+            self.world.log.note(What.CUT, target=actors[whom].name)
+        await asyncio.sleep(fault.length)
+        self.cut_off.discard(whom)
+        for actor in self.world.cast.all:
+            if (actor.role, actor.number) == whom:
+                self.world.log.note(What.MENDED, target=actor.name)

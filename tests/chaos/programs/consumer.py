@@ -1,0 +1,193 @@
+"""Takes tasks in batches and settles them as they wish, each settlement until the store has answered it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from taskqueue_core.backend import Backend, Subscription
+from taskqueue_core.capabilities import dead_lettering_of, revocation_of
+from taskqueue_core.errors import BackendUnavailable, LeaseLost
+from taskqueue_core.loading import load_backend
+from taskqueue_core.tasks import Delivery, Settled
+from tests.chaos.history import Log, What
+from tests.chaos.programs.common import Setup, main
+
+_PAUSE = 0.03
+_WAIT = 0.25
+_RETRY = (0.05, 0.3)
+
+Send = Callable[[Sequence[Delivery]], Awaitable[Sequence[str]]]
+
+
+class Consumer:
+    """One start of a consumer."""
+
+    def __init__(self, setup: Setup, log: Log, backend: Backend, over: asyncio.Event) -> None:
+        self.setup = setup
+        self.log = log
+        self.backend = backend
+        self.over = over
+        self.random = random.Random(f"{setup.seed} {setup.name}")
+        self.subscription: Subscription = backend.subscribe(setup.keys, setup.identity)
+        self.held = 0
+        self.room = asyncio.Event()
+        self.given_back: set[str] = set()
+
+    async def run(self) -> None:
+        """Take and settle until told to stop; then finish what is in hand, and close."""
+        async with asyncio.TaskGroup() as group:
+            revocations = group.create_task(self._revocations())
+            while not self.over.is_set():
+                for verb, batch in await self._receive():
+                    group.create_task(self._handle(verb, batch))
+                await self._while(lambda: self.held >= self.setup.limit)
+            await self._while(lambda: self.held > 0)
+            self.log.note(What.CLOSE)
+            await self._until_answered(self.subscription.close)
+            self.log.note(What.CLOSED)
+            revocations.cancel()
+
+    async def _receive(self) -> list[tuple[str, list[Delivery]]]:
+        limit = min(self.setup.take, self.setup.limit - self.held)
+        try:
+            received = await self.subscription.receive(limit, _WAIT)
+        except BackendUnavailable:
+            self.log.note(What.BLIND)
+            await asyncio.sleep(_PAUSE)
+            return []
+        self.log.note(What.RECEIVED, count=len(received.deliveries))
+        batches: dict[str, list[Delivery]] = {}
+        for delivery in received.deliveries:
+            self.log.note(
+                What.DELIVERED,
+                key=delivery.task.key,
+                task=delivery.task.id,
+                receipt=delivery.receipt,
+                attempt=delivery.attempt,
+                losses=delivery.losses,
+                prior=delivery.prior,
+                store_at=delivery.delivered_at,
+            )
+            batches.setdefault(self._verb(delivery), []).append(delivery)
+        self.held += len(received.deliveries)
+        return list(batches.items())
+
+    def _verb(self, delivery: Delivery) -> str:
+        will = str(delivery.task.value()["will"])
+        if will == "retry" and delivery.attempt == 1:
+            return "retry"
+        if will == "bury" and delivery.prior == 0:
+            return "dead_letter"
+        if will == "back" and delivery.losses == 0 and delivery.task.id not in self.given_back:
+            self.given_back.add(delivery.task.id)
+            return "redeliver"
+        return "ack"
+
+    async def _while(self, condition: Callable[[], bool]) -> None:
+        while condition():
+            self.room.clear()
+            await self.room.wait()
+
+    async def _handle(self, verb: str, batch: list[Delivery]) -> None:
+        await asyncio.sleep(self.random.uniform(0, self.setup.hold))
+        await self._settle(verb, batch)
+        self.held -= len(batch)
+        self.room.set()
+
+    async def _settle(self, verb: str, batch: list[Delivery]) -> None:
+        send = {"ack": self._ack, "redeliver": self._redeliver}.get(verb)
+        if send is not None:
+            await self._sent(verb, batch, send)
+            return
+        for delivery in batch:
+            if verb == "retry":
+                at = self.backend.now() + self.random.uniform(*_RETRY)
+                await self._sent(verb, [delivery], partial(self._retry, at), due=at)
+            else:
+                await self._sent(verb, [delivery], self._bury)
+
+    async def _sent(
+        self, verb: str, batch: list[Delivery], send: Send, *, due: float | None = None
+    ) -> None:
+        """Send until there is an answer."""
+        while True:
+            call = self.log.next_call()
+            for delivery in batch:
+                self._note(What.SETTLE, delivery, call=call, verb=verb, due=due)
+            try:
+                outcomes = await send(batch)
+            except LeaseLost:
+                outcomes = [Settled.LEASE_LOST.value]
+            except BackendUnavailable:
+                outcomes = ["unknown"] * len(batch)
+            for delivery, outcome in zip(batch, outcomes, strict=True):
+                self._note(What.SETTLED, delivery, call=call, verb=verb, outcome=outcome)
+            if "unknown" not in outcomes:
+                return
+            await asyncio.sleep(_PAUSE)
+
+    def _note(self, what: What, delivery: Delivery, **fields: object) -> None:
+        self.log.note(
+            what,
+            key=delivery.task.key,
+            task=delivery.task.id,
+            receipt=delivery.receipt,
+            attempt=delivery.attempt,
+            **fields,
+        )
+
+    async def _ack(self, batch: Sequence[Delivery]) -> Sequence[str]:
+        results = [f'"{delivery.task.id}"'.encode() for delivery in batch]
+        return [told.value for told in await self.subscription.ack(*batch, results=results)]
+
+    async def _redeliver(self, batch: Sequence[Delivery]) -> Sequence[str]:
+        return [told.value for told in await self.subscription.redeliver(*batch)]
+
+    async def _bury(self, batch: Sequence[Delivery]) -> Sequence[str]:
+        dead_lettering = dead_lettering_of(self.backend, self.subscription)
+        return [(await dead_lettering.dead_letter(batch[0], "on purpose", "an error")).value]
+
+    async def _retry(self, at: float, batch: Sequence[Delivery]) -> Sequence[str]:
+        (delivery,) = batch
+        told = await self.backend.publisher.schedule_retry(
+            delivery.task, at, error="on purpose", settles=delivery
+        )
+        return ["ok" if told.status.value == "accepted" else "duplicate"]
+
+    async def _revocations(self) -> None:
+        revocation = revocation_of(self.backend, self.subscription)
+        while True:
+            try:
+                receipts = await revocation.revoked()
+            except BackendUnavailable:
+                await asyncio.sleep(_PAUSE)
+                continue
+            if not receipts:
+                return
+            for receipt in receipts:
+                self.log.note(What.REVOKED, receipt=receipt)
+
+    async def _until_answered(self, call: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await call()
+            except BackendUnavailable:
+                await asyncio.sleep(_PAUSE)
+            else:
+                return
+
+
+async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
+    """Consume until the end."""
+    backend = load_backend(setup.word)
+    try:
+        await Consumer(setup, log, backend, over).run()
+    finally:
+        await backend.aclose()
+
+
+if __name__ == "__main__":
+    main(run)

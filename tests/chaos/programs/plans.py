@@ -1,0 +1,46 @@
+"""What each task is to do: decided by its producer, carried out by whichever consumer has it."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import msgspec
+
+from tests.chaos.programs.common import Setup
+
+__all__ = ["Plan", "Will", "plan_of"]
+
+Will = Literal["ack", "retry", "back", "bury"]
+_WILLS: tuple[Will, ...] = ("ack", "retry", "back", "bury")
+_WEIGHTS = (85, 8, 4, 3)
+_DELAYED = 0.06
+_MORTAL = 0.03
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One task: the same number of the same producer gives the same plan."""
+
+    id: str
+    key: str
+    will: Will = "ack"
+    priority: int = 5
+    delay: float | None = None
+    lifetime: float | None = None
+
+
+def plan_of(setup: Setup, number: int) -> Plan:
+    """Return the plan of a producer's task."""
+    chance = random.Random(f"{setup.seed} {setup.number} {number}")
+    name = f"p{setup.number}-{number}"
+    key = chance.choice(setup.keys)
+    if setup.simple:
+        return Plan(id=name, key=key)
+    return Plan(
+        id=name,
+        key=key,
+        will=chance.choices(_WILLS, _WEIGHTS)[0],
+        priority=chance.choice((5, 5, 5, 8)),
+        delay=chance.uniform(0.05, 0.6) if chance.random() < _DELAYED else None,
+        lifetime=chance.uniform(0.3, 3.0) if chance.random() < _MORTAL else None,
+    )

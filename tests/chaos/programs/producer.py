@@ -1,0 +1,128 @@
+"""Publishes tasks in batches, each until the store has confirmed it; starts where its last start was ended."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
+from taskqueue_core.loading import load_backend
+from taskqueue_core.tasks import Published, Task
+from tests.chaos.history import Event, Log, What, merge
+from tests.chaos.programs.common import Setup, main
+from tests.chaos.programs.plans import Plan, plan_of
+
+_PAUSE = 0.03
+
+
+class Producer:
+    """One start of a producer."""
+
+    def __init__(self, setup: Setup, log: Log, backend: Backend, over: asyncio.Event) -> None:
+        self.setup = setup
+        self.log = log
+        self.backend = backend
+        self.over = over
+
+    async def run(self) -> None:
+        """Publish what is left to publish."""
+        doubtful, following = self._left_over()
+        if doubtful:
+            await self._publish(doubtful)
+        await self.backend.health()  # which also tells the store's time
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while following < self.setup.tasks and not self.over.is_set():
+            numbers = range(following, min(following + self.setup.batch, self.setup.tasks))
+            await self._publish([self._task(plan_of(self.setup, n)) for n in numbers])
+            following = numbers.stop
+            due = max(due + self.setup.pace, loop.time() - self.setup.pace)
+            await asyncio.sleep(due - loop.time())
+
+    def _left_over(self) -> tuple[list[Task], int]:
+        """Return the tasks whose fate the last start did not learn, and the number of the next one."""
+        calls: dict[str, Event] = {}
+        following = 0
+        for event in merge(Path(name) for name in self.setup.before):
+            if event.what is What.PUBLISH:
+                calls[event.task] = event
+                following = max(following, int(event.task.partition("-")[2]) + 1)
+            elif event.what is What.PUBLISHED and event.outcome in {"accepted", "duplicate"}:
+                calls.pop(event.task, None)
+        tasks = [
+            self._made(
+                plan_of(self.setup, int(name.partition("-")[2])), call.not_before, call.deadline
+            )
+            for name, call in calls.items()
+        ]
+        return tasks, following
+
+    def _task(self, plan: Plan) -> Task:
+        now = self.backend.now()
+        return self._made(
+            plan,
+            None if plan.delay is None else now + plan.delay,
+            None if plan.lifetime is None else now + plan.lifetime,
+        )
+
+    def _made(self, plan: Plan, not_before: float | None, deadline: float | None) -> Task:
+        return Task.of(
+            plan.key,
+            {"will": plan.will, "padding": "x" * 100},
+            id=plan.id,
+            priority=plan.priority,
+            not_before=not_before,
+            deadline=deadline,
+        )
+
+    async def _publish(self, tasks: Sequence[Task]) -> None:
+        pending = list(tasks)
+        while pending and not self.over.is_set():
+            pending = await self._send(pending)
+            if pending:
+                await asyncio.sleep(_PAUSE)
+
+    async def _send(self, tasks: list[Task]) -> list[Task]:
+        """Publish once; return what has to be published again."""
+        call = self.log.next_call()
+        for task in tasks:
+            self.log.note(
+                What.PUBLISH,
+                call=call,
+                key=task.key,
+                task=task.id,
+                priority=task.priority,
+                not_before=task.not_before,
+                deadline=task.deadline,
+                payload=f"{zlib.crc32(task.payload):08x}",
+            )
+        try:
+            answers = await self.backend.publisher.publish(*tasks)
+        except PublishUnconfirmed:
+            outcomes = ["unconfirmed"] * len(tasks)
+        except BackendUnavailable:
+            outcomes = ["unavailable"] * len(tasks)
+        else:
+            outcomes = [answer.status.value for answer in answers]
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            self.log.note(What.PUBLISHED, call=call, key=task.key, task=task.id, outcome=outcome)
+        if Published.CONFLICT.value in outcomes:
+            raise AssertionError("the same id and payload, and the store says that they differ")
+        good = {Published.ACCEPTED.value, Published.DUPLICATE.value}
+        return [task for task, told in zip(tasks, outcomes, strict=True) if told not in good]
+
+
+async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
+    """Publish everything, then close."""
+    backend = load_backend(setup.word)
+    try:
+        await Producer(setup, log, backend, over).run()
+    finally:
+        await backend.aclose()
+
+
+if __name__ == "__main__":
+    main(run)

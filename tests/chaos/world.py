@@ -1,0 +1,286 @@
+"""One run: a real Redis, processes that use it, faults; then the end of all tasks, and the checker's verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from pydantic import SecretStr
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import control_of, dead_letters_of
+from taskqueue_core.errors import BackendUnavailable
+from tests.chaos.afflictions import Afflictions
+from tests.chaos.cast import Actor, Cast
+from tests.chaos.checker import Verdict, check
+from tests.chaos.dumping import dead_ids, ledgers_of, live, take_dump
+from tests.chaos.history import Event, Log, What, merge
+from tests.chaos.nemesis import Fault, unleash
+from tests.chaos.proxy import FaultProxy
+from tests.chaos.story import Dump, Terms
+from tests.redis.engines import Engine, discover
+from tests.redis.servers import RedisServer
+
+__all__ = ["KEYS", "Outcome", "Shape", "World"]
+
+KEYS = ("alpha", "beta", "gamma")
+_PREFIX = "chaos"
+_TICK = 0.02
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a run is, and the bounds that it sets."""
+
+    consumers: int = 2
+    producers: int = 2
+    tasks: int = 3000
+    """of all producers together"""
+    seconds: float = 2.0
+    """over which they are published, without faults"""
+    keys: tuple[str, ...] = KEYS
+    lease: float = 2.0
+    housekeeping: float = 0.4
+    answer_timeout: float = 0.8
+    operation_timeout: float = 1.6
+    hold: float = 0.02
+    limit: int = 100
+    take: int = 25
+    simple: bool = False
+    liveness: float = 30.0
+    terms: Terms | None = None
+    """in place of those that follow from the rest"""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run left behind."""
+
+    events: list[Event]
+    dump: Dump
+    verdict: Verdict
+    wall: float
+
+
+class World:
+    """Use it as a context: entering starts Redis and its links, leaving ends everything."""
+
+    def __init__(
+        self, folder: Path, shape: Shape | None = None, *, seed: int = 0, engine: Engine | None = None,
+        redis: RedisServer | None = None, env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Start nothing yet. ``env`` goes to every process; ``redis`` is used in place of a server of its own."""
+        self.folder = folder
+        self.shape = shape or Shape()
+        self.seed = seed
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = Log(folder / "world.jsonl", "world")
+        engine = engine or discover().best
+        assert engine is not None, "no redis-server was found"
+        self.redis = redis or RedisServer(engine, folder / "redis")
+        self.cast = Cast(folder, self.log)
+        self.links: dict[tuple[str, int], FaultProxy] = {}
+        self.terms = self.shape.terms or Terms(lease=self.shape.lease, liveness=self.shape.liveness)
+        self.more = dict(env or {})
+        self.backend: Backend
+        self._afflictions = Afflictions(self)
+        self._began = time.monotonic()
+
+    # The stage
+
+    async def __aenter__(self) -> Self:
+        try:
+            await asyncio.to_thread(self.redis.start)
+            self.backend = self.open_backend()
+            await self.prepare()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every process, then close what is this one's."""
+        await self.cast.close()
+        for link in self.links.values():
+            await link.aclose()
+        self.redis.thaw()
+        if hasattr(self, "backend"):
+            with contextlib.suppress(BackendUnavailable):
+                await self.backend.aclose()
+        await asyncio.to_thread(self.redis.close)
+        self.log.close()
+
+    def open_backend(self) -> Backend:
+        """Make this process's own backend, which no fault of a link touches."""
+        from taskqueue_redis import RedisBackend, RedisSettings  # noqa: PLC0415
+
+        settings = RedisSettings(
+            url=SecretStr(self.redis.url),
+            prefix=_PREFIX,
+            lease=self.shape.lease,
+            housekeeping=self.shape.housekeeping,
+            _env_file=None,
+        )
+        return RedisBackend(settings=settings)
+
+    async def prepare(self) -> None:
+        """Set the queues up: what a run forgets, it cannot check."""
+        control = control_of(self.backend)
+        for key in self.shape.keys:
+            settings = await control.settings(key)
+            await control.configure(key, settings.model_copy(update={"max_losses": 20}))
+            self.log.note(What.SETTINGS, key=key, name="max_losses", value=20)
+
+    async def link(self, role: str, number: int) -> FaultProxy:
+        """Return the link of a process to the store, opened at its first use."""
+        name = role, number
+        if name not in self.links:
+            self.links[name] = await FaultProxy(
+                ("127.0.0.1", self.redis.port), seed=self.seed
+            ).start()
+        return self.links[name]
+
+    async def environment(self, role: str, number: int) -> dict[str, str]:
+        """Return the variables that lead a process to the store, by its link."""
+        _, port = (await self.link(role, number)).address
+        shape = self.shape
+        return {
+            "TASKQUEUE_REDIS_URL": f"redis://127.0.0.1:{port}",
+            "TASKQUEUE_REDIS_PREFIX": _PREFIX,
+            "TASKQUEUE_REDIS_LEASE": str(shape.lease),
+            "TASKQUEUE_REDIS_HOUSEKEEPING": str(shape.housekeeping),
+            "TASKQUEUE_REDIS_ANSWER_TIMEOUT": str(shape.answer_timeout),
+            "TASKQUEUE_REDIS_OPERATION_TIMEOUT": str(shape.operation_timeout),
+            "TASKQUEUE_REDIS_CONNECT_TIMEOUT": "0.5",
+            **self.more,
+        }
+
+    # The players
+
+    async def start(self, role: str, number: int) -> None:
+        """Start a process, or the next start of one that has ended."""
+        shape = self.shape
+        setup: dict[str, Any] = {"seed": self.seed, "keys": shape.keys}
+        if role == "producer":
+            share = shape.tasks // shape.producers
+            batch = 20
+            setup |= {
+                "tasks": share,
+                "batch": batch,
+                "pace": shape.seconds * batch / share,
+                "simple": shape.simple,
+                "before": self.cast.logs(role, number),
+            }
+        if role == "consumer":
+            setup |= {"hold": shape.hold, "limit": shape.limit, "take": shape.take}
+            setup |= {"identity": f"c{number}"}
+        env = await self.environment(role, number)
+        await self.cast.start(role, number, env, setup=setup)
+
+    async def begin(self) -> None:
+        """Start everybody, and wait until each has done something."""
+        self.phase("load")
+        for number in range(self.shape.consumers):
+            await self.start("consumer", number)
+        for number in range(self.shape.producers):
+            await self.start("producer", number)
+        for actor in self.cast.all:
+            await self.until(partial(_active, actor), f"{actor.name} does something")
+
+    # The acts
+
+    async def run(self, faults: Iterable[Fault] = ()) -> Outcome:
+        """Play all acts: load, faults, heal, quiesce, and the verdict."""
+        await self.begin()
+        self.phase("faults")
+        await unleash(faults, self._afflictions.inflict)
+        return await self.finish()
+
+    async def inflict(self, kind: str, target: str, number: int = 0, length: float = 0.0) -> None:
+        """Inflict one fault now, and wait until it is over."""
+        await self._afflictions.inflict(Fault(kind, target, number, 0.0, length))
+
+    async def finish(self) -> Outcome:
+        """Heal everything, wait for the end of all tasks, and check."""
+        await self.heal()
+        await self.quiesce()
+        return await self.judge()
+
+    async def heal(self) -> None:
+        """End every fault."""
+        for link in self.links.values():
+            link.heal()
+        for actor in self.cast.all:
+            self.cast.thaw(actor)
+        self.phase("heal")
+
+    async def quiesce(self) -> None:
+        """Wait until everything is published and has ended; dead letters are redriven once."""
+        end = asyncio.get_running_loop().time() + self.terms.liveness
+        self.phase("quiesce")
+        for actor in self.cast.of("producer"):
+            await self.cast.ended(actor, seconds=self.terms.liveness)
+        await self._drained(end)
+        for key in self.shape.keys:
+            if await dead_ids(self.backend, key):
+                self.log.note(What.REDRIVE, key=key)
+                await dead_letters_of(self.backend).redrive(key)
+        await self._drained(end)
+        self.phase("done")
+
+    async def _drained(self, end: float) -> None:
+        loop = asyncio.get_running_loop()
+        while loop.time() < end:
+            with contextlib.suppress(BackendUnavailable):
+                if not live(await ledgers_of(self.backend, self.shape.keys)):
+                    return
+            self.cast.check()
+            await asyncio.sleep(_TICK)
+
+    async def judge(self) -> Outcome:
+        """Ask the store, end everybody in order, and let the checker speak."""
+        await asyncio.gather(*(self.cast.stop(a) for a in self.cast.all if a.alive))
+        events = merge(self.folder.glob("*.jsonl"))
+        dump = await take_dump(self.backend, self.shape.keys, events)
+        verdict = check(events, dump, self.terms)
+        return Outcome(
+            events=events, dump=dump, verdict=verdict, wall=time.monotonic() - self._began
+        )
+
+    # Small things
+
+    def phase(self, name: str) -> None:
+        """Note that an act begins."""
+        self.log.note(What.PHASE, name=name)
+
+    async def until(
+        self, condition: Callable[[], bool | Awaitable[bool]], what: str, *, seconds: float = 20.0
+    ) -> None:
+        """Wait for a condition."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            if loop.time() > end:
+                self.cast.check()
+                raise TimeoutError(f"not within {seconds:g} s: {what}")
+            await asyncio.sleep(_TICK)
+
+
+def _active(actor: Actor) -> bool:
+    return actor.log.exists() and actor.log.read_bytes().count(b"\n") > 1
