@@ -14,6 +14,8 @@ from tests.redis.engines import CI, REQUIRED, Engine, Engines
 from tests.redis.resp import RedisError
 from tests.redis.servers import RedisServer, wait_until
 
+_QUICK = {"cluster-node-timeout": "700"}
+
 
 def test_continuous_integration_has_every_engine(engines: Engines) -> None:
     """A developer needs one engine, continuous integration every required one (fault M6)."""
@@ -101,7 +103,7 @@ def test_cluster(redis_cluster: Cluster) -> None:
 
 def test_cluster_fails_over(engines: Engines, tmp_path: Path) -> None:
     """A replica that is in step takes over from its killed master, with its data."""
-    with Cluster(engines.found[0], tmp_path, replicas=1) as cluster:
+    with Cluster(engines.found[0], tmp_path, replicas=1, config=_QUICK) as cluster:
         cluster.call("key", "SET", "key", "kept")
         owner = cluster.owner("key")
         assert owner.call("WAIT", 1, 1000) == 1

@@ -199,3 +199,31 @@ async def test_tasks_survive_the_server(tmp_path: Path, end: signal.Signals) -> 
         assert await stats(url) == (50, 50)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+def test_the_main_job_runs_on_it(tmp_path: Path) -> None:
+    """The demo on Redis starts one of its own where none is named, balances to the task, and leaves nothing behind."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "taskqueue_core.cli",
+            "demo",
+            "--backend",
+            "redis",
+            "--limit",
+            "60",
+            "--json",
+        ],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "with a store of its own" in done.stderr
+    assert json.loads(done.stdout)["ok"]
+    assert not list(temporary.glob("taskqueue-demo-*"))
