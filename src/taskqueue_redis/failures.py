@@ -196,7 +196,12 @@ RULES = (
         "this Redis is no cluster; use a redis:// URL",
         "cluster support disabled",
     ),
-    Rule("ERR", Policy.WAIT, "the Sentinel does not know the service", "No such master"),
+    Rule(
+        "ERR",
+        Policy.REPAIR,
+        "the Sentinels know no master of this name; correct the service in TASKQUEUE_REDIS_URL",
+        "No such master",
+    ),
 )
 
 _BY_CODE: dict[str, tuple[Rule, ...]] = {

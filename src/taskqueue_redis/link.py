@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from taskqueue_redis.addresses import Kind, Place
+from taskqueue_redis.cluster import ClusterTopology
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.failures import (
     AnswerLost,
@@ -24,6 +25,7 @@ from taskqueue_redis.failures import (
     judge,
 )
 from taskqueue_redis.nodes import Node, connect
+from taskqueue_redis.sentinel import SentinelTopology
 from taskqueue_redis.topology import Single, Topology, redirection
 from taskqueue_redis.trials import Trial, Trouble
 from taskqueue_redis.wire import Wire, Word
@@ -231,6 +233,9 @@ def _judge(problem: object) -> tuple[Policy, Failure]:
 
 
 def _topology(settings: RedisSettings) -> Topology:
-    if settings.address.kind is Kind.SINGLE:
-        return Single(settings)
-    raise NotImplementedError
+    kinds: dict[Kind, type[Single | SentinelTopology | ClusterTopology]] = {
+        Kind.SINGLE: Single,
+        Kind.SENTINEL: SentinelTopology,
+        Kind.CLUSTER: ClusterTopology,
+    }
+    return kinds[settings.address.kind](settings)

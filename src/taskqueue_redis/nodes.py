@@ -10,10 +10,18 @@ from contextlib import asynccontextmanager
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import Place
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.failures import ErrorReply, Lost, Unreachable, judge_connecting
+from taskqueue_redis.failures import (
+    ErrorReply,
+    Lost,
+    NotReached,
+    Policy,
+    Unreachable,
+    judge_connecting,
+)
+from taskqueue_redis.flights import Flight
 from taskqueue_redis.wire import Wire, open_wire
 
-__all__ = ["Backoff", "Node", "connect"]
+__all__ = ["Backoff", "Node", "connect", "link_closed"]
 
 _CONNECTING = (OSError, Lost, ErrorReply, ConfigurationError)
 
@@ -54,7 +62,7 @@ class Node:
         self._settings = settings
         self._backoff = Backoff()
         self._not_before = 0.0
-        self._opening: asyncio.Task[Wire] | None = None
+        self._opening = Flight(self._share, f"connect to {place}")
         self._places = asyncio.Semaphore(settings.connections)
         self._idle: list[Wire] = []
         self._lent: set[Wire] = set()
@@ -67,15 +75,10 @@ class Node:
         """Return the shared connection, made anew if need be, by one attempt for all who ask. Raises `Unreachable`."""
         if self.wire is not None and self.wire.lost is None:
             return self.wire
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._share(), name=f"connect to {self.place}")
-            self._opening.add_done_callback(_retrieve)
-        # The attempt belongs to the node: a caller that is cancelled does not take it from the others.
-        done, _ = await asyncio.wait([self._opening])
-        task = done.pop()
-        if task.cancelled():
-            raise self._unreachable(Lost("the link was closed", sent=False))
-        return task.result()
+        wire = await self._opening.join()
+        if wire is None:
+            raise link_closed()
+        return wire
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[Wire]:
@@ -97,12 +100,21 @@ class Node:
                 else:
                     wire.give_up("a caller left with an answer due")
 
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody waits for an answer, or has borrowed a connection."""
+        return bool(self._lent) or not (self.wire is None or self.wire.lost or self.wire.idle)
+
+    def retire(self) -> None:
+        """Close every connection, of a server that is not part of the installation any more."""
+        for wire in (*self._idle, *filter(None, [self.wire])):
+            wire.give_up("the server is not part of the installation any more")
+        self._idle.clear()
+
     async def aclose(self) -> None:
         """Close every connection; who waits for an answer gets `Lost`. Idempotent."""
         self._closed = True
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
+        await self._opening.aclose()
         wires = [*self._idle, *self._lent, *filter(None, [self.wire])]
         for wire in wires:
             await wire.aclose()
@@ -116,17 +128,14 @@ class Node:
         if (pause := self._not_before - loop.time()) > 0:
             await asyncio.sleep(pause)
         if self._closed:
-            raise self._unreachable(Lost("the link was closed", sent=False))
+            raise link_closed()
         try:
             wire = await open_wire(self.place, self._settings)
         except _CONNECTING as error:
             self._not_before = loop.time() + self._backoff.next()
-            raise self._unreachable(error) from None
+            raise Unreachable(*judge_connecting(error)) from None
         self._backoff.reset()
         return wire
-
-    def _unreachable(self, error: Exception) -> Unreachable:
-        return Unreachable(*judge_connecting(error))
 
 
 async def connect(place: Place, settings: RedisSettings, *, sentinel: bool = False) -> Wire:
@@ -137,6 +146,6 @@ async def connect(place: Place, settings: RedisSettings, *, sentinel: bool = Fal
         raise Unreachable(*judge_connecting(error)) from None
 
 
-def _retrieve(task: asyncio.Task[Wire]) -> None:
-    if not task.cancelled():
-        task.exception()  # whoever waited was told; if all of them left, nobody needs to be
+def link_closed() -> Unreachable:
+    """Return what is raised when nothing is to be opened any more."""
+    return Unreachable(Policy.SEEK, NotReached("the link was closed"))

@@ -8,7 +8,7 @@ from taskqueue_redis.addresses import Place
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.nodes import Node
 
-__all__ = ["Single", "Topology", "redirection"]
+__all__ = ["NodesByPlace", "Single", "Topology", "redirection"]
 
 
 class Topology(Protocol):
@@ -34,8 +34,8 @@ class Topology(Protocol):
         """Take note that a node was out of reach, or said that it is not in charge."""
         ...
 
-    def moved(self, slot: int, place: Place) -> Node:
-        """Take note that a slot lives elsewhere; return where."""
+    def moved(self, slot: int, place: Place) -> None:
+        """Take note that a slot lives elsewhere."""
         ...
 
     def node(self, place: Place) -> Node:
@@ -47,36 +47,62 @@ class Topology(Protocol):
         ...
 
 
-class Single:
+class NodesByPlace:
+    """The nodes of an installation, each made when it is first heard of."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        """Do no input or output."""
+        self._settings = settings
+        self._nodes: dict[Place, Node] = {}
+
+    def node(self, place: Place) -> Node:
+        """Return the node at a place."""
+        if place not in self._nodes:
+            self._nodes[place] = Node(place, self._settings)
+        return self._nodes[place]
+
+    def nodes(self) -> list[Node]:
+        """Return every node that is known."""
+        return list(self._nodes.values())
+
+    def keep(self, places: set[Place]) -> None:
+        """Forget the nodes elsewhere, unless somebody waits for them still."""
+        for place, node in list(self._nodes.items()):
+            if place not in places and not node.in_use:
+                del self._nodes[place]
+                node.retire()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for node in self.nodes():
+            await node.aclose()
+
+
+class Single(NodesByPlace):
     """One server, which is in charge of everything."""
 
     def __init__(self, settings: RedisSettings) -> None:
         """Do no input or output."""
-        self._node = Node(settings.address.places[0], settings)
+        super().__init__(settings)
+        self._only = self.node(settings.address.places[0])
 
-    def find(self, key: str) -> Node | None:  # noqa: ARG002 - see `Topology`
-        return self._node
+    def find(self, key: str) -> Node | None:  # noqa: ARG002 - it has all keys
+        return self._only
 
-    async def locate(self, key: str) -> Node:  # noqa: ARG002 - see `Topology`
-        return self._node
+    async def locate(self, key: str) -> Node:  # noqa: ARG002 - it has all keys
+        return self._only
 
     async def masters(self) -> list[Node]:
-        return [self._node]
+        return [self._only]
 
     def in_charge(self, place: Place) -> bool:
-        return place == self._node.place
+        return place == self._only.place
 
     def doubt(self, node: Node | None) -> None:
         """Nobody else could be asked."""
 
-    def moved(self, slot: int, place: Place) -> Node:  # noqa: ARG002 - see `Topology`
-        return self._node
-
-    def node(self, place: Place) -> Node:  # noqa: ARG002 - see `Topology`
-        return self._node
-
-    async def aclose(self) -> None:
-        await self._node.aclose()
+    def moved(self, slot: int, place: Place) -> None:
+        """There are no slots here."""
 
 
 def redirection(text: str, node: Node | None) -> tuple[int, Place]:
