@@ -102,9 +102,10 @@ def test_without_the_option_no_store_is_run(
     served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is embedded unless it is asked for."""
-    assert main(["serve", "--json"]) == 0
-    assert (served.word, served.place) == ("memory", None)
-    assert "directory" not in json.loads(capsys.readouterr().out)
+    for words in ([], ["--json"]):
+        assert main(["serve", *words]) == 0
+        assert (served.word, served.place) == ("memory", None)
+        assert "directory" not in capsys.readouterr().out
 
 
 def test_option_beats_the_environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -45,10 +46,9 @@ class ServeCommand(typer.core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put an empty value where there is none."""
-        following = [*args[1:], "-"]
         args = [
             f"{word}=" if word == OPTION and after.startswith("-") else word
-            for word, after in zip(args, following, strict=True)
+            for word, after in pairwise([*args, "-"])
         ]
         return super().parse_args(ctx, args)
 
