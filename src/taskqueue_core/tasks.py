@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Self
 
 import msgspec
@@ -34,6 +35,7 @@ __all__ = [
     "WorkerInfo",
     "encode_json",
     "new_id",
+    "stored_task",
 ]
 
 DEFAULT_PRIORITY = 5
@@ -139,6 +141,20 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             return _decoder.decode(self.payload)
         except (ValueError, RecursionError) as error:
             raise InvalidInput("payload", "a number out of range", "64-bit floats") from error
+
+
+@lru_cache(maxsize=4096)
+def _plain(key: str, priority: int) -> Task:
+    return Task(key=key, priority=priority)
+
+
+def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
+    """Make a task of nothing but these, as one that was stored: its fields were checked then, and are not again."""
+    task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
+    msgspec.structs.force_setattr(task, "id", task_id)
+    msgspec.structs.force_setattr(task, "payload", payload)
+    msgspec.structs.force_setattr(task, "headers", {})
+    return task
 
 
 class State(StrEnum):

@@ -1,0 +1,69 @@
+"""The Redis backend, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+from taskqueue_core.authoring import checked_keys
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.clock import Clock
+from taskqueue_core.config import load_settings
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.limits import check_name
+from taskqueue_core.tasks import Health
+from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.control import RedisControl
+from taskqueue_redis.dead_letters import RedisDeadLetters
+from taskqueue_redis.home import Home
+from taskqueue_redis.publisher import RedisPublisher
+from taskqueue_redis.subscription import RedisSubscription
+
+__all__ = ["RedisBackend", "create_backend"]
+
+
+class RedisBackend:
+    """See `taskqueue_core.backend.Backend`. One event loop at a time."""
+
+    capabilities = Capabilities(names=frozenset(Capability), shared=True, durable=True)
+
+    def __init__(
+        self, *, clock: Clock | None = None, settings: RedisSettings | None = None
+    ) -> None:
+        """Do no input or output. A ``clock`` in place of the store's time is for tests."""
+        self._home = Home(settings or load_settings(RedisSettings), clock)
+        self.publisher = RedisPublisher(self._home)
+        self.control = RedisControl(self._home)
+        self.dead_letters = RedisDeadLetters(self._home)
+
+    def subscribe(self, keys: Iterable[str], consumer: str) -> RedisSubscription:
+        """See `taskqueue_core.backend.Backend.subscribe`."""
+        check_name("consumer", consumer)
+        subscription = RedisSubscription(self._home, checked_keys(keys), consumer)
+        self._home.subscriptions[subscription] = None
+        return subscription
+
+    def now(self) -> float:
+        """Return the store's time, as the last answer told it."""
+        return self._home.wakeups.now()
+
+    async def health(self) -> Health:
+        """Ask the store."""
+        return await self._home.health()
+
+    async def aclose(self) -> None:
+        """Hand everything back and close every connection; what the store holds stays."""
+        if self._home.closed:
+            return
+        self._home.closed = True
+        for subscription in tuple(self._home.subscriptions):
+            with contextlib.suppress(TaskQueueError):  # its deliveries come back when its lease is over
+                await subscription.close()
+        await self.publisher.drained()
+        await self._home.aclose()
+
+
+def create_backend() -> RedisBackend:
+    """Make a Redis backend by its settings."""
+    return RedisBackend(settings=load_settings(RedisSettings))

@@ -1,0 +1,83 @@
+"""Calls that come while one is under way go together in the next one; a lone one goes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+__all__ = ["Coalescer"]
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Coalescer(Generic[Item, Answer]):
+    """Sends items in batches, one batch at a time, in their order.
+
+    A caller that is cancelled leaves its items to be sent: they are done whole or not at all.
+    """
+
+    def __init__(
+        self, send: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], most: int
+    ) -> None:
+        """Send by ``send``, which answers each item; up to ``most`` items at once, or one caller's if that is more."""
+        self._send = send
+        self._most = most
+        self._waiting: deque[tuple[Sequence[Item], asyncio.Future[Sequence[Answer]]]] = deque()
+        self._sending: asyncio.Task[None] | None = None
+
+    async def submit(self, items: Sequence[Item]) -> Sequence[Answer]:
+        """Return the answers, or raise what sending the batch raised."""
+        answer: asyncio.Future[Sequence[Answer]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((items, answer))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._run())
+        return await answer
+
+    async def sent(self) -> None:
+        """Wait until what was submitted before has been answered."""
+        if self._sending is not None:
+            with contextlib.suppress(Exception):  # its callers get the failure
+                await self.submit(())
+
+    async def drained(self) -> None:
+        """Wait until nothing is under way."""
+        while self._sending is not None:
+            await asyncio.wait([self._sending])
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                await self._send_next()
+        finally:
+            self._sending = None
+            while self._waiting:  # only where the loop itself was ended
+                self._waiting.popleft()[1].cancel()
+
+    async def _send_next(self) -> None:
+        items, first = self._waiting.popleft()
+        callers = [(len(items), first)]
+        batch = list(items)
+        while self._waiting and len(batch) + len(self._waiting[0][0]) <= self._most:
+            more, caller = self._waiting.popleft()
+            callers.append((len(more), caller))
+            batch.extend(more)
+        try:
+            answers = await self._send(batch) if batch else ()
+        except Exception as error:  # noqa: BLE001 - each caller gets it
+            for _, caller in callers:
+                if not caller.done():
+                    caller.set_exception(error)
+            return
+        except BaseException:
+            for _, caller in callers:
+                caller.cancel()
+            raise
+        start = 0
+        for number, caller in callers:
+            if not caller.done():
+                caller.set_result(answers[start : start + number])
+            start += number

@@ -1,0 +1,175 @@
+"""The operator's side."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.authoring import checked_progress
+from taskqueue_core.capabilities import Maintained, QueueSettings
+from taskqueue_core.errors import SettingsConflict
+from taskqueue_core.limits import check_name
+from taskqueue_core.tasks import (
+    Delivery,
+    Expired,
+    Ledger,
+    QueueStats,
+    TaskStatus,
+    WorkerInfo,
+)
+from taskqueue_redis.books import ledger_of, pairs, status_of
+from taskqueue_redis.home import Home
+from taskqueue_redis.receipts import readable
+from taskqueue_redis.scripts import Word, microseconds, seconds
+from taskqueue_redis.translation import translated
+
+__all__ = ["RedisControl"]
+
+_CHUNK = 500
+_log = logging.getLogger("taskqueue.redis")
+
+
+class RedisControl:
+    """See `taskqueue_core.capabilities.Control`."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._anomalies = 0
+
+    async def queues(self) -> tuple[str, ...]:
+        names: set[str] = set()
+        for partition in self._home.scripts.partitions.names:
+            names.update(key.decode() for key in await self._run("queues", partition))
+        return tuple(sorted(names))
+
+    async def settings(self, key: str) -> QueueSettings:
+        counters, _, _ = await self._of("stats", key)
+        told = pairs(counters).get("settings")
+        return QueueSettings() if told is None else QueueSettings.model_validate_json(told)
+
+    async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        check_name("key", key)
+        changed = settings.model_copy(update={"version": settings.version + 1})
+        told = await self._of(
+            "configure",
+            key,
+            settings.version,
+            changed.model_dump_json(),
+            microseconds(changed.dedupe_window),
+            microseconds(changed.result_ttl),
+            changed.max_losses,
+            "",
+        )
+        if told != b"ok":
+            raise SettingsConflict(
+                f"version {told.decode()} of the settings is in force, not {settings.version}: read them again"
+            )
+        return changed
+
+    async def ledger(self, key: str) -> Ledger:
+        counters, _, _ = await self._of("stats", key)
+        return ledger_of(pairs(counters))
+
+    async def stats(self, key: str) -> QueueStats:
+        await self._home.arrived()
+        told, oldest, subscribers = await self._of("stats", key)
+        counters = pairs(told)
+        return QueueStats(
+            key=key,
+            ledger=ledger_of(counters),
+            oldest_waiting=seconds(oldest) if oldest else None,
+            delivered=int(counters.get("delivered", 0)),
+            redelivered=int(counters.get("redelivered", 0)),
+            retried=int(counters.get("retried", 0)),
+            lost=int(counters.get("lost", 0)),
+            subscribers=int(subscribers),
+        )
+
+    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
+        told = await self._of("status", key, *task_ids)
+        return tuple(
+            status_of(key, task_id, answer) for task_id, answer in zip(task_ids, told, strict=True)
+        )
+
+    async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
+        return tuple(await self._of("result", key, *task_ids))
+
+    async def progress(self, delivery: Delivery, value: float | str) -> bool:
+        progress = checked_progress(value)
+        if isinstance(progress, str):
+            progress = progress.encode(errors="replace").decode()
+        receipt = readable(delivery.receipt)
+        if receipt is None or receipt.key != delivery.task.key:
+            return False
+        packed = msgspec.msgpack.encode(progress)
+        told = await self._of(
+            "progress", receipt.key, delivery.task.id, receipt.fence, receipt.token, packed
+        )
+        return bool(told)
+
+    async def cancel(self, key: str, task_id: str) -> bool:
+        return bool(await self._of("cancel", key, task_id))
+
+    async def purge(self, key: str) -> int:
+        purged, upto, over = 0, b"", False
+        while not over:
+            number, over, upto = await self._of("purge", key, upto, _CHUNK)
+            purged += number
+        return purged
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        await self._home.arrived()
+        connections: dict[str, set[str]] = {}
+        found: dict[str, WorkerInfo] = {}
+        for partition in self._home.scripts.partitions.names:
+            for token, name, since, keys, in_flight in await self._run("workers", partition):
+                worker = name.decode()
+                connections.setdefault(worker, set()).add(token)
+                known = found.get(worker)
+                began = seconds(since)
+                found[worker] = WorkerInfo(
+                    worker_id=worker,
+                    connections=len(connections[worker]),
+                    keys=tuple(sorted({*(known.keys if known else ()), *(key.decode() for key in keys)})),
+                    in_flight=in_flight + (known.in_flight if known else 0),
+                    since=min(began, known.since) if known else began,
+                )
+        return tuple(worker for _, worker in sorted(found.items()))
+
+    async def maintain(self) -> Maintained:
+        promoted = forgotten = recovered = 0
+        expired: list[Expired] = []
+        settings = self._home.settings
+        for partition in self._home.scripts.partitions.names:
+            told = await self._run(
+                "maintain",
+                partition,
+                microseconds(settings.lease),
+                microseconds(settings.housekeeping),
+                _CHUNK,
+            )
+            promoted += told[0]
+            expired += [Expired(key.decode(), task_id.decode(), n) for key, task_id, n in told[1]]
+            forgotten += told[2]
+            recovered += told[3]
+            self._tell(partition, int(told[5]), told[6])
+        return Maintained(
+            promoted=promoted, expired=tuple(expired), forgotten=forgotten, recovered=recovered
+        )
+
+    def _tell(self, partition: str, anomalies: int, given_up: list[list[bytes]]) -> None:
+        for _, worker in given_up:
+            _log.warning("worker %s fell silent: its deliveries are with others", worker.decode())
+        if anomalies > self._anomalies:
+            self._anomalies = anomalies
+            _log.error("partition %s: %d entries were not as they should be", partition, anomalies)
+
+    async def _of(self, script: str, key: str, *words: Word) -> Any:
+        return await self._run(script, self._home.scripts.partitions.of(key), key, *words)
+
+    async def _run(self, script: str, partition: str, *words: Word) -> Any:
+        self._home.demand_open()
+        with translated():
+            return await self._home.scripts.run(script, partition, *words)

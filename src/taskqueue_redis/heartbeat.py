@@ -1,0 +1,103 @@
+"""The sign of life of this process's consumers, given from a thread of its own: a handler that keeps the event loop
+busy does not cost it its leases, only a frozen process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.failures import Failure
+from taskqueue_redis.link import Link
+from taskqueue_redis.scripts import Scripts
+
+__all__ = ["Heartbeat"]
+
+_log = logging.getLogger("taskqueue.redis")
+
+
+class Heartbeat:
+    """Renews the leases of consumers, three times per lease."""
+
+    def __init__(self, settings: RedisSettings, gone: Callable[[str], None]) -> None:
+        """Call ``gone`` in the event loop of the first `add` for a consumer that was given up."""
+        self._settings = settings
+        self._gone = gone
+        self._consumers: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Event | None = None
+        self._closed = False
+
+    def add(self, token: str, partition: str) -> None:
+        """Keep a consumer alive in a partition."""
+        with self._lock:
+            self._consumers.setdefault(partition, set()).add(token)
+            if self._thread is None and not self._closed:
+                self._home = asyncio.get_running_loop()
+                self._thread = threading.Thread(
+                    target=self._run, name="taskqueue-heartbeat", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, token: str) -> None:
+        """Keep it alive no longer."""
+        with self._lock:
+            for tokens in self._consumers.values():
+                tokens.discard(token)
+
+    async def aclose(self) -> None:
+        """End the thread."""
+        with self._lock:
+            self._closed = True
+            thread, loop, over = self._thread, self._loop, self._over
+        if thread is None:
+            return
+        if loop is not None and over is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(over.set)
+        await asyncio.to_thread(thread.join)
+
+    def _run(self) -> None:
+        asyncio.run(self._beat_on())
+
+    async def _beat_on(self) -> None:
+        over = asyncio.Event()
+        with self._lock:
+            self._loop, self._over = asyncio.get_running_loop(), over
+            if self._closed:
+                return
+        link = Link(self._settings)
+        scripts = Scripts(link, self._settings.prefix, self._settings.partitions, None)
+        try:
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), self._settings.lease / 3)
+                    return
+                with self._lock:
+                    consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}
+                for partition, tokens in consumers.items():
+                    await self._beat(scripts, partition, tokens)
+        finally:
+            await link.aclose()
+
+    async def _beat(self, scripts: Scripts, partition: str, tokens: list[str]) -> None:
+        if not tokens:
+            return
+        try:
+            gone = await scripts.run("beat", partition, *tokens)
+        except (Failure, TaskQueueError) as error:
+            _log.warning("no sign of life could be given (%s)", type(error).__name__)
+            return
+        for token in gone:
+            self.remove(token.decode())
+            if self._home is not None:
+                with contextlib.suppress(RuntimeError):  # its loop has ended
+                    self._home.call_soon_threadsafe(self._gone, token.decode())

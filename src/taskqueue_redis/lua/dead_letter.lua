@@ -1,0 +1,27 @@
+--@ base record queue cold journal places ends receipts
+-- Ends a delivery by putting its task among the dead letters.
+-- ARGV: key, id, entry, token, reason, whether there is an error ("1"), error.
+-- Answers "ok" or "lost".
+local q, id, fence, token, reason = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local error = ARGV[8] == '1' and ARGV[9] or nil
+lift_refusal()
+local packed = call('HGET', q.name .. ':t', id)
+if not packed then return 'lost' end
+local r = read_record(packed)
+local name, owner = current(q, r, fence, token)
+if not name then return settled_before(r, fence, BURY) end
+local worker = worker_of(q, owner)
+local body = body_at(name, fence)
+local cold = read_cold(q, id)
+if error then fail(cold, r.attempt, error) end
+cold.r = reason
+r.handed, r.verb, r.answer, r.settled = r.attempt, BURY, 0, r.fence
+bury(q, r, id, body, cold)
+write_cold(q, id, cold)
+put_down(q, id, r)
+call('HDEL', q.name .. ':a', fence)
+drop_entry(name, fence)
+add(q, 'in_flight', -1)
+note(q, 'dead_lettered', id, r, 'dead', worker, error, reason)
+save_all()
+return 'ok'

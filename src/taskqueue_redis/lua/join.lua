@@ -1,0 +1,16 @@
+--@ base
+-- Makes a consumer known, with its keys.
+-- ARGV: token, worker identity, since when, keys. Idempotent.
+local token = ARGV[3]
+local consumer = PARTITION .. ':c:' .. token
+lift_refusal()
+if call('HSETNX', consumer, 'worker', ARGV[4]) == 1 then
+  call('HSET', consumer, 'since', ARGV[5], 'turn', 0)
+  for i = 6, #ARGV do
+    if call('SADD', PARTITION .. ':k:' .. token, ARGV[i]) == 1 then
+      call('HINCRBY', PARTITION .. ':subs', ARGV[i], 1)
+    end
+  end
+end
+call('ZADD', PARTITION .. ':alive', store_time(), token)
+return text(now)

@@ -1,0 +1,56 @@
+-- Ends: what is over is remembered for the queue's window, and for as long as there is a result.
+
+local function remember(q, ends)
+  local list = q.name .. ':l'
+  if call('RPUSH', list, unpack(ends)) == #ends then
+    call('ZADD', PARTITION .. ':forget', text(now + q.window), q.key)
+  end
+end
+
+-- Ends an entry that has been taken from its place already.
+local function finish(q, r, id, state, counter)
+  r.state, r.place, r.fence, r.at = state, NOWHERE, 0, now
+  add(q, counter, 1)
+  if call('ZREM', q.name .. ':e', id) == 1 then index(q, ':e', ':deadlines') end
+  remember(q, {text(now) .. ':' .. id})
+end
+
+local function put_down(q, id, r) call('HSET', q.name .. ':t', id, write_record(r)) end
+
+local function bury(q, r, id, body, cold)
+  local deadline = call('ZSCORE', q.name .. ':e', id)
+  if deadline then
+    cold.d = deadline
+    call('ZREM', q.name .. ':e', id)
+    index(q, ':e', ':deadlines')
+  end
+  r.state, r.place, r.fence, r.at = DEAD, PARKED, 0, now
+  call('HSET', q.name .. ':b', id, body)
+  call('ZADD', q.name .. ':dead', text(next_seq()), id)
+  add(q, 'dead', 1)
+end
+
+-- Takes a dead entry out of the dead letters. Answers its body and its deadline.
+local function unearth(q, id, cold)
+  local body, deadline = call('HGET', q.name .. ':b', id), cold.d
+  call('HDEL', q.name .. ':b', id)
+  call('ZREM', q.name .. ':dead', id)
+  add(q, 'dead', -1)
+  cold.d = nil
+  return body, deadline
+end
+
+local function note_deadline(q, id, deadline)
+  call('ZADD', q.name .. ':e', deadline, id)
+  index(q, ':e', ':deadlines')
+end
+
+-- Ends a live entry wherever it is; who has it in flight is told.
+local function end_live(q, id, r, state, counter)
+  local fence = text(r.fence) .. '-0'
+  local _, owner = withdraw(q, r, id)
+  if owner then revoke(owner, q, fence) end
+  finish(q, r, id, state, counter)
+  put_down(q, id, r)
+  note(q, counter, id, r, counter, worker_of(q, owner))
+end

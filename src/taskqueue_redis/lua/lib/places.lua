@@ -1,0 +1,95 @@
+-- Where the body of a live task is, and moving it from place to place.
+
+local function enter_stream(q, kind, r, id, body, deadline)
+  local name = stream_of(q, kind, r.priority)
+  local fence = text(r.fence) .. '-0'
+  if kind == 's' and r.attempt == 1 and r.losses == 0 and r.prior == 0 and not deadline then
+    call('XADD', name, fence, 'i', id, 'b', body)
+  else
+    call('XADD', name, fence, 'i', id, 'b', body, 'm', r.attempt .. ':' .. r.losses .. ':' .. r.prior,
+      'd', deadline or '')
+  end
+  return name
+end
+
+-- At the end of its lane.
+local function make_available(q, r, id, body, deadline)
+  use_lane(q, r.priority)
+  r.state, r.place, r.seq, r.at = WAITING, FRESH, next_seq(), now
+  r.fence = r.seq
+  enter_stream(q, 's', r, id, body, deadline)
+  add(q, 'waiting', 1)
+  q.ring = true
+end
+
+-- At its old place, ahead of what has not been delivered yet.
+local function put_back(q, r, id, body)
+  call('HSET', q.name .. ':b', id, body)
+  call('ZADD', q.name .. ':z' .. r.priority, text(r.seq), id)
+  r.state, r.place, r.fence, r.at = WAITING, PARKED, 0, now
+  add(q, 'waiting', 1)
+  add(q, 'back', 1)
+  q.ring = true
+end
+
+local function due_member(r, id) return string.format('%017.0f', r.seq) .. id end
+
+local function schedule(q, r, id, body, at)
+  r.state, r.place, r.seq, r.fence, r.at = SCHEDULED, PARKED, next_seq(), 0, now
+  call('HSET', q.name .. ':b', id, body)
+  call('ZADD', q.name .. ':d', at, due_member(r, id))
+  add(q, 'scheduled', 1)
+  local first = call('ZSCORE', PARTITION .. ':due', q.key)
+  if not first or tonumber(at) < tonumber(first) then
+    call('ZADD', PARTITION .. ':due', at, q.key)
+    call('PUBLISH', PARTITION .. ':bell:', at)
+  end
+end
+
+-- Who has an entry of a stream in flight, and for how many milliseconds; nothing if nobody has.
+local function holder(name, fence)
+  local entry = redis.pcall('XPENDING', name, 'g', fence, fence, 1)
+  if not entry.err and entry[1] then return entry[1][2], entry[1][3] end
+end
+
+local function drop_entry(name, fence)
+  call('XACK', name, 'g', fence)
+  call('XDEL', name, fence)
+end
+
+local function body_at(name, fence)
+  local entry = call('XRANGE', name, fence, fence)[1]
+  return entry and entry[2][4]
+end
+
+local function revoke(token, q, fence)
+  local process = string.match(token, '^(.-)%-')
+  call('PUBLISH', PARTITION .. ':process:' .. process, token .. ' ' .. fence .. ' ' .. q.key)
+end
+
+-- Takes a live entry from wherever it is. Answers its body, and the token of its owner where it was in flight.
+local function withdraw(q, r, id)
+  local body, owner
+  if r.state == SCHEDULED then
+    call('ZREM', q.name .. ':d', due_member(r, id))
+    index(q, ':d', ':due')
+    body = call('HGET', q.name .. ':b', id)
+    call('HDEL', q.name .. ':b', id)
+    add(q, 'scheduled', -1)
+  elseif r.place == PARKED then
+    call('ZREM', q.name .. ':z' .. r.priority, id)
+    body = call('HGET', q.name .. ':b', id)
+    call('HDEL', q.name .. ':b', id)
+    add(q, 'waiting', -1)
+    add(q, 'back', -1)
+  else
+    local name, fence = stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence) .. '-0'
+    body, owner = body_at(name, fence), holder(name, fence)
+    drop_entry(name, fence)
+    call('HDEL', q.name .. ':a', fence)
+    if owner then r.handed = r.attempt end
+    add(q, owner and 'in_flight' or 'waiting', -1)
+  end
+  r.place, r.fence = NOWHERE, 0
+  return body, owner
+end

@@ -1,0 +1,108 @@
+--@ base record queue cold journal places ends promote returns
+-- One bounded pass of housekeeping. Safe from everywhere at once.
+-- ARGV: microseconds after which a silent consumer is given up, the longest usual time between two passes, budget.
+-- Answers how many were promoted, the expired as {key, id, attempt}, how many were forgotten and recovered, whether
+-- there is more to do, anomalies seen so far, and consumers that were given up as {token, worker}.
+local lease, period, budget = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+lift_refusal()
+local more = false
+
+-- Freeze guard: after a gap everybody is granted a whole lease before anything is taken from anybody.
+local real = store_time()
+local guard = call('HMGET', META, 'swept', 'armed')
+local armed = tonumber(guard[2]) or real
+if not guard[1] or real - guard[1] > 3 * period or not guard[2] then
+  armed = real
+  call('HSET', META, 'armed', text(real))
+end
+call('HSET', META, 'swept', text(real))
+
+local promoted = promote_due(budget)
+more = more or promoted >= budget
+
+local expired = {}
+local late = call('ZRANGEBYSCORE', PARTITION .. ':deadlines', '-inf', text(now), 'LIMIT', 0, budget)
+for i = 1, #late do
+  local q = queue(late[i])
+  local ids = call('ZRANGEBYSCORE', q.name .. ':e', '-inf', text(now), 'LIMIT', 0, budget - #expired)
+  for j = 1, #ids do
+    local r = read_record(call('HGET', q.name .. ':t', ids[j]))
+    end_live(q, ids[j], r, EXPIRED, 'expired')
+    expired[#expired + 1] = {q.key, ids[j], r.attempt}
+  end
+  index(q, ':e', ':deadlines')
+  if #expired >= budget then more = true break end
+end
+
+local recovered, dead = 0, {}
+if real - armed > lease then
+  local silent = call('ZRANGEBYSCORE', PARTITION .. ':alive', '-inf', text(real - lease), 'LIMIT', 0, 100)
+  for i = 1, #silent do
+    local worker = call('HGET', PARTITION .. ':c:' .. silent[i], 'worker') or ''
+    local taken, all = take_back(silent[i], true, budget - recovered)
+    recovered = recovered + taken
+    if all then dead[#dead + 1] = {silent[i], worker} end
+    if recovered >= budget then more = true break end
+  end
+end
+
+local forgotten = 0
+local function forget(q, id, at)
+  local packed = call('HGET', q.name .. ':t', id)
+  if not packed then return end
+  local r = read_record(packed)
+  if not is_over(r) or (at and r.at ~= at) then return end
+  if r.at + q.window > now or call('ZSCORE', q.name .. ':k', id) then return end
+  call('HDEL', q.name .. ':t', id)
+  call('HDEL', q.name .. ':x', id)
+  call('HDEL', q.name .. ':p', id)
+  forgotten = forgotten + 1
+end
+
+local old = call('ZRANGEBYSCORE', PARTITION .. ':results', '-inf', text(now), 'LIMIT', 0, budget)
+local looked = 0
+for i = 1, #old do
+  local q = queue(old[i])
+  local ids = call('ZRANGEBYSCORE', q.name .. ':k', '-inf', text(now), 'LIMIT', 0, budget - looked)
+  for j = 1, #ids do
+    call('ZREM', q.name .. ':k', ids[j])
+    call('HDEL', q.name .. ':o', ids[j])
+    forget(q, ids[j])
+  end
+  looked = looked + #ids
+  index(q, ':k', ':results')
+  if looked >= budget then more = true break end
+end
+
+looked = 0
+local ended = call('ZRANGEBYSCORE', PARTITION .. ':forget', '-inf', text(now), 'LIMIT', 0, budget)
+for i = 1, #ended do
+  local q = queue(ended[i])
+  local list = q.name .. ':l'
+  local items = call('LRANGE', list, 0, budget - looked - 1)
+  local n, head = 0, nil
+  for j = 1, #items do
+    local at, id = string.match(items[j], '^(%d+):(.*)$')
+    at = tonumber(at)
+    if at + q.window > now then
+      head = at
+      break
+    end
+    forget(q, id, at)
+    n = j
+  end
+  if n > 0 then call('LTRIM', list, n, -1) end
+  if not head then
+    local first = call('LINDEX', list, 0)
+    head = first and tonumber(string.match(first, '^(%d+):'))
+  end
+  if head then
+    call('ZADD', PARTITION .. ':forget', text(head + q.window), q.key)
+  else
+    call('ZREM', PARTITION .. ':forget', q.key)
+  end
+  looked = looked + n
+  if looked >= budget then more = true break end
+end
+save_all()
+return {promoted, expired, forgotten, recovered, more and 1 or 0, call('HGET', META, 'anomalies') or '0', dead}

@@ -1,0 +1,23 @@
+--@ base
+-- Says what a consumer has in flight, so that it finds what an answer that was lost had brought.
+-- A receive of an earlier turn that is still on its way is refused from now on.
+-- ARGV: token, turn. Answers per lane {key, lane, entries of the stream, tokens of their receipts}.
+local token, answers = ARGV[3], {}
+local consumer = PARTITION .. ':c:' .. token
+local turn = tonumber(call('HGET', consumer, 'turn'))
+if not turn then return redis.error_reply('TQ GONE no such consumer') end
+lift_refusal()
+if tonumber(ARGV[4]) > turn then call('HSET', consumer, 'turn', ARGV[4]) end
+local lanes = call('SMEMBERS', PARTITION .. ':o:' .. token)
+for i = 1, #lanes do
+  local lane, key = string.sub(lanes[i], 1, 2), string.sub(lanes[i], 3)
+  local name = PARTITION .. ':q:' .. key .. ':' .. lane
+  local pending = redis.pcall('XPENDING', name, 'g', '-', '+', 100000, token)
+  local entries, tokens = {}, {}
+  for j = 1, pending.err and 0 or #pending do
+    entries[j] = call('XRANGE', name, pending[j][1], pending[j][1])[1]
+    tokens[j] = call('HGET', PARTITION .. ':q:' .. key .. ':a', pending[j][1]) or token
+  end
+  answers[i] = {key, lane, entries, tokens}
+end
+return answers

@@ -1,0 +1,7 @@
+--@ base record queue journal places promote
+-- Makes available what has fallen due. ARGV: the most to move. Answers when the next thing falls due, or "".
+lift_refusal()
+local promoted = promote_due(tonumber(ARGV[3]))
+save_all()
+local due = call('ZRANGE', PARTITION .. ':due', 0, 0, 'WITHSCORES')
+return {promoted, due[2] or ''}

@@ -1,0 +1,159 @@
+--@ base record queue cold journal places ends promote
+-- Hands out up to `limit` deliveries over the keys of a consumer.
+-- ARGV: token, turn, limit, whether to look for other keys with work in any case (1), then keys that are likely to have
+-- work, the next in turn first.
+-- Answers: the time, the time at which something of the partition falls due ("" for nothing), whether there is more,
+-- the expired as {key, id, attempt}, per queue and lane served {key, lane, entries of the stream}, the keys that were
+-- served or asked for and have work left, and others that have work.
+local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
+local EXPIRED_AT_MOST = 1000
+local current_turn = tonumber(call('HGET', PARTITION .. ':c:' .. token, 'turn'))
+if not current_turn then return redis.error_reply('TQ GONE no such consumer') end
+if turn < current_turn then return redis.error_reply('TQ LATE the caller has given this receive up') end
+lift_refusal()
+local due = call('ZRANGE', PARTITION .. ':due', 0, 0, 'WITHSCORES')
+if due[2] and tonumber(due[2]) <= now then
+  promote_due(1000)
+  save_all()
+  due = call('ZRANGE', PARTITION .. ':due', 0, 0, 'WITHSCORES')
+end
+
+local expired, groups, gone = {}, {}, 0
+local worker = nil
+
+local function expire(q, id, r, name, fence)
+  drop_entry(name, fence)
+  finish(q, r, id, EXPIRED, 'expired')
+  put_down(q, id, r)
+  note(q, 'expired', id, r, 'expired')
+  expired[#expired + 1] = {q.key, id, r.attempt}
+  add(q, 'waiting', -1)
+  gone = gone + 1
+end
+
+-- Gives what was read to the answer, but for what is past its deadline. Answers how many were given.
+local function give(q, lane, name, entries)
+  local given = {}
+  for i = 1, #entries do
+    local fields = entries[i][2]
+    local deadline = #fields > 4 and tonumber(fields[8])
+    if deadline and deadline <= now then
+      local id = fields[2]
+      expire(q, id, read_record(call('HGET', q.name .. ':t', id)), name, entries[i][1])
+    else
+      given[#given + 1] = entries[i]
+    end
+  end
+  if #given > 0 then
+    groups[#groups + 1] = {q.key, lane, given}
+    call('SADD', PARTITION .. ':o:' .. token, lane .. q.key)
+    add(q, 'waiting', -#given)
+    add(q, 'in_flight', #given)
+    add(q, 'delivered', #given)
+    if q.journal then
+      worker = worker or worker_of(q, token)
+      for i = 1, #given do
+        local id = given[i][2][2]
+        note(q, 'delivered', id, read_record(call('HGET', q.name .. ':t', id)), 'in_flight', worker)
+      end
+    end
+  end
+  return #given
+end
+
+local function read(name, count)
+  local answer = redis.pcall('XREADGROUP', 'GROUP', 'g', token, 'COUNT', count, 'STREAMS', name, '>')
+  if answer and answer.err then
+    if not string.find(answer.err, 'NOGROUP', 1, true) then error(answer) end
+    call('XGROUP', 'CREATE', name, 'g', '0', 'MKSTREAM')
+    answer = call('XREADGROUP', 'GROUP', 'g', token, 'COUNT', count, 'STREAMS', name, '>')
+  end
+  return answer and answer[1][2] or {}
+end
+
+-- Returned entries come first within their lane, by their old places: each becomes a new entry of a stream.
+local function serve_returned(q, priority, count)
+  local popped = call('ZPOPMIN', q.name .. ':z' .. priority, count)
+  if #popped == 0 then return 0 end
+  local name = stream_of(q, 'r', priority)
+  for i = 1, #popped, 2 do
+    local id = popped[i]
+    local r = read_record(call('HGET', q.name .. ':t', id))
+    r.place, r.fence = AGAIN, next_seq()
+    enter_stream(q, 'r', r, id, call('HGET', q.name .. ':b', id), call('ZSCORE', q.name .. ':e', id))
+    call('HDEL', q.name .. ':b', id)
+    put_down(q, id, r)
+  end
+  add(q, 'back', -#popped / 2)
+  return give(q, 'r' .. priority, name, read(name, #popped / 2))
+end
+
+local function serve(q, want)
+  local served = 0
+  for i = 1, #q.lanes do
+    local priority = string.sub(q.lanes, i, i)
+    while served < want and gone < EXPIRED_AT_MOST and q.back + (q.change.back or 0) > 0 do
+      local before = gone
+      local n = serve_returned(q, priority, want - served)
+      if n == 0 and gone == before then break end
+      served = served + n
+    end
+    local name = stream_of(q, 's', priority)
+    while served < want and gone < EXPIRED_AT_MOST do
+      local before = gone
+      served = served + give(q, 's' .. priority, name, read(name, want - served))
+      if gone == before then break end
+    end
+    if served >= want then break end
+  end
+  return served
+end
+
+local candidates, seen, others = {}, {}, {}
+local function consider(key)
+  if seen[key] then return end
+  seen[key] = true
+  local q = queue(key)
+  if q.waiting > 0 then candidates[#candidates + 1] = q end
+end
+local asked = 7
+while asked <= #ARGV and #candidates < limit do
+  consider(ARGV[asked])
+  asked = asked + 1
+end
+local more = asked <= #ARGV
+if look or #candidates < limit then
+  for i = asked, #ARGV do seen[ARGV[i]] = true end
+  local ready = call('SINTER', PARTITION .. ':ready', PARTITION .. ':k:' .. token)
+  for i = 1, #ready do
+    if #candidates < limit then
+      consider(ready[i])
+    elseif not seen[ready[i]] then
+      others[#others + 1] = ready[i]
+    end
+  end
+end
+
+-- Each its share; what some leave the others take.
+local left, round = limit, 1
+while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
+  local again, share = {}, math.max(1, math.floor(left / #candidates))
+  for i = 1, #candidates do
+    local q = candidates[i]
+    local want = math.min(left, share)
+    local n = want > 0 and serve(q, want) or 0
+    left = left - n
+    if n < want and gone < EXPIRED_AT_MOST then
+      if q.waiting + (q.change.waiting or 0) > 0 then call('HINCRBY', META, 'anomalies', 1) end
+    elseif q.waiting + (q.change.waiting or 0) > 0 then
+      again[#again + 1] = q
+    end
+  end
+  candidates = again
+  round = round + 1
+end
+local leftover = {}
+for i = 1, #candidates do leftover[i] = candidates[i].key end
+save_all()
+more = more or #leftover > 0 or #others > 0
+return {text(now), due[2] or '', more and 1 or 0, expired, groups, leftover, others}

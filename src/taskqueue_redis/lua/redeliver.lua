@@ -1,0 +1,28 @@
+--@ base record queue cold journal places ends returns receipts
+-- Hands deliveries back, or counts them as lost if the caller owns them.
+-- ARGV: the token of the one that lost them ("" for a plain hand-back), then per delivery: key, id, entry, token.
+-- Answers "ok", "dead" or "lost" per delivery.
+local loser = ARGV[3]
+local verb = loser ~= '' and LOST or REDELIVER
+local answers = {}
+lift_refusal()
+for at = 4, #ARGV, 4 do
+  local q, id, fence, token = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local packed = call('HGET', q.name .. ':t', id)
+  local answer = 'lost'
+  if packed then
+    local r = read_record(packed)
+    local name, owner = current(q, r, fence, token)
+    if not name then
+      answer = settled_before(r, fence, verb)
+    elseif verb == REDELIVER or owner == loser then
+      call('HDEL', q.name .. ':a', fence)
+      local worker = worker_of(q, owner)
+      local dead = hand_back(q, id, r, name, fence, body_at(name, fence), verb == LOST, verb, worker)
+      answer = dead and 'dead' or 'ok'
+    end
+  end
+  answers[#answers + 1] = answer
+end
+save_all()
+return answers

@@ -1,0 +1,36 @@
+--@ base record queue cold journal places ends
+-- Makes dead tasks waiting again, or gives them up for good, a bounded number of those that were dead at a time.
+-- ARGV: key, "redrive" or "discard", the highest place among the dead to touch ("" for all until now), the most to
+-- move, ids (none for all). Answers how many, whether that was all, and the highest place.
+local q, discard, budget = queue(ARGV[3]), ARGV[4] == 'discard', tonumber(ARGV[6])
+local upto = tonumber(ARGV[5]) or last_seq
+local ids, moved = {}, 0
+lift_refusal()
+if #ARGV > 6 then
+  for i = 7, #ARGV do ids[#ids + 1] = ARGV[i] end
+else
+  ids = call('ZRANGEBYSCORE', q.name .. ':dead', '-inf', text(upto), 'LIMIT', 0, budget)
+end
+for i = 1, #ids do
+  local id = ids[i]
+  if call('ZSCORE', q.name .. ':dead', id) then
+    local r, cold = read_record(call('HGET', q.name .. ':t', id)), read_cold(q, id)
+    local body, deadline = unearth(q, id, cold)
+    if discard then
+      write_cold(q, id, cold)
+      finish(q, r, id, DISCARDED, 'discarded')
+      note(q, 'discarded', id, r, 'discarded', nil, nil, cold.r)
+    else
+      cold.r = nil
+      write_cold(q, id, cold)
+      r.prior, r.losses = r.attempt - 1, 0
+      make_available(q, r, id, body, deadline)
+      if deadline then note_deadline(q, id, deadline) end
+      note(q, 'redriven', id, r, 'waiting')
+    end
+    put_down(q, id, r)
+    moved = moved + 1
+  end
+end
+save_all()
+return {moved, (#ARGV > 6 or #ids < budget) and 1 or 0, text(upto)}

@@ -1,0 +1,58 @@
+--@ base record queue cold journal places ends receipts
+-- Schedules the next attempt of a task, once per token.
+-- ARGV: key, id, at, token ("" for the default), whether there is an error ("1"), error, entry and token of the
+-- delivery that it settles ("" for none), its attempt, and of the task: digest, priority, deadline (""), body.
+-- Answers "accepted", "duplicate" or "lost"; and how many replicas must have it.
+local q, id, at, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
+local error = ARGV[7] == '1' and ARGV[8] or nil
+local fence, receipt_token, attempt = ARGV[9], ARGV[10], ARGV[11]
+local digest, priority, deadline, body = ARGV[12], tonumber(ARGV[13]), ARGV[14], ARGV[15]
+local settles = fence ~= ''
+lift_refusal()
+local packed = call('HGET', q.name .. ':t', id)
+local r = packed and read_record(packed) or new_record(priority, digest)
+local cold = packed and read_cold(q, id) or {h = {}, k = {}}
+local name, owner
+if settles then
+  name, owner = current(q, r, fence, receipt_token)
+elseif packed and r.state == WAITING and (r.place == FRESH or r.place == AGAIN) then
+  owner = holder(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence) .. '-0')
+end
+if token == '' then
+  token = 'attempt:' .. (settles and attempt or packed and text(owner and r.attempt or r.handed) or '0')
+end
+if cold.k[token] then return {'duplicate', replicas} end
+if settles and not name then return {'lost', 0} end
+
+local live = packed and is_live(r)
+local worker = worker_of(q, owner)
+if live then
+  local held = text(r.fence) .. '-0'
+  local settled = r.fence
+  body, owner = withdraw(q, r, id)
+  if settles then
+    r.verb, r.answer, r.settled = RETRY, 0, settled
+  elseif owner then
+    revoke(owner, q, held)
+  end
+  deadline = nil
+elseif packed and r.state == DEAD then
+  body, deadline = unearth(q, id, cold)
+  r.prior = r.attempt
+else
+  add(q, 'published', 1)
+  r.digest, r.priority = digest, priority
+  if deadline == '' then deadline = nil end
+end
+if error then fail(cold, r.attempt, error) end
+cold.k[token] = true
+cold.r = nil
+r.attempt, r.losses = r.attempt + 1, 0
+schedule(q, r, id, body, at)
+if deadline then note_deadline(q, id, deadline) end
+add(q, 'retried', 1)
+write_cold(q, id, cold)
+put_down(q, id, r)
+note(q, 'retried', id, r, 'scheduled', worker, error)
+save_all()
+return {'accepted', replicas}

@@ -1,0 +1,16 @@
+--@ base record queue places
+-- Says what is known of tasks. ARGV: key, ids. Answers per task {record, whether it is in flight, cold, progress},
+-- or an empty table.
+local q, answers = queue(ARGV[3]), {}
+for i = 4, #ARGV do
+  local id = ARGV[i]
+  local packed, answer = call('HGET', q.name .. ':t', id), {}
+  if packed then
+    local r = read_record(packed)
+    local held = r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
+      and holder(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence) .. '-0')
+    answer = {packed, held and 1 or 0, call('HGET', q.name .. ':x', id), call('HGET', q.name .. ':p', id)}
+  end
+  answers[i - 3] = answer
+end
+return answers

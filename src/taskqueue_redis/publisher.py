@@ -1,0 +1,148 @@
+"""Putting tasks in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from taskqueue_core.errors import BackendUnavailable, LeaseLost, PublishUnconfirmed
+from taskqueue_core.limits import LIMITS, check_time
+from taskqueue_core.tasks import Confirmation, Delivery, Published, Task
+from taskqueue_redis.coalescing import Coalescer
+from taskqueue_redis.envelope import digest, encode
+from taskqueue_redis.failures import AnswerLost, Refused
+from taskqueue_redis.home import Home
+from taskqueue_redis.receipts import readable
+from taskqueue_redis.scripts import Word, microseconds
+from taskqueue_redis.translation import translated
+
+__all__ = ["RedisPublisher"]
+
+_NO_ROOM_PAUSE = 1.0
+
+
+class RedisPublisher:
+    """See `taskqueue_core.backend.Publisher`. One round trip per batch and partition."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._scripts = home.scripts
+        self._durability = home.durability
+        self._coalescers: dict[str, Coalescer[Task, Confirmation]] = {}
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        self._home.demand_open()
+        partitions = self._scripts.partitions
+        if len(partitions.names) == 1 or len(tasks) == 1:
+            return tuple(await self._coalescer(partitions.of(tasks[0].key)).submit(tasks)) if tasks else ()
+        groups: dict[str, list[int]] = {}
+        for place, task in enumerate(tasks):
+            groups.setdefault(partitions.of(task.key), []).append(place)
+        answers: list[Confirmation | None] = [None] * len(tasks)
+        for partition, places in groups.items():
+            chosen = [tasks[place] for place in places]
+            for place, answer in zip(places, await self._coalescer(partition).submit(chosen), strict=True):
+                answers[place] = answer
+        return tuple(answer for answer in answers if answer is not None)
+
+    async def schedule_retry(
+        self,
+        task: Task,
+        at: float,
+        *,
+        error: str | None = None,
+        token: str | None = None,
+        settles: Delivery | None = None,
+    ) -> Confirmation:
+        check_time("at", at)
+        self._home.demand_open()
+        fence, receipt_token, attempt = "", "", 0
+        if settles is not None:
+            receipt = readable(settles.receipt)
+            if receipt is None:
+                raise LeaseLost("the receipt is not current: it was never issued")
+            fence, receipt_token, attempt = receipt.fence, receipt.token, settles.attempt
+        partition = self._scripts.partitions.of(task.key)
+        text = "" if error is None else error[: LIMITS.text]
+        with translated():
+            answer, replicas = await self._scripts.run(
+                "schedule_retry", partition,
+                task.key, task.id, microseconds(at), token or "",
+                "" if error is None else "1", text.encode(errors="replace"),
+                fence, receipt_token, attempt,
+                digest(task.payload), task.priority, _moment(task.deadline), encode(task),
+            )  # fmt: skip
+            await self._durability.confirm(partition, replicas)
+        if answer == b"lost":
+            raise LeaseLost(
+                "the receipt is not current: settled before, taken back, or never issued"
+            )
+        if settles is not None:
+            self._home.receipts.forget(settles.receipt)
+        status = Published.ACCEPTED if answer == b"accepted" else Published.DUPLICATE
+        return Confirmation(key=task.key, task_id=task.id, status=status)
+
+    async def drained(self) -> None:
+        """Wait until no publish is under way."""
+        for coalescer in self._coalescers.values():
+            await coalescer.drained()
+
+    def _coalescer(self, partition: str) -> Coalescer[Task, Confirmation]:
+        if partition not in self._coalescers:
+
+            async def send(tasks: Sequence[Task]) -> Sequence[Confirmation]:
+                return await self._send(partition, tasks)
+
+            self._coalescers[partition] = Coalescer(send, LIMITS.batch)
+        return self._coalescers[partition]
+
+    async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
+        by_key: dict[str, list[int]] = {}
+        for place, task in enumerate(tasks):
+            by_key.setdefault(task.key, []).append(place)
+        words: list[Word] = []
+        for key, places in by_key.items():
+            words += (key, len(places))
+            for place in places:
+                task = tasks[place]
+                words += (
+                    task.id, digest(task.payload), task.priority,
+                    _moment(task.not_before), _moment(task.deadline), encode(task),
+                )  # fmt: skip
+        try:
+            with translated(AnswerLost, Refused):
+                told, replicas = await self._scripts.run("publish", partition, *words)
+                await self._durability.confirm(partition, replicas)
+        except AnswerLost as error:
+            raise PublishUnconfirmed("the store's answer was lost", task_id=tasks[0].id) from error
+        except Refused as error:
+            if error.why != "OOM":
+                raise BackendUnavailable(f"the store takes no writes now: {error.why}") from error
+            return [_refused(task) for task in tasks]
+        answers: list[Any] = [None] * len(tasks)
+        order = (place for places in by_key.values() for place in places)
+        for place, answer in zip(order, told, strict=True):
+            answers[place] = _confirmation(tasks[place], answer)
+        return answers
+
+
+def _moment(time: float | None) -> int | str:
+    return "" if time is None else microseconds(time)
+
+
+def _confirmation(task: Task, answer: bytes) -> Confirmation:
+    if answer.startswith(b"accepted "):
+        return Confirmation(
+            key=task.key, task_id=task.id, status=Published.ACCEPTED, position=int(answer[9:])
+        )
+    return Confirmation(key=task.key, task_id=task.id, status=Published(answer.decode()))
+
+
+def _refused(task: Task) -> Confirmation:
+    return Confirmation(
+        key=task.key,
+        task_id=task.id,
+        status=Published.REFUSED,
+        reason="the store has no memory left",
+        retry_after=_NO_ROOM_PAUSE,
+    )

@@ -1,0 +1,82 @@
+"""Receipts: ``<sequence>.<lane>.<token of the consumer>.<key>``, and which of them this process has out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+__all__ = ["Holder", "Receipt", "Receipts", "readable"]
+
+_RECEIPT = re.compile(r"([0-9]{1,17})\.([sr][0-9])\.([0-9a-f]{1,64}-[0-9]{1,12})\.(.{1,200})")
+
+
+class Receipt(NamedTuple):
+    """What a receipt says."""
+
+    fence: str
+    """the entry of the stream; a task that is delivered again gets another one"""
+    lane: str
+    """``s`` (fresh) or ``r`` (returned before), and the priority"""
+    token: str
+    """of the consumer that it was issued to: random, so that nobody can guess it"""
+    key: str
+
+
+def readable(receipt: str) -> Receipt | None:
+    """Read a receipt; ``None`` for one that was never issued."""
+    parts = _RECEIPT.fullmatch(receipt)
+    return None if parts is None else Receipt(f"{parts[1]}-0", parts[2], parts[3], parts[4])
+
+
+class Holder(Protocol):
+    """A subscription, as far as receipts know it."""
+
+    token: str
+
+    def revoke(self, receipts: Iterable[str]) -> None:
+        """Note that deliveries are no longer owned."""
+        ...
+
+
+class Receipts:
+    """The deliveries that consumers of this process have out. What another process settles stays until the end."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, Holder] = {}
+
+    def keep(self, receipt: str, holder: Holder) -> None:
+        """Note a delivery."""
+        self._holders[receipt] = holder
+
+    def forget(self, receipt: str) -> None:
+        """Note that a delivery has been settled."""
+        self._holders.pop(receipt, None)
+
+    def holds(self, receipt: str) -> bool:
+        """Whether somebody here has seen it."""
+        return receipt in self._holders
+
+    def of(self, holder: Holder) -> list[str]:
+        """Return what a consumer has out. Looks at all: for rare occasions."""
+        return [receipt for receipt, other in self._holders.items() if other is holder]
+
+    def drop(self, holder: Holder) -> list[str]:
+        """Forget and return what a consumer has out."""
+        receipts = self.of(holder)
+        for receipt in receipts:
+            del self._holders[receipt]
+        return receipts
+
+    def holders(self) -> set[Holder]:
+        """Return the consumers that have something out."""
+        return set(self._holders.values())
+
+    def revoke(self, token: str, fence: str, key: str) -> None:
+        """Tell the consumer behind ``token`` that it has lost the delivery of a stream's entry."""
+        head, tail = f"{fence.removesuffix('-0')}.", f".{key}"
+        for receipt, holder in self._holders.items():
+            if holder.token == token and receipt.startswith(head) and receipt.endswith(tail):
+                del self._holders[receipt]
+                holder.revoke([receipt])
+                return

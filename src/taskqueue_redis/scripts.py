@@ -1,0 +1,133 @@
+"""The transitions as typed calls: each is one Lua script in `lua/`, put together from its parts and called by its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from taskqueue_core.clock import Clock
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_redis.failures import NoScript, ScriptError
+from taskqueue_redis.keys import Partitions
+from taskqueue_redis.link import Link
+from taskqueue_redis.resets import QueueReset
+
+__all__ = ["LAYOUT", "Scripts", "Word", "microseconds", "seconds", "source"]
+
+LAYOUT = "1"
+"""grows when older versions could not read what newer ones write"""
+_PARTS = re.compile(r"^--@ (.*)\n")
+
+Word = bytes | str | int | float
+
+
+def microseconds(time: float) -> int:
+    """Turn Unix seconds into the unit of the store."""
+    return round(time * 1_000_000)
+
+
+def seconds(time: bytes | str | int) -> float:
+    """Turn the unit of the store into Unix seconds."""
+    return int(time) / 1_000_000
+
+
+@cache
+def source(name: str) -> str:
+    """Return a script with the parts that its first line names."""
+    folder = resources.files("taskqueue_redis") / "lua"
+    text = (folder / f"{name}.lua").read_text()
+    named = _PARTS.match(text)
+    if named is None:
+        return text
+    parts = [(folder / "lib" / f"{part}.lua").read_text() for part in named[1].split()]
+    return "".join([*parts, text])
+
+
+@cache
+def _digest(name: str) -> str:
+    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
+
+
+class Scripts:
+    """Runs scripts on partitions. The first call installs them; a reset of the store is noticed by the next one."""
+
+    def __init__(
+        self, link: Link, prefix: str, partitions: int | None, clock: Clock | None
+    ) -> None:
+        """Do no input or output. ``partitions`` none: one on a single node. A ``clock`` is for tests."""
+        self._link = link
+        self._prefix = prefix
+        self._wanted = partitions
+        self._clock = clock
+        self._epochs: dict[str, str] = {}
+        self.partitions = Partitions(prefix, partitions or 1)
+        self.resets = 0
+        """how often the store turned out to be another one than before"""
+
+    async def run(
+        self,
+        name: str,
+        partition: str,
+        *words: Word,
+        resend: bool = True,
+        follow: Callable[[Any], Sequence[Any] | None] | None = None,
+    ) -> Any:
+        """Run a script and return its answer.
+
+        Raises `QueueReset` if the partition is not the one it was, and the errors of
+        `taskqueue_redis.failures`.
+        """
+        epoch = self._epochs.get(partition) or await self._install(partition)
+        now: Word = "" if self._clock is None else microseconds(self._clock.now())
+        arguments = (1, partition, epoch, now, *words)
+        try:
+            return await self._evaluate(name, partition, arguments, resend=resend, follow=follow)
+        except ScriptError as error:
+            if error.code != "RESET":
+                raise
+            if self._epochs.get(partition) == epoch:
+                del self._epochs[partition]
+                self.resets += 1
+            raise QueueReset(
+                f"the partition {partition} was emptied or replaced: what it held is gone"
+            ) from error
+
+    async def _evaluate(
+        self,
+        name: str,
+        partition: str,
+        arguments: tuple[Word, ...],
+        *,
+        resend: bool = True,
+        follow: Callable[[Any], Sequence[Any] | None] | None = None,
+    ) -> Any:
+        try:
+            return await self._link.command(
+                partition, "EVALSHA", _digest(name), *arguments, resend=resend, follow=follow
+            )
+        except NoScript:
+            return await self._link.command(
+                partition, "EVAL", source(name), *arguments, resend=resend, follow=follow
+            )
+
+    async def _install(self, partition: str) -> str:
+        fresh = secrets.token_hex(8)
+        number = str(len(self.partitions.names))
+        told = await self._evaluate("install", partition, (1, partition, fresh, LAYOUT, number))
+        epoch, layout, partitions = (value.decode() for value in told)
+        if layout != LAYOUT:
+            raise ConfigurationError(
+                f"the store has layout {layout}, this version writes {LAYOUT}: "
+                "use the version that wrote it, or another TASKQUEUE_REDIS_PREFIX"
+            )
+        if partitions != number:
+            raise ConfigurationError(
+                f"the store was installed with {partitions} partitions, not {number}: set TASKQUEUE_REDIS_PARTITIONS"
+            )
+        self._epochs[partition] = epoch
+        return epoch

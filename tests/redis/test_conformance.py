@@ -1,0 +1,79 @@
+"""The conformance kit on every engine, on a cluster, and under the access list that ships (M6, E1)."""
+
+import secrets
+
+import pytest
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.conformance import BackendSuite
+from taskqueue_redis import RedisBackend, RedisSettings
+from tests.redis.clusters import Cluster
+from tests.redis.servers import RedisServer
+
+
+class RedisKit(BackendSuite):
+    """The kit on one server; a backend's prefix keeps it from the others."""
+
+    __test__ = False
+    url: str
+    partitions: int = 1
+
+    def settings(self, prefix: str) -> RedisSettings:
+        """Return what a backend with that prefix is told."""
+        return RedisSettings(
+            url=self.url, prefix=prefix, partitions=self.partitions, _env_file=None
+        )
+
+    async def open_backend(self, clock: ManualClock) -> Backend:
+        """Open a backend that shares nothing with others."""
+        self.clock = clock
+        self.prefix = f"kit{secrets.token_hex(6)}"
+        return RedisBackend(clock=clock, settings=self.settings(self.prefix))
+
+    async def replica(self, backend: Backend) -> Backend:
+        """Open another one on the same store."""
+        return RedisBackend(clock=self.clock, settings=self.settings(self.prefix))
+
+
+class TestRedis70(RedisKit):
+    """On a server of 7.0."""
+
+    __test__ = True
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_70: RedisServer) -> None:
+        self.url = redis_70.url
+
+
+class TestRedis62(RedisKit):
+    """On a server of 6.2."""
+
+    __test__ = True
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_62: RedisServer) -> None:
+        self.url = redis_62.url
+
+
+class TestAccessList(RedisKit):
+    """As the user that may do nothing but what the access list allows."""
+
+    __test__ = True
+    max_examples = 20
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_acl: RedisServer) -> None:
+        self.url = redis_acl.url
+
+
+class TestCluster(RedisKit):
+    """On a cluster of three masters, the queues spread over eight partitions."""
+
+    __test__ = True
+    partitions = 8
+    max_examples = 20
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_cluster: Cluster) -> None:
+        self.url = redis_cluster.url
