@@ -188,6 +188,7 @@ RULES = (
     Rule("ERR", Policy.REPAIR, f"this Redis has no password set; {_LOGIN}", "no password"),
     Rule("ERR", Policy.REPAIR, f"the password is wrong; {_LOGIN}", "invalid password"),
     Rule("ERR", Policy.REPAIR, f"the Redis user lacks a right; {_RIGHTS}", "The user executing"),
+    Rule("ERR", Policy.REPAIR, f"the Redis user lacks a right; {_RIGHTS}", "ACL failure in script"),
     Rule("ERR", Policy.REPAIR, "this database does not exist", "DB index is out of range"),
     Rule("ERR", Policy.REPAIR, "a cluster has only database 0", "SELECT is not allowed"),
     Rule(
@@ -216,6 +217,7 @@ _BEFORE = re.compile(
 _WHERE = re.compile(r"(?:@?user_script: ?[0-9]+: )+-?")
 _AFTER = re.compile(r" script: [0-9a-f]{40}, on @user_script:[0-9]+\.$")
 _OWN = re.compile(r"TQ ([A-Za-z0-9_]+) ?")
+_COMMAND = re.compile(r"run the '([a-z|]{1,30})' command")
 _CODE = re.compile(r"[A-Z][A-Z0-9_]*(?= |$)")
 
 
@@ -265,7 +267,10 @@ def judge_connecting(error: Exception) -> tuple[Policy, Failure]:
     if isinstance(error, ConfigurationError):
         return Policy.REPAIR, Misconfigured(str(error))
     if isinstance(error, ErrorReply):
-        return judge(error)
+        policy, failure = judge(error)
+        if policy is Policy.RAISE:
+            return Policy.REPAIR, Misconfigured(f"Redis refuses the login; {_LOGIN}")
+        return policy, failure
     return Policy.SEEK, NotReached(_reason(error))
 
 
@@ -284,7 +289,8 @@ def _failure(rule: Rule, rest: str) -> Failure:
     if rule.policy is Policy.REFUSE:
         return Refused(message, rule.code)
     if rule.policy is Policy.REPAIR:
-        return Misconfigured(message)
+        command = _COMMAND.search(rest)
+        return Misconfigured(f"{command[1].upper()}: {message}" if command else message)
     if rule.policy is Policy.LOAD:
         return NoScript(message)
     if rule.policy is Policy.RAISE:

@@ -57,7 +57,12 @@ class Link:
         self._closed = False
 
     async def command(
-        self, key: str, *words: Word, resend: bool = True, follow: Follow | None = None
+        self,
+        key: str,
+        *words: Word,
+        resend: bool = True,
+        follow: Follow | None = None,
+        uncertain: bool = False,
     ) -> Any:
         """Run one command where ``key`` lives; return the raw reply: bytes, int, list or None.
 
@@ -68,6 +73,9 @@ class Link:
         ``follow`` is given the reply, and returns another command for the same connection or None;
         then the answer is the pair of both replies (the second may be None). Redis must answer that
         command within TASKQUEUE_REDIS_ANSWER_TIMEOUT. If it fails, the whole counts as unanswered.
+
+        ``uncertain``: it stands for a command that may have been executed already, such as one that
+        failed with an uncertain `NoScript`; that it was not executed is then not claimed.
 
         Raises a `Failure`.
         """
@@ -88,15 +96,20 @@ class Link:
                     return reply
         deadline = now + self.settings.operation_timeout
         trial = Trial(deadline, self.trouble, resend=resend)
+        trial.uncertain = uncertain
         return await self._persist(trial, key, _Order(words, follow), node, reply)
 
-    async def everywhere(self, *words: Word) -> list[Any]:
-        """Run an idempotent command at every master; return the replies. Raises a `Failure` if one is missing."""
+    async def everywhere(self, *words: Word, quietly: bool = False) -> list[Any]:
+        """Run an idempotent command at every master; return the replies. Raises a `Failure` if one is missing.
+
+        ``quietly``: a failure is no trouble, neither in health nor in the log.
+        """
         deadline = asyncio.get_running_loop().time() + self.settings.operation_timeout
-        nodes = await self._masters(Trial(deadline, self.trouble, resend=True))
+        trouble = Trouble(self.settings.address.shown, quiet=True) if quietly else self.trouble
+        nodes = await self._masters(Trial(deadline, trouble, resend=True))
 
         def ask(node: Node) -> Any:
-            trial = Trial(deadline, self.trouble, resend=True)
+            trial = Trial(deadline, trouble, resend=True)
             return self._persist(trial, node, _Order(words, None))
 
         replies = await asyncio.gather(*map(ask, nodes), return_exceptions=True)

@@ -22,10 +22,11 @@ _REDIRECTIONS = 5
 class Trouble:
     """What is wrong with the store at the moment, for health and the log: at most one line a second."""
 
-    def __init__(self, shown: str) -> None:
+    def __init__(self, shown: str, *, quiet: bool = False) -> None:
         self.text: str | None = None
         """what went wrong last, as long as nothing has worked since"""
         self._shown = shown
+        self._quiet = quiet
         self._since = 0.0
         self._logged: float | None = None
         self._told = False
@@ -37,7 +38,7 @@ class Trouble:
         if self.text is None:
             self._since = now
         self.text = str(failure)
-        if self._logged is not None and now - self._logged < 1.0:
+        if self._quiet or (self._logged is not None and now - self._logged < 1.0):
             self._unlogged += 1
             return
         more = f" ({self._unlogged} more such since the last line)" if self._unlogged else ""

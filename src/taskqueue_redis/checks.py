@@ -1,0 +1,205 @@
+"""The check at the start: a Redis on which a promise could not be kept is refused, with the cure; doubts are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_redis.addresses import Kind
+from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.failures import ErrorReply, Lost, Misconfigured, NotReached, judge
+from taskqueue_redis.link import Link
+from taskqueue_redis.rights import SCRIPT_COMMANDS
+
+__all__ = ["MINIMUM", "ServerFacts", "check_server"]
+
+MINIMUM = (6, 2)
+_SYNCS = {"no": 0, "everysec": 1, "always": 2}
+_KEY = "{%s:0}:check"
+
+# Returns the commands that the user may not use. Redis 7.0 can be asked; before, the only way is to try:
+# the key then holds a string, on which the commands do nothing or fail, and is deleted.
+_RIGHTS = """
+local denied, at = {}, 1
+while ARGV[at] do
+    local words = {}
+    for n = 1, tonumber(ARGV[at]) do words[n] = ARGV[at + n] end
+    at = at + #words + 1
+    local allowed = true
+    if redis.acl_check_cmd then
+        allowed = redis.acl_check_cmd(unpack(words))
+    else
+        local reply = redis.pcall(unpack(words))
+        local text = type(reply) == 'table' and reply.err or ''
+        allowed = not (text:find('The user executing', 1, true) or text:find('NOPERM', 1, true))
+    end
+    if not allowed then denied[#denied + 1] = words[1] end
+end
+redis.pcall('DEL', KEYS[1])
+return denied
+"""
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out about the servers: of several, the least of each."""
+
+    address: str
+    """without secrets"""
+    version: str
+    mode: str
+    """single, sentinel or cluster"""
+    masters: int
+    replicas: int
+    """connected to the master that has the fewest"""
+    append_only: bool
+    """whether every master keeps an append-only file"""
+    appendfsync: str
+    """how often that is synced: always, everysec, no; unknown if neither Redis nor the settings say"""
+    maxmemory: int
+    """in bytes; 0 is no limit"""
+    warnings: tuple[str, ...] = ()
+
+    def details(self) -> dict[str, str | int | float | bool | None]:
+        """Return it for health."""
+        facts = msgspec.structs.asdict(self)
+        warnings = facts.pop("warnings")
+        return {f"redis_{name}": fact for name, fact in facts.items()} | {
+            "redis_warnings": "; ".join(warnings) or None
+        }
+
+
+async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
+    """Return the facts. Raises `ConfigurationError` that names the cure, and `Failure` if Redis cannot be reached.
+
+    Harmless at any time; needs no right that the package does not need anyway.
+    """
+    try:
+        told = [_parsed(info) for info in await link.everywhere("INFO")]
+        for info in told:
+            _refuse(info, settings)
+        syncs = await _appendfsync(link, settings)
+        await _check_scripts(link, settings)
+        await _check_channels(link, settings)
+    except Misconfigured as failure:
+        raise ConfigurationError(str(failure)) from None
+    append_only = all(info.get("aof_enabled") == "1" for info in told)
+    replicas = min(int(info.get("connected_slaves", 0)) for info in told)
+    return ServerFacts(
+        address=settings.address.shown,
+        version=min((info["redis_version"] for info in told), key=_version),
+        mode=settings.address.kind.value,
+        masters=len(told),
+        replicas=replicas,
+        append_only=append_only,
+        appendfsync=syncs,
+        maxmemory=min(int(info.get("maxmemory", 0)) for info in told),
+        warnings=tuple(_doubts(append_only=append_only, replicas=replicas, syncs=syncs)),
+    )
+
+
+def _parsed(info: bytes) -> dict[str, str]:
+    lines = info.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
+    version = info.get("redis_version", "0")
+    if _version(version) < MINIMUM:
+        raise ConfigurationError(f"Redis {version} is too old: use 6.2 or later")
+    is_cluster = info.get("cluster_enabled") == "1"
+    if is_cluster and settings.address.kind is not Kind.CLUSTER:
+        raise ConfigurationError(
+            "TASKQUEUE_REDIS_URL: this Redis is a node of a cluster; allowed: redis+cluster://host:port,host:port"
+        )
+    if info.get("role") != "master":
+        raise ConfigurationError(
+            "TASKQUEUE_REDIS_URL: this Redis is a read-only replica; allowed: its master, or "
+            "redis+sentinel://host:port/service to follow whoever is master"
+        )
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ConfigurationError(
+            f"Redis' maxmemory-policy is {policy}, which deletes tasks when memory runs short: set "
+            "'maxmemory-policy noeviction' in redis.conf, or CONFIG SET maxmemory-policy noeviction"
+        )
+
+
+async def _appendfsync(link: Link, settings: RedisSettings) -> str:
+    try:
+        told = await link.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
+    except Misconfigured:
+        return settings.appendfsync or "unknown"  # the access list that ships keeps it secret
+    found: list[str] = [reply[1].decode() for reply in told]
+    return min(found, key=lambda word: _SYNCS.get(word, 0))
+
+
+async def _check_scripts(link: Link, settings: RedisSettings) -> None:
+    key = _KEY % settings.prefix
+    words: list[str] = []
+    for command in SCRIPT_COMMANDS:
+        words += [str(len(command)), *(key if word == "KEY" else word for word in command)]
+    await _direct(link, key, "PING")
+    await _direct(link, key, "WAIT", 0, 0)
+    await _direct(link, key, "EVAL", "return 1", 1, key)
+    digest = (await link.everywhere("SCRIPT", "LOAD", _RIGHTS))[0].decode()
+    denied = await _direct(link, key, "EVALSHA", digest, 1, key, *words)
+    if denied:
+        names = ", ".join(sorted({name.decode() for name in denied}))
+        raise ConfigurationError(
+            f"the Redis user may not use {names} on keys or channels named {key[:-8]}…: {_cure(settings)}"
+        )
+
+
+async def _direct(link: Link, key: str, *words: str | int) -> Any:
+    try:
+        return await link.command(key, *words)
+    except Misconfigured as failure:
+        text = str(failure)
+        name = "" if text.startswith(str(words[0])) else f"{words[0]}: "
+        raise ConfigurationError(f"{name}{text}") from None
+
+
+async def _check_channels(link: Link, settings: RedisSettings) -> None:
+    _, wire = await link.listener()
+    try:
+        channel = _KEY % settings.prefix
+        await wire.call("SUBSCRIBE", channel)
+        await wire.call("UNSUBSCRIBE", channel)
+    except ErrorReply as error:
+        _, failure = judge(error)
+        if not isinstance(failure, Misconfigured):
+            raise failure from None
+        raise ConfigurationError(
+            f"the Redis user may not subscribe to channels of this prefix: {_cure(settings)}"
+        ) from None
+    except Lost as lost:
+        raise NotReached(lost.reason) from None
+    finally:
+        await wire.aclose()
+
+
+def _cure(settings: RedisSettings) -> str:
+    return (
+        "use the access list taskqueue.acl that ships with taskqueue_redis"
+        f" (for TASKQUEUE_REDIS_PREFIX={settings.prefix})"
+    )
+
+
+def _doubts(*, append_only: bool, replicas: int, syncs: str) -> Iterable[str]:
+    if not append_only:
+        yield "appendonly is off: a restart of Redis loses what it held; set 'appendonly yes'"
+        if replicas:
+            yield "a master without persistence that restarts empties its replicas too"
+    elif syncs == "no":
+        yield "appendfsync is no: a power cut loses what the system had not written; set everysec or always"
+    elif syncs == "unknown":
+        yield (
+            "how often Redis syncs its file is not known: set TASKQUEUE_REDIS_APPENDFSYNC to what redis.conf says"
+        )

@@ -1,0 +1,91 @@
+"""The commands that this package uses, and the access list that allows these and nothing more.
+
+``taskqueue.acl`` beside this file is `access_list` for the usual prefix, to be named as ``aclfile``
+in redis.conf. Nobody can log in with it before the zeros, which are no password's SHA-256, are
+replaced: by ``>`` and a password, or by ``#`` and the SHA-256 of one. Sentinels have access lists
+of their own, and need ``+sentinel|master +client|setname`` at most.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CLIENT_COMMANDS", "NO_PASSWORD", "SCRIPT_COMMANDS", "access_list"]
+
+NO_PASSWORD = "#" + "0" * 64
+
+#: Commands within scripts, each with words that do no harm where the key (KEY) holds a string that nobody needs.
+SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("SET", "KEY", "1"),
+    ("GET", "KEY"),
+    ("DEL", "KEY"),
+    ("EXISTS", "KEY"),
+    ("PEXPIRE", "KEY", "1000"),
+    ("TYPE", "KEY"),
+    ("INCRBY", "KEY", "1"),
+    ("HGET", "KEY", "a"),
+    ("HMGET", "KEY", "a"),
+    ("HSET", "KEY", "a", "1"),
+    ("HDEL", "KEY", "a"),
+    ("HGETALL", "KEY"),
+    ("HINCRBY", "KEY", "a", "1"),
+    ("HLEN", "KEY"),
+    ("HEXISTS", "KEY", "a"),
+    ("HSCAN", "KEY", "0"),
+    ("SADD", "KEY", "a"),
+    ("SREM", "KEY", "a"),
+    ("SMEMBERS", "KEY"),
+    ("SCARD", "KEY"),
+    ("ZADD", "KEY", "1", "a"),
+    ("ZREM", "KEY", "a"),
+    ("ZRANGE", "KEY", "0", "0"),
+    ("ZRANGEBYSCORE", "KEY", "0", "0"),
+    ("ZSCORE", "KEY", "a"),
+    ("ZCARD", "KEY"),
+    ("ZPOPMIN", "KEY"),
+    ("RPUSH", "KEY", "a"),
+    ("LPOP", "KEY"),
+    ("LRANGE", "KEY", "0", "0"),
+    ("LINDEX", "KEY", "0"),
+    ("LLEN", "KEY"),
+    ("XADD", "KEY", "*", "a", "1"),
+    ("XDEL", "KEY", "1-1"),
+    ("XACK", "KEY", "a", "1-1"),
+    ("XLEN", "KEY"),
+    ("XRANGE", "KEY", "-", "+", "COUNT", "1"),
+    ("XREADGROUP", "GROUP", "a", "a", "COUNT", "1", "STREAMS", "KEY", ">"),
+    ("XGROUP", "CREATE", "KEY", "a", "0"),
+    ("XGROUP", "DELCONSUMER", "KEY", "a", "a"),
+    ("XPENDING", "KEY", "a"),
+    ("XCLAIM", "KEY", "a", "a", "0", "1-1"),
+    ("XINFO", "STREAM", "KEY"),
+    ("XINFO", "GROUPS", "KEY"),
+    ("XINFO", "CONSUMERS", "KEY", "a"),
+    ("XTRIM", "KEY", "MAXLEN", "1"),
+    ("PUBLISH", "KEY", "a"),
+    ("TIME",),
+)
+
+#: What is sent as a command of its own. ASKING and CLUSTER SLOTS serve clusters alone.
+CLIENT_COMMANDS = (
+    "EVAL",
+    "EVALSHA",
+    "SCRIPT LOAD",
+    "PING",
+    "INFO",
+    "ROLE",
+    "WAIT",
+    "SELECT",
+    "SUBSCRIBE",
+    "UNSUBSCRIBE",
+    "CLIENT SETNAME",
+    "CLUSTER SLOTS",
+    "ASKING",
+)
+
+
+def access_list(prefix: str, user: str = "taskqueue", password: str = NO_PASSWORD) -> str:
+    """Return the content of an ACL file for Redis 6.2 and later. ``password`` begins with ``>`` or ``#``."""
+    scripts = {words[0] for words in SCRIPT_COMMANDS}
+    commands = [name.replace(" ", "|") for name in (*CLIENT_COMMANDS, *scripts)]
+    allowed = " ".join(f"+{name.lower()}" for name in sorted(commands))
+    rules = f"resetkeys ~{{{prefix}:* resetchannels &{{{prefix}:* -@all -@dangerous {allowed}"
+    return f"user default off\nuser {user} on {password} {rules}\n"
