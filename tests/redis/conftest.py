@@ -64,7 +64,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _missing(name: str) -> str:
-    why = f" ({absent})" if (absent := discover().absent) else ""
+    why = f" ({absent})" if (absent := discover().absent) and name.startswith(REQUIRED[0]) else ""
     return (
         f"no redis-server {name} was found{why}: put one on PATH, or name it in {VARIABLE}; "
         "on Debian and Ubuntu `apt-get install redis-server` brings one"

@@ -113,7 +113,9 @@ def test_loading_is_waited_for(binary: Binary, tmp_path: Path) -> None:
     """It is ready only once its data is loaded (fault B11)."""
     with EmbeddedRedis(tmp_path, binary=binary) as redis, ask(redis) as connection:
         connection.pipeline([("RPUSH", f"list:{n % 100}", "x" * 50) for n in range(5_000)])
-    slow = "key-load-delay 10\nloading-process-events-interval-bytes 1024\n"
+    slow = "key-load-delay 10\n"
+    if binary.version >= (7, 0):
+        slow += "loading-process-events-interval-bytes 1024\n"
     (tmp_path / "extra.conf").write_text(slow)
     with EmbeddedRedis(tmp_path, binary=binary) as redis:
         assert call(redis, "DBSIZE") == 100
