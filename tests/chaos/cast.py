@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tests.chaos.history import Log, What
-from tests.chaos.programs.common import Setup
+from tests.chaos.programs.common import Setup, perform
 
 __all__ = ["Actor", "Cast"]
 
-ROOT = Path(__file__).parents[2]
 _PATIENCE = 20.0
+# Processes are forked from one that has everything loaded: a start takes milliseconds.
+_nursery = multiprocessing.get_context("forkserver")
+_nursery.set_forkserver_preload(
+    [
+        "tests.chaos.programs.consumer",
+        "tests.chaos.programs.producer",
+        "taskqueue_redis",
+        "taskqueue_core.remote",
+    ]
+)
 
 
 class Actor:
@@ -34,18 +41,30 @@ class Actor:
         self.expected = False
         """whether its end is part of the plan"""
         self.frozen = False
-        self.process: asyncio.subprocess.Process
+        self.process: BaseProcess
 
     @property
     def alive(self) -> bool:
         """Whether it has not ended."""
-        return self.process.returncode is None
+        return self.process.exitcode is None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
-        with contextlib.suppress(ProcessLookupError):
+        if self.alive and self.process.pid is not None:
+            os.kill(self.process.pid, number)
+
+    async def wait(self) -> int:
+        """Wait for its end; return its exit code."""
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+        loop.add_reader(self.process.sentinel, over.set)
+        try:
             if self.alive:
-                self.process.send_signal(number)
+                await over.wait()
+        finally:
+            loop.remove_reader(self.process.sentinel)
+        self.process.join()
+        return self.process.exitcode or 0
 
     def tail(self) -> str:
         """Return the end of what it printed."""
@@ -71,28 +90,17 @@ class Cast:
         """Return the logs of all starts so far."""
         return tuple(str(a.log) for a in self.all if (a.role, a.number) == (role, number))
 
-    async def start(
-        self, role: str, number: int, env: Mapping[str, str], *, setup: Mapping[str, Any] | None = None,
-        command: tuple[str, ...] = (), piped: bool = False,
-    ) -> Actor:  # fmt: skip
-        """Start a program of `tests.chaos.programs` named as its role, or a command; return without waiting for it."""
+    def start(
+        self, role: str, number: int, env: Mapping[str, str], setup: Mapping[str, Any]
+    ) -> Actor:
+        """Start the program of `tests.chaos.programs` that is named as the role; return without waiting for it."""
         starts = self._starts[role, number] = self._starts.get((role, number), 0) + 1
         actor = Actor(f"{role}-{number}.{starts}", role, number, self.folder)
-        words = command
-        if not command:
-            told = Setup(name=actor.name, log=str(actor.log), number=number, **(setup or {}))
-            words = ("-m", f"tests.chaos.programs.{role}", msgspec.json.encode(told).decode())
-        with actor.output.open("wb") as output:
-            actor.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *words,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE if piped else output,
-                stderr=output,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-                start_new_session=True,
-            )
+        told = Setup(role=role, name=actor.name, log=str(actor.log), number=number, **setup)
+        actor.process = _nursery.Process(
+            target=perform, args=(told, dict(env), str(actor.output)), name=actor.name
+        )
+        actor.process.start()
         self.actors[role, number] = actor
         self.all.append(actor)
         return actor
@@ -103,7 +111,7 @@ class Cast:
         if actor.alive:
             self.log.note(What.KILLED, target=actor.name, name=actor.role)
         actor.signal(signal.SIGKILL)
-        await actor.process.wait()
+        await actor.wait()
 
     def freeze(self, actor: Actor) -> None:
         """Hold it still."""
@@ -129,21 +137,20 @@ class Cast:
         """Wait for its end by itself, which must be a good one."""
         try:
             async with asyncio.timeout(seconds):
-                await actor.process.wait()
+                code = await actor.wait()
         except TimeoutError:
             self.log.note(What.ERROR, note=f"{actor.name} did not end within {seconds:g} s")
             await self.kill(actor)
             return
-        if actor.process.returncode:
-            code = actor.process.returncode
+        if code:
             self.log.note(What.ERROR, note=f"{actor.name} ended with {code}: {actor.tail()}")
 
     def check(self) -> None:
         """Note everybody who has ended badly though nobody asked for it."""
         for actor in self.all:
-            if not actor.alive and not actor.expected and actor.process.returncode:
+            if not actor.alive and not actor.expected and actor.process.exitcode:
                 actor.expected = True
-                code = actor.process.returncode
+                code = actor.process.exitcode
                 self.log.note(What.ERROR, note=f"{actor.name} ended with {code}: {actor.tail()}")
 
     async def close(self) -> None:
@@ -151,6 +158,5 @@ class Cast:
         for actor in self.all:
             actor.signal(signal.SIGKILL)
         for actor in self.all:
-            await actor.process.wait()
-            if actor.process.stdin is not None:
-                actor.process.stdin.close()
+            await actor.wait()
+            actor.process.close()

@@ -149,7 +149,7 @@ def _holdings(
         for story in history.stories.values():
             for handout, later in zip_longest(story.handouts, story.handouts[1:]):
                 holder = handout.holders[-1]
-                if holder[1] != event.target or not holder[0] <= event.at < handout.settled_at:
+                if holder[1] != event.target or not holder[0] <= event.at < handout.answered_at:
                     continue
                 if later is None or later.first.at > event.at:
                     held.append((later.first.at,) if later else ())

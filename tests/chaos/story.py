@@ -166,6 +166,18 @@ class Handout(msgspec.Struct):
         """When its first settlement was called; infinity if none was."""
         return min((one.called.at for one in self.settlements), default=_INF)
 
+    @property
+    def answered_at(self) -> float:
+        """When a settlement was first answered, one way or the other; infinity if none was."""
+        return min(
+            (
+                one.answered.at
+                for one in self.settlements
+                if one.answered and one.outcome != "unknown"
+            ),
+            default=_INF,
+        )
+
 
 class Story(msgspec.Struct):
     """Everything about one task."""

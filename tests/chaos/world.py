@@ -186,9 +186,9 @@ class World:
             }
         if role == "consumer":
             setup |= {"hold": shape.hold, "limit": shape.limit, "take": shape.take}
-            setup |= {"identity": f"c{number}"}
+            setup |= {"identity": f"c{number}", "housekeeping": shape.housekeeping}
         env = await self.environment(role, number)
-        await self.cast.start(role, number, env, setup=setup)
+        self.cast.start(role, number, env, setup)
 
     async def begin(self) -> None:
         """Start everybody, and wait until each has done something."""

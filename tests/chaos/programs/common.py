@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from tests.chaos.history import Log, What
 
-__all__ = ["Setup", "main"]
+__all__ = ["Setup", "perform"]
 
-_STDIN = 0
+_SET_DEATH_SIGNAL = 1
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is told, as JSON in its first argument."""
+    """What a process is told."""
+
+    role: str
 
     name: str
     """of this start: no other has it"""
@@ -31,9 +38,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """which backend"""
     keys: tuple[str, ...] = ()
 
-    # producers
     number: int = 0
-    """which producer this is; starts of the same one share it"""
+    """which of its role this is; starts of the same one share it"""
+
+    # producers
     before: tuple[str, ...] = ()
     """the logs of its earlier starts"""
     tasks: int = 0
@@ -52,18 +60,29 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """deliveries of one receive at most"""
     hold: float = 0.02
     """seconds that a delivery is worked on, at most"""
+    housekeeping: float = 0.0
+    """usual seconds between two passes of housekeeping; 0 for none"""
 
 
-def main(run: Callable[[Setup, Log, asyncio.Event], Awaitable[None]]) -> None:
-    """Run a program until it ends, SIGTERM sets its event, or its parent has gone. Whatever it raises is noted."""
+def perform(setup: Setup, env: Mapping[str, str], output: str) -> None:
+    """Be the process that a role stands for, until it ends, SIGTERM sets its event, or its parent has gone.
+
+    Whatever it raises is noted, and it exits with 1.
+    """
+    _die_with_the_nursery()
+    os.setsid()  # Ctrl-C is for the test run, which then ends this in order
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    setup = msgspec.json.decode(sys.argv[1].encode(), type=Setup)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(env)
+    program = importlib.import_module(f"tests.chaos.programs.{setup.role}")
     with Log(Path(setup.log), setup.name) as log:
         log.started()
         try:
-            asyncio.run(_run(run, setup, log))
+            asyncio.run(_run(program.run, setup, log))
         except Exception as error:  # noqa: BLE001 - the checker reports it
-            log.note(What.ERROR, note=f"{type(error).__name__}: {error}"[:500])
+            log.note(What.ERROR, note=f"{_leaves(error)}"[:500])
             traceback.print_exc()
             sys.exit(1)
         log.note(What.ENDED, target=setup.name)
@@ -79,13 +98,25 @@ async def _run(
     await run(setup, log, over)
 
 
+def _leaves(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_leaves(one) for one in error.exceptions)
+    return f"{type(error).__name__}: {error}"
+
+
 def _unhandled(log: Log, context: dict[str, object]) -> None:
     error = context.get("exception")
     log.note(What.ERROR, note=f"unhandled: {context.get('message')}: {error!r}"[:500])
 
 
 def _end_with_parent() -> None:
-    # Nobody writes: the read ends when the parent's end of the pipe is closed, by a SIGKILL too.
-    while os.read(_STDIN, 1):
-        pass
-    os._exit(9)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(9)
+
+
+def _die_with_the_nursery() -> None:
+    """Have the kernel end this process with its parent, even if it is frozen then; Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)

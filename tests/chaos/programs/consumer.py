@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from taskqueue_core.backend import Backend, Subscription
-from taskqueue_core.capabilities import dead_lettering_of, revocation_of
+from taskqueue_core.capabilities import control_of, dead_lettering_of, revocation_of
 from taskqueue_core.errors import BackendUnavailable, LeaseLost
 from taskqueue_core.loading import load_backend
 from taskqueue_core.tasks import Delivery, Settled
 from tests.chaos.history import Log, What
-from tests.chaos.programs.common import Setup, main
+from tests.chaos.programs.common import Setup
 
 _PAUSE = 0.03
 _WAIT = 0.25
@@ -39,7 +40,9 @@ class Consumer:
     async def run(self) -> None:
         """Take and settle until told to stop; then finish what is in hand, and close."""
         async with asyncio.TaskGroup() as group:
-            revocations = group.create_task(self._revocations())
+            aside = [group.create_task(self._revocations())]
+            if self.setup.housekeeping:
+                aside.append(group.create_task(self._housekeeping(self.setup.housekeeping)))
             while not self.over.is_set():
                 for verb, batch in await self._receive():
                     group.create_task(self._handle(verb, batch))
@@ -48,7 +51,8 @@ class Consumer:
             self.log.note(What.CLOSE)
             await self._until_answered(self.subscription.close)
             self.log.note(What.CLOSED)
-            revocations.cancel()
+            for task in aside:
+                task.cancel()
 
     async def _receive(self) -> list[tuple[str, list[Delivery]]]:
         limit = min(self.setup.take, self.setup.limit - self.held)
@@ -170,6 +174,13 @@ class Consumer:
             for receipt in receipts:
                 self.log.note(What.REVOKED, receipt=receipt)
 
+    async def _housekeeping(self, period: float) -> None:
+        control = control_of(self.backend)
+        while True:
+            await asyncio.sleep(period * self.random.uniform(0.5, 1.5))
+            with contextlib.suppress(BackendUnavailable):
+                await control.maintain()
+
     async def _until_answered(self, call: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
@@ -187,7 +198,3 @@ async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
         await Consumer(setup, log, backend, over).run()
     finally:
         await backend.aclose()
-
-
-if __name__ == "__main__":
-    main(run)

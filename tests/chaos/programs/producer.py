@@ -12,7 +12,7 @@ from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.loading import load_backend
 from taskqueue_core.tasks import Published, Task
 from tests.chaos.history import Event, Log, What, merge
-from tests.chaos.programs.common import Setup, main
+from tests.chaos.programs.common import Setup
 from tests.chaos.programs.plans import Plan, plan_of
 
 _PAUSE = 0.03
@@ -122,7 +122,3 @@ async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
         await Producer(setup, log, backend, over).run()
     finally:
         await backend.aclose()
-
-
-if __name__ == "__main__":
-    main(run)
