@@ -28,19 +28,13 @@ _NONE = "none found"
 
 
 def access_list() -> str:
-    """Return the ACL file that ships, with the password of tests in place of its placeholder.
+    """Return the ACL file that ships, with the password and any prefix of tests in place of its own.
 
     Besides, there is a user ``root`` who may do anything: so a test can look at what the other did.
     """
-    shipped = _ACL_FILE.read_text("utf-8") if _ACL_FILE.exists() else _STAND_IN
-    rules = [line for line in shipped.splitlines() if line.startswith("user ")]
-    rules = [re.sub(r" [>#]\S+", f" >{ACCESS[1]}", line) for line in rules]
-    rules = [line for line in rules if not line.startswith("user default ")]
-    return "\n".join([*rules, "user default off", f"user root on >{ACCESS[1]} ~* &* +@all", ""])
-
-
-_STAND_IN = f"user {ACCESS[0]} on >password ~* &* +@all -@admin -@dangerous +info"
-"""until the file ships"""
+    rules = _ACL_FILE.read_text("utf-8").replace("{tq:*", "{*")
+    rules = re.sub(r"(?m)^(user .*?) [>#]\S+", rf"\1 >{ACCESS[1]}", rules)
+    return f"{rules.rstrip()}\nuser root on >{ACCESS[1]} ~* &* +@all\n"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
