@@ -75,7 +75,10 @@ class LocalSubscription(SubscriptionBase):
 
     @abstractmethod
     def take(self, limit: int) -> Received:
-        """Take what is there, in one step; ``due_at`` must be set where time alone will bring more."""
+        """Take what is there, in one step; ``due_at`` must be set where time alone will bring more.
+
+        After an answer with nothing but ``again`` it is asked once more, when others have had their turn.
+        """
 
     @property
     @abstractmethod
@@ -97,6 +100,9 @@ class LocalSubscription(SubscriptionBase):
             over = end is not None and end <= self._clock.now()
             if received.deliveries or received.expired or over:
                 return received
+            if received.again:
+                await asyncio.sleep(0)
+                continue
             dates = [date for date in (end, received.due_at) if date is not None]
             timer = self._clock.call_at(min(dates), self.tell) if dates else None
             try:

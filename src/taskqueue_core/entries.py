@@ -86,7 +86,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return Settled.LEASE_LOST
 
     def settle(self, verb: str) -> None:
-        """End the current receipt by a settlement."""
+        """End the current receipt by a settlement. Where it ends otherwise, the caller clears it."""
         if self.receipt is not None:
             self.last = (self.receipt, verb, Settled.OK)
         self.receipt = None
@@ -96,13 +96,17 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.result, self.result_until, self.progress = result, now + ttl, None
 
     def lose(self, max_losses: int, now: float) -> bool:
-        """Count a loss, after `settle` if its owner told. Return whether that was one too many: it is dead then."""
+        """Count a loss. Return whether that was one too many: it is dead then.
+
+        After `settle` if its owner told, whose answer is then `Settled.DEAD`; with the receipt still there if it was
+        taken back, which changes no answer.
+        """
         self.losses += 1
         self.fail("lost with its consumer", now)
         if self.losses <= max_losses:
             return False
         self.reason = POISONED
-        if self.last is not None and self.last[1] == LOST:
+        if self.receipt is None and self.last is not None:
             self.last = (*self.last[:2], Settled.DEAD)
         return True
 

@@ -48,6 +48,16 @@ def test_poison() -> None:
     assert [failure.attempt for failure in lost.history] == [1, 1, 1]
 
 
+def test_recovery_changes_no_answer() -> None:
+    """Law 2: a loss that a recovery finds is nobody's settlement: an older one, sent again, is answered as before."""
+    lost = entry()
+    lost.settle("lost")
+    assert not lost.lose(1, NOW)
+    lost.hand_out("r2", NOW)
+    assert lost.lose(1, NOW), "taken back from a process that died, its receipt still there"
+    assert lost.settled_before("r1", "lost") is Settled.OK
+
+
 def test_retry_and_redrive() -> None:
     """REV-E1, C16: a retry raises the attempt; who is redriven, or retried when dead, gets the attempts anew."""
     retried = entry()
