@@ -23,6 +23,8 @@ _nursery.set_forkserver_preload(
     [
         "tests.chaos.programs.consumer",
         "tests.chaos.programs.producer",
+        "tests.chaos.programs.server",
+        "tests.chaos.programs.worker",
         "taskqueue_redis",
         "taskqueue_core.remote",
     ]
@@ -152,6 +154,14 @@ class Cast:
                 actor.expected = True
                 code = actor.process.exitcode
                 self.log.note(What.ERROR, note=f"{actor.name} ended with {code}: {actor.tail()}")
+
+    def inspect(self) -> None:
+        """Note every traceback that somebody printed."""
+        for actor in self.all:
+            said = actor.output.read_text("utf-8", "replace") if actor.output.exists() else ""
+            _, mark, trace = said.partition("Traceback (most recent call last)")
+            if mark:
+                self.log.note(What.ERROR, note=f"{actor.name} printed: {trace[-1500:]}")
 
     async def close(self) -> None:
         """Kill whoever is left, and wait until all are gone."""

@@ -45,6 +45,8 @@ class What(StrEnum):
     """called, for one receipt: ``verb`` is ack, redeliver, lost, dead_letter or retry (with ``due``)"""
     SETTLED = "settled"
     """answered: ``ok``, ``duplicate``, ``dead``, ``lease_lost`` or ``unknown``"""
+    EXECUTED = "executed"
+    """a worker's handler began on a delivery: its side effect"""
     CLOSE = "close"
     """called: a subscription is closed, and what it holds is handed back"""
     CLOSED = "closed"

@@ -102,7 +102,7 @@ def schedule(
     """Return ``count`` faults from a menu within ``seconds``; the same arguments, the same faults.
 
     ``numbers`` says how many there are of each target. A target is hit again only when its last
-    fault is over, so that every fault has its effect; what finds no room is left out.
+    fault is over, so that every fault has its effect; what finds no time for that is left out.
     """
     chance = random.Random(f"{seed} {menu}")
     offers = MENUS[menu]
@@ -114,10 +114,11 @@ def schedule(
         number = chance.randrange(numbers.get(offer.target.removeprefix("link-"), 1))
         length = round(chance.uniform(offer.shortest, offer.longest), 3)
         whom = offer.target, number
-        if start >= free.get(whom, 0.0):
+        start = round(max(start, free.get(whom, 0.0)), 3)  # noqa: PLW2901 - put off
+        if start <= seconds:
             free[whom] = start + length + 0.05
-            faults.append(Fault(offer.kind, offer.target, number, round(start, 3), length))
-    return tuple(faults)
+            faults.append(Fault(offer.kind, offer.target, number, start, length))
+    return tuple(sorted(faults, key=lambda fault: fault.start))
 
 
 def describe(seed: int, menu: str, faults: Iterable[Fault]) -> str:

@@ -33,6 +33,7 @@ __all__ = ["KEYS", "Outcome", "Shape", "World"]
 KEYS = ("alpha", "beta", "gamma")
 _PREFIX = "chaos"
 _TICK = 0.02
+_BATCH = 20
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,25 +171,30 @@ class World:
 
     # The players
 
-    async def start(self, role: str, number: int) -> None:
-        """Start a process, or the next start of one that has ended."""
+    def setup(self, role: str, number: int) -> dict[str, Any]:
+        """Return what a process is told."""
         shape = self.shape
-        setup: dict[str, Any] = {"seed": self.seed, "keys": shape.keys}
+        common = {"seed": self.seed, "keys": shape.keys, "hold": shape.hold}
         if role == "producer":
             share = shape.tasks // shape.producers
-            batch = 20
-            setup |= {
+            return common | {
                 "tasks": share,
-                "batch": batch,
-                "pace": shape.seconds * batch / share,
+                "batch": _BATCH,
+                "pace": shape.seconds * _BATCH / share,
                 "simple": shape.simple,
                 "before": self.cast.logs(role, number),
             }
-        if role == "consumer":
-            setup |= {"hold": shape.hold, "limit": shape.limit, "take": shape.take}
-            setup |= {"identity": f"c{number}", "housekeeping": shape.housekeeping}
+        return common | {
+            "identity": f"c{number}",
+            "limit": shape.limit,
+            "take": shape.take,
+            "housekeeping": shape.housekeeping,
+        }
+
+    async def start(self, role: str, number: int) -> None:
+        """Start a process, or the next start of one that has ended."""
         env = await self.environment(role, number)
-        self.cast.start(role, number, env, setup)
+        self.cast.start(role, number, env, self.setup(role, number))
 
     async def begin(self) -> None:
         """Start everybody, and wait until each has done something."""
@@ -198,7 +204,12 @@ class World:
         for number in range(self.shape.producers):
             await self.start("producer", number)
         for actor in self.cast.all:
-            await self.until(partial(_active, actor), f"{actor.name} does something")
+            await self.until(partial(self.active, actor), f"{actor.name} does something")
+
+    @staticmethod
+    def active(actor: Actor) -> bool:
+        """Whether a process has done something since it started."""
+        return actor.log.exists() and actor.log.read_bytes().count(b"\n") > 1
 
     # The acts
 
@@ -252,13 +263,18 @@ class World:
 
     async def judge(self) -> Outcome:
         """Ask the store, end everybody in order, and let the checker speak."""
-        await asyncio.gather(*(self.cast.stop(a) for a in self.cast.all if a.alive))
+        await self.end()
+        self.cast.inspect()
         events = merge(self.folder.glob("*.jsonl"))
         dump = await take_dump(self.backend, self.shape.keys, events)
         verdict = check(events, dump, self.terms)
         return Outcome(
             events=events, dump=dump, verdict=verdict, wall=time.monotonic() - self._began
         )
+
+    async def end(self) -> None:
+        """Ask everybody to end."""
+        await asyncio.gather(*(self.cast.stop(a) for a in self.cast.all if a.alive))
 
     # Small things
 
@@ -280,7 +296,3 @@ class World:
                 self.cast.check()
                 raise TimeoutError(f"not within {seconds:g} s: {what}")
             await asyncio.sleep(_TICK)
-
-
-def _active(actor: Actor) -> bool:
-    return actor.log.exists() and actor.log.read_bytes().count(b"\n") > 1

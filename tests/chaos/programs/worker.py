@@ -1,0 +1,52 @@
+"""A worker on a socket, which notes what it executes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+from taskqueue_core.worker import Context, Reject, Retry, Worker
+from tests.chaos.history import Log, What
+from tests.chaos.programs.common import Setup
+
+_CONCURRENCY = 20
+
+
+async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
+    """Work until the end."""
+    chance = random.Random(f"{setup.seed} {setup.name}")
+    worker = Worker(
+        os.environ["TASKQUEUE_SERVER_URL"],
+        worker_id=f"w{setup.number}",
+        concurrency=_CONCURRENCY,
+        prefetch=_CONCURRENCY,
+        grace=2.0,
+    )
+
+    async def handle(will: str, padding: str, context: Context) -> str:
+        """Do as the task wishes."""
+        del padding
+        log.note(
+            What.EXECUTED,
+            key=context.key,
+            task=context.task_id,
+            attempt=context.attempt,
+            losses=context.losses,
+            receipt=context._delivery.receipt,
+        )
+        await asyncio.sleep(chance.uniform(0, setup.hold))
+        if will == "retry" and context.attempt == 1:
+            raise Retry(chance.uniform(0.05, 0.3))
+        if will == "bury" and context._delivery.prior == 0:
+            raise Reject("on purpose")
+        return context.task_id
+
+    for key in setup.keys:
+        worker.task(key)(handle)
+    serving = asyncio.create_task(worker.serve())
+    ending = asyncio.create_task(over.wait())
+    await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    worker.stop()
+    await serving

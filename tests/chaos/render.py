@@ -1,0 +1,74 @@
+"""Writes the totals of all runs into docs/reliability.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.chaos.checker import Spread
+from tests.chaos.totals import TOTALS, Totals, read_totals
+
+__all__ = ["PAGE", "render", "table"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+BEGIN = "<!-- written by `python3 dev.py chaos`: begin -->"
+END = "<!-- end -->"
+
+
+def render(page: Path = PAGE, totals: Path = TOTALS) -> None:
+    """Replace what stands between the marks."""
+    text = page.read_text("utf-8")
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    page.write_text(f"{head}{BEGIN}\n\n{table(read_totals(totals))}\n{END}{tail}", "utf-8")
+
+
+def table(totals: Totals) -> str:
+    """Return the totals as Markdown."""
+    faults = sum(totals.faults.values())
+    rows = [
+        ("runs, each with a seed of its own", f"{totals.runs:,}"),
+        ("tasks confirmed by the store", f"{totals.tasks:,}"),
+        ("deliveries", f"{totals.deliveries:,}"),
+        ("faults", f"{faults:,}"),
+        ("**confirmed tasks lost**", f"**{totals.lost:,}**"),
+        ("runs that broke a rule", f"{len(totals.failed):,}"),
+        ("deliveries in the hands of what was killed, frozen or cut off", f"{totals.held:,}"),
+        ("duplicates (handed out again without having been given back)", f"{totals.duplicates:,}"),
+        ("settlements refused because the lease was lost", f"{totals.stale:,}"),
+        ("publishes whose answer never came", f"{totals.unknown:,}"),
+    ]
+    names = {"killed": "was killed", "frozen": "was frozen", "cut": "was cut off"}
+    rows += [
+        (
+            f"until a task was with another consumer after its holder {names.get(cause, cause)}",
+            _times(spread),
+        )
+        for cause, spread in totals.redelivery.items()
+        if spread.count
+    ]
+    rows += [
+        ("until each consumer received again once the store was back", _times(totals.recovery)),
+        (
+            "until each producer had a confirmation again once the store was back",
+            _times(totals.publishing),
+        ),
+    ]
+    lines = [
+        "| figure | value |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in rows),
+    ]
+    lines += ["", "| fault | times |", "| --- | --- |"]
+    lines += [f"| {name} | {count:,} |" for name, count in totals.faults.items()]
+    lines += ["", f"Python {totals.python}, {totals.redis}."]
+    return "\n".join(lines) + "\n"
+
+
+def _times(spread: Spread) -> str:
+    if not spread.count:
+        return "not seen"
+    return f"{spread.worst:.2f} s at worst ({spread.count:,} times)"
+
+
+if __name__ == "__main__":
+    render()

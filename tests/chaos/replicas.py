@@ -1,0 +1,126 @@
+"""A world with servers in between: producers publish over HTTP, workers are on sockets, all through a balancer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.retry import RetryPolicy
+from tests.chaos.cast import Actor
+from tests.chaos.history import What
+from tests.chaos.proxy import Address, FaultProxy
+from tests.chaos.world import Shape, World
+from tests.redis.reserved import PortHold, reserve
+
+__all__ = ["Replicas"]
+
+_SERVERS = 2
+_WORKERS = 3
+
+
+class Replicas(World):
+    """Two servers on one Redis. Each client's link leads to a server that runs, in turn; or to a fixed one.
+
+    ``pinned`` maps a role and number, such as ``("worker", 0)``, to the number of its server.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shape: Shape | None = None,
+        *,
+        workers: int = _WORKERS,
+        pinned: Mapping[tuple[str, int], int] | None = None,
+        **more: Any,
+    ) -> None:
+        """Hold a port for each server; nothing runs yet."""
+        super().__init__(folder, shape, **more)
+        self.workers = workers
+        self.pinned = dict(pinned or {})
+        self._ports: list[PortHold] = [reserve() for _ in range(_SERVERS)]
+        self._turns = itertools.count()
+
+    async def close(self) -> None:
+        """End everything, and give the ports back."""
+        await super().close()
+        for port in self._ports:
+            port.release()
+
+    async def prepare(self) -> None:
+        """Retry at once: the default policy is for people, not for tests."""
+        await super().prepare()
+        control = control_of(self.backend)
+        for key in self.shape.keys:
+            settings = await control.settings(key)
+            policy = RetryPolicy(base=0.1, cap=0.3)
+            await control.configure(key, settings.model_copy(update={"retry": policy}))
+
+    async def link(self, role: str, number: int) -> FaultProxy:
+        """Return a server's link to the store, or a client's link to the servers."""
+        if role == "server":
+            return await super().link(role, number)
+        name = role, number
+        if name not in self.links:
+            self.links[name] = await FaultProxy(partial(self._server_for, name)).start()
+        return self.links[name]
+
+    def _server_for(self, name: tuple[str, int]) -> Address:
+        number = self.pinned.get(name)
+        if number is None:
+            running = [a.number for a in self.cast.of("server") if a.alive and not a.frozen]
+            number = running[next(self._turns) % len(running)] if running else 0
+        return "127.0.0.1", self._ports[number].port
+
+    async def environment(self, role: str, number: int) -> dict[str, str]:
+        """Servers get the store, everybody else the servers."""
+        if role == "server":
+            return await super().environment(role, number) | {
+                "TASKQUEUE_PORT": str(self._ports[number].port),
+                "TASKQUEUE_LEASE": str(self.shape.lease),
+                "TASKQUEUE_DRAIN": "1",
+            }
+        _, port = (await self.link(role, number)).address
+        return {"TASKQUEUE_SERVER_URL": f"http://127.0.0.1:{port}", **self.more}
+
+    def setup(self, role: str, number: int) -> dict[str, Any]:
+        """Producers speak to servers."""
+        word = {"word": "server"} if role == "producer" else {}
+        return super().setup(role, number) | word
+
+    async def begin(self) -> None:
+        """Start the servers, then everybody else."""
+        self.phase("load")
+        for number in range(_SERVERS):
+            await self.start("server", number)
+        for actor in self.cast.of("server"):
+            await self.until(partial(self._serving, actor), f"{actor.name} serves")
+        for number in range(self.workers):
+            await self.start("worker", number)
+        for number in range(self.shape.producers):
+            await self.start("producer", number)
+        for actor in [*self.cast.of("worker"), *self.cast.of("producer")]:
+            await self.until(partial(self.active, actor), f"{actor.name} does something")
+
+    @staticmethod
+    def _serving(actor: Actor) -> bool:
+        return actor.log.exists() and b'"serving"' in actor.log.read_bytes()
+
+    async def end(self) -> None:
+        """End the workers, then the servers."""
+        for role in ("worker", "producer", "server"):
+            present = [actor for actor in self.cast.of(role) if actor.alive]
+            await asyncio.gather(*(self.cast.stop(actor) for actor in present))
+
+    def executions(self) -> int:
+        """Return how often a handler has begun, so far."""
+        return sum(
+            line.count(What.EXECUTED.value.encode())
+            for actor in self.cast.all
+            if actor.role == "worker" and actor.log.exists()
+            for line in actor.log.read_bytes().splitlines()
+        )

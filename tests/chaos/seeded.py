@@ -1,0 +1,89 @@
+"""One seeded run: which world, which faults; and what came of it, small enough to keep."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from tests.chaos.checker import Figures
+from tests.chaos.nemesis import Fault, describe, schedule
+from tests.chaos.world import Shape, World
+
+__all__ = ["MIX", "Report", "Scenario", "carry_out", "scenario"]
+
+MIX = ("mixed", "mixed", "mixed", "processes", "redis", "links")
+"""the menus of consecutive seeds"""
+_SECONDS = 1.8
+_COUNT = 10
+_NUMBERS = {"consumer": 2, "producer": 2, "server": 2, "worker": 3}
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed to do a run again."""
+
+    seed: int
+    menu: str
+    faults: tuple[Fault, ...]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a run."""
+
+    scenario: Scenario
+    figures: Figures = Figures()
+    violations: tuple[str, ...] = ()
+    rules: dict[str, int] = {}
+    folder: str = ""
+    """where the logs of a failed run are"""
+    wall: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether no rule was broken."""
+        return not self.violations
+
+    def __str__(self) -> str:
+        """Say what a developer needs."""
+        head = describe(self.scenario.seed, self.scenario.menu, self.scenario.faults)
+        return "\n".join([head, *self.violations, f"logs: {self.folder}" if self.folder else ""])
+
+
+def scenario(seed: int, menu: str | None = None) -> Scenario:
+    """Return the scenario of a seed."""
+    menu = menu or MIX[seed % len(MIX)]
+    faults = schedule(seed, menu, seconds=_SECONDS, count=_COUNT, numbers=_NUMBERS)
+    return Scenario(seed=seed, menu=menu, faults=faults)
+
+
+def carry_out(told: Scenario, shape: Shape | None = None) -> Report:
+    """Do a run. The logs of one that failed are kept, in a folder for temporary files."""
+    folder = Path(tempfile.mkdtemp(prefix=f"taskqueue-chaos-{told.seed}-"))
+    report = asyncio.run(_carry_out(told, shape or Shape(), folder))
+    if report.ok:
+        shutil.rmtree(folder, ignore_errors=True)
+    return report
+
+
+async def _carry_out(told: Scenario, shape: Shape, folder: Path) -> Report:
+    try:
+        async with World(folder / "run", shape, seed=told.seed) as world:
+            outcome = await world.run(told.faults)
+    except Exception as error:  # noqa: BLE001 - a run that breaks off is a failed one, the next goes on
+        text = f"the run broke off: {type(error).__name__}: {error}"
+        return Report(scenario=told, violations=(text,), rules={"broke off": 1}, folder=str(folder))
+    verdict = outcome.verdict
+    rules: dict[str, int] = {}
+    for one in verdict.violations:
+        rules[one.rule] = rules.get(one.rule, 0) + 1
+    return Report(
+        scenario=told,
+        figures=verdict.figures,
+        violations=tuple(map(str, verdict.violations[:20])),
+        rules=rules,
+        folder="" if verdict.ok else str(folder),
+        wall=outcome.wall,
+    )
