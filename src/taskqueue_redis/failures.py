@@ -16,7 +16,9 @@ this table knows.
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import ssl
 from enum import Enum, auto
 
@@ -210,7 +212,8 @@ _BY_CODE: dict[str, tuple[Rule, ...]] = {
 }
 
 # Redis 7.0 says after an error in a script where that was: "OOM … script: 50142d…, on @user_script:1.".
-# Redis 6.2 says it before: "ERR Error running script (call to f_50142d…): @user_script:1: @user_script: 1: -OOM …".
+# Redis 6.2 says it before: "ERR Error running script (call to f_50142d…): @user_script:1: @user_script: 1: -OOM …",
+# or "@user_script: 1: -OOM …" where the script returns what pcall() gave it.
 _BEFORE = re.compile(
     r"ERR Error (?:running|compiling) script \((?:call to f_[0-9a-f]{40}|new function)\): "
 )
@@ -224,10 +227,11 @@ _CODE = re.compile(r"[A-Z][A-Z0-9_]*(?= |$)")
 def normalised(text: str) -> str:
     """Return an error as it would read outside of a script. Takes linear time."""
     text = text.rstrip("\r\n")
-    if before := _BEFORE.match(text):
-        text = text[before.end() :]
-        where = _WHERE.match(text)
-        text = text[where.end() :] if where else text
+    before = _BEFORE.match(text)
+    start = before.end() if before else 0
+    where = _WHERE.match(text, start)
+    if before or where:
+        text = text[where.end() if where else start :]
         return text if _CODE.match(text) else f"ERR {text}"
     if (start := text.rfind(" script: ")) >= 0 and _AFTER.match(text, start):
         text = text[:start]
@@ -260,8 +264,9 @@ def says_denied(failure: Failure) -> bool:
 def judge_connecting(error: Exception) -> tuple[Policy, Failure]:
     """Return what is to be done about a connection that could not be made, and what to raise in the end."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        why = getattr(error, "verify_message", "no reason given")
         return Policy.REPAIR, Misconfigured(
-            f"the certificate of Redis is not to be trusted ({error.verify_message}): set TASKQUEUE_REDIS_TLS_CA_FILE "
+            f"the certificate of Redis is not to be trusted ({why}): set TASKQUEUE_REDIS_TLS_CA_FILE "
             "to who signed it, or give Redis one that is valid for its name"
         )
     if isinstance(error, ConfigurationError):
@@ -280,8 +285,11 @@ def _reason(error: Exception) -> str:
     if isinstance(error, Lost):
         return error.reason
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed ({error.reason or 'no reason given'})"
-    return str(getattr(error, "strerror", None) or type(error).__name__)
+        return f"TLS failed ({getattr(error, 'reason', None) or 'no reason given'})"
+    if isinstance(error, socket.gaierror):
+        return "the name of its host is not known"
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if isinstance(number, int) and number > 0 else type(error).__name__
 
 
 def _failure(rule: Rule, rest: str) -> Failure:

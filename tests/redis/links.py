@@ -1,0 +1,101 @@
+"""Links for tests: to a server, with short time limits, closed at the end; and a server that says what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from hiredis import Reader
+
+from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.link import Link
+
+__all__ = ["SHORT", "Answers", "Puppet", "linked", "raw", "settings_for"]
+
+KEY = "{t:0}"
+SHORT = {"connect_timeout": 0.5, "answer_timeout": 0.5, "operation_timeout": 2.0}
+Answers = Callable[[int, Sequence[bytes]], "bytes | None"]
+
+
+def settings_for(url: str, **values: Any) -> RedisSettings:
+    """Make settings of these values alone."""
+    return RedisSettings.model_validate({"url": url, **values})
+
+
+@asynccontextmanager
+async def linked(url: str, **values: Any) -> AsyncIterator[Link]:
+    """Give a link, and close it."""
+    link = Link(settings_for(url, **values))
+    try:
+        yield link
+    finally:
+        await link.aclose()
+
+
+@asynccontextmanager
+async def raw(link: Link) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """Give a connection of one's own: a call returns the reply, or raises it."""
+    _, wire = await link.listener()
+    try:
+        yield wire.call
+    finally:
+        await wire.aclose()
+
+
+class Puppet:
+    """Speaks as Redis does. ``answers(n, words)`` gives the bytes to the n-th command; None closes the connection.
+
+    Commands of the login are answered with OK and not counted.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        self.heard: list[list[bytes]] = []
+        self.connections = 0
+        self._answers = answers
+        self._server: asyncio.Server
+        self._open: set[asyncio.StreamWriter] = set()
+        self._quiet = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self._quiet.clear()
+        for writer in tuple(self._open):
+            writer.transport.abort()
+        await self._server.wait_closed()
+        if self._open:
+            await self._quiet.wait()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        self.connections += 1
+        parser = Reader()
+        try:
+            while data := await reader.read(65_536):
+                parser.feed(data)
+                while (words := parser.gets()) is not False:
+                    if words[0] in {b"CLIENT", b"AUTH", b"SELECT"}:
+                        writer.write(b"+OK\r\n")
+                        continue
+                    self.heard.append(words)
+                    answer = self._answers(len(self.heard), words)
+                    if answer is None:
+                        return
+                    writer.write(answer)
+        except ConnectionError:
+            pass
+        finally:
+            self._open.discard(writer)
+            writer.close()
+            if not self._open:
+                self._quiet.set()

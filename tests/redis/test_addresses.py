@@ -1,0 +1,208 @@
+"""URLs and settings: what is understood, what is refused and how, and that no secret shows."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqueue_core.config import load_settings
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_redis.addresses import Address, Kind, Place
+from taskqueue_redis.config import RedisSettings
+from tests.redis.certificates import Certificates
+
+SECRET = "canary-5up3r"
+
+
+def settings(**values: Any) -> RedisSettings:
+    """Make settings of these values alone."""
+    return RedisSettings.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "tls", "places", "rest"),
+    [
+        ("redis://127.0.0.1", Kind.SINGLE, False, "127.0.0.1:6379", {}),
+        ("redis://localhost:7000/3", Kind.SINGLE, False, "localhost:7000", {"database": 3}),
+        ("redis://[::1]:7000/", Kind.SINGLE, False, "[::1]:7000", {}),
+        ("redis://u%40:p%2F%3A@h", Kind.SINGLE, False, "h:6379", {"user": "u@", "password": "p/:"}),
+        ("redis://:pw@h:1", Kind.SINGLE, False, "h:1", {"password": "pw"}),
+        ("rediss://h:6380/1", Kind.SINGLE, True, "h:6380", {"database": 1}),
+        ("unix:///run/redis.sock", Kind.SINGLE, False, "/run/redis.sock", {}),
+        ("unix://u:pw@/a%20b", Kind.SINGLE, False, "/a b", {"user": "u", "password": "pw"}),
+        (
+            "redis+sentinel://u:pw@a:1,b,[::1]:3/main/2",
+            Kind.SENTINEL,
+            False,
+            "a:1 b:26379 [::1]:3",
+            {"service": "main", "database": 2, "user": "u", "password": "pw"},
+        ),
+        ("rediss+sentinel://a/main", Kind.SENTINEL, True, "a:26379", {"service": "main"}),
+        ("redis+cluster://a:1,b:2", Kind.CLUSTER, False, "a:1 b:2", {}),
+        ("rediss+cluster://a", Kind.CLUSTER, True, "a:6379", {}),
+    ],
+)
+def test_forms(url: str, kind: Kind, tls: bool, places: str, rest: dict[str, Any]) -> None:  # noqa: FBT001
+    """Every form of URL is understood."""
+    address = Address.of(url)
+    assert (address.kind, address.tls) == (kind, tls)
+    assert " ".join(map(str, address.places)) == places
+    expected = {"service": "", "database": 0, "user": "", "password": ""} | rest
+    assert {name: getattr(address, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        (SECRET, "redis://"),
+        (f"http://{SECRET}@h", "redis+cluster://"),
+        (f"redis://:{SECRET}@", "redis://"),
+        (f"redis://:{SECRET}@h:99999", "redis://"),
+        (f"redis://:{SECRET}@h:0", "1 to 65535"),
+        (f"redis://:{SECRET}@h:x", "redis://"),
+        (f"redis://:{SECRET}@h/x", "number of a database"),
+        (f"redis://:{SECRET}@h/1/2", "number of a database"),
+        (f"redis://:{SECRET}@h?ssl_cert_reqs=none", "setting of its own"),
+        (f"redis://h#{SECRET}", "setting of its own"),
+        (f"redis://:{SECRET}@h,i", "redis+sentinel://"),
+        (f"redis://:{SECRET}@[::1", "redis://"),
+        (f"redis://:{SECRET}@h h", "redis://"),
+        (f"redis+sentinel://:{SECRET}@h", "name of the master"),
+        (f"redis+sentinel://:{SECRET}@h/a%20b", "name of the master"),
+        (f"redis+sentinel://:{SECRET}@h/main/x", "number of a database"),
+        (f"redis+cluster://:{SECRET}@h/1", "one database"),
+        (f"redis+cluster://:{SECRET}@h,,i", "redis+cluster://"),
+        (f"unix://{SECRET}/h", "unix:///path"),
+        ("unix://", "unix:///path"),
+    ],
+)
+def test_refusals(url: str, allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault E9: a wrong URL is refused by the name of its setting, with what is allowed, without its value."""
+    monkeypatch.setenv("TASKQUEUE_REDIS_URL", url)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(RedisSettings)
+    message = str(caught.value)
+    assert message.startswith("TASKQUEUE_REDIS_URL: got ")
+    assert allowed in message
+    assert SECRET not in message
+
+
+def test_secrets_do_not_show(tmp_path: Path) -> None:
+    """No password is in what settings and addresses show of themselves."""
+    file = tmp_path / "password"
+    file.write_text(f"{SECRET}-file\n")
+    ways = [
+        settings(url=f"redis://user:{SECRET}@127.0.0.1"),
+        settings(password=SECRET),
+        settings(password_file=file),
+        settings(url=f"redis+sentinel://:{SECRET}@127.0.0.1/main", sentinel_password=SECRET),
+    ]
+    for way in ways:
+        assert way.password_now().startswith(SECRET)
+        shown = f"{way!r} {way} {way.address!r} {way.address.shown} {way.model_dump()}"
+        assert SECRET not in shown
+        assert "user" not in way.address.shown
+
+
+def test_a_password_file_is_read_each_time(tmp_path: Path) -> None:
+    """A password can be changed without a restart."""
+    file = tmp_path / "password"
+    file.write_text("first\r\n")
+    read = settings(password_file=file)
+    file.write_text("second")
+    assert read.password_now() == "second"
+    file.unlink()
+    with pytest.raises(ConfigurationError, match="TASKQUEUE_REDIS_PASSWORD_FILE: cannot be read"):
+        read.password_now()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"url": f"redis://:{SECRET}@127.0.0.1", "password": SECRET}, "more than once"),
+        ({"password": SECRET, "password_file": "/"}, "more than once"),
+        ({"password_file": "/"}, "PASSWORD_FILE: cannot be read"),
+        ({"url": "rediss://127.0.0.1", "tls_cert_file": "/x"}, "both or neither"),
+        ({"tls_ca_file": "/x"}, "TLS_CA_FILE: set, but"),
+    ],
+)
+def test_settings_that_contradict_each_other(values: dict[str, Any], message: str) -> None:
+    """Fault E9: settings that cannot all be meant are refused by name."""
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        settings(**values)
+    assert "TASKQUEUE_REDIS_" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"prefix": "a{b}"},
+        {"prefix": ""},
+        {"prefix": "a*"},
+        {"prefix": "a\n"},
+        {"connections": 0},
+        {"answer_timeout": "inf"},
+        {"connect_timeout": 0},
+        {"appendfsync": "sometimes"},
+    ],
+)
+def test_values_out_of_range(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting out of its range is refused by name."""
+    ((name, value),) = values.items()
+    monkeypatch.setenv(f"TASKQUEUE_REDIS_{name.upper()}", str(value))
+    with pytest.raises(ConfigurationError, match=f"TASKQUEUE_REDIS_{name.upper()}"):
+        load_settings(RedisSettings)
+
+
+@pytest.mark.parametrize(
+    ("values", "missing"),
+    [
+        ({"url": "redis://10.1.2.3"}, "TLS and a password is missing"),
+        ({"url": f"redis://:{SECRET}@redis.example"}, "TLS is missing"),
+        ({"url": "rediss://redis.example"}, "a password is missing"),
+        ({"url": "redis+cluster://127.0.0.1:1,10.0.0.1:1"}, "TLS and a password is missing"),
+        ({"url": f"rediss://:{SECRET}@redis.example"}, ""),
+        ({"url": "redis://10.1.2.3", "allow_plaintext": True}, ""),
+        ({"url": "redis://127.1.2.3"}, ""),
+        ({"url": "redis://[::1]"}, ""),
+        ({"url": "redis://localhost"}, ""),
+        ({"url": "redis://localhost.evil.example"}, "TLS and a password is missing"),
+        ({"url": "unix:///run/redis.sock"}, ""),
+    ],
+)
+def test_exposed_servers_are_refused(values: dict[str, Any], missing: str) -> None:
+    """A Redis on another machine is used with TLS and a password, or if somebody insists."""
+    if not missing:
+        settings(**values)
+        return
+    with pytest.raises(ConfigurationError, match=missing) as caught:
+        settings(**values)
+    assert "TASKQUEUE_REDIS_ALLOW_PLAINTEXT" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_servers_that_are_found_later_are_refused_too() -> None:
+    """What a Sentinel or a cluster's node names is held to the same rule."""
+    with pytest.raises(ConfigurationError, match="TLS and a password is missing"):
+        settings().refuse_exposed(Place("10.0.0.1", 6379))
+
+
+def test_tls_is_verified_unless_somebody_insists(certificates: Certificates) -> None:
+    """Verification is on, from TLS 1.2; only the alarmingly named setting turns it off."""
+    assert settings().tls_context is None
+    url = "rediss://127.0.0.1"
+    strict = settings(url=url, tls_ca_file=certificates.authority).tls_context
+    assert strict is not None
+    assert strict.verify_mode is ssl.CERT_REQUIRED
+    assert strict.check_hostname
+    assert strict.minimum_version is ssl.TLSVersion.TLSv1_2
+    loose = settings(url=url, dangerously_skip_tls_verification=True).tls_context
+    assert loose is not None
+    assert loose.verify_mode is ssl.CERT_NONE
+    broken = settings(url=url, tls_ca_file=certificates.key)
+    with pytest.raises(ConfigurationError, match="TASKQUEUE_REDIS_TLS_CA_FILE"):
+        assert broken.tls_context
