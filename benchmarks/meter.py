@@ -13,6 +13,8 @@ from entries.adapter import PlainRedis
 
 QUIET = 0.35
 """cores that processes other than ours may use in a window that counts as quiet"""
+_LOOK = 0.1
+"""seconds of one look"""
 
 
 def info(ask: PlainRedis) -> dict[str, str]:
@@ -29,17 +31,21 @@ class RedisWindow:
         self._before = info(ask)
 
     def figures(self, tasks: int) -> dict[str, Any]:
-        """Return figures per task; calls inside scripts count as commands too."""
+        """Return figures per task; calls inside scripts count as commands too.
+
+        ``spent`` is in microseconds: that of a script includes the commands inside it.
+        """
         after = info(self._ask)
 
         def grown(name: str) -> float:
             return float(after[name]) - float(self._before.get(name, 0))
 
-        calls = {}
+        calls, spent = {}, {}
         for name, value in after.items():
             if name.startswith("cmdstat_"):
-                count = _calls(value) - _calls(self._before.get(name, "calls=0"))
-                calls[name.removeprefix("cmdstat_")] = count
+                command, before = name.removeprefix("cmdstat_"), self._before.get(name, "")
+                calls[command] = _part(value, "calls") - _part(before, "calls")
+                spent[command] = _part(value, "usec") - _part(before, "usec")
         calls["info"] = calls.get("info", 0) - 1  # ours
         cpu = grown("used_cpu_user") + grown("used_cpu_sys")
         return {
@@ -49,11 +55,13 @@ class RedisWindow:
             "bytes_out": grown("total_net_output_bytes") / tasks,
             "redis_cpu": cpu,
             "calls": {name: round(n / tasks, 4) for name, n in calls.items() if n >= tasks / 1000},
+            "spent": {name: round(n / tasks, 3) for name, n in spent.items() if n >= tasks / 20},
         }
 
 
-def _calls(value: str) -> int:
-    return int(value.split(",", maxsplit=1)[0].removeprefix("calls="))
+def _part(value: str, name: str) -> int:
+    parts = dict(part.split("=") for part in value.split(",") if part)
+    return int(parts.get(name, 0))
 
 
 def memory(ask: PlainRedis) -> int:
@@ -93,15 +101,24 @@ class Foreign:
         return max(0.0, _busy() - self._busy - own) / (time.monotonic() - self._start)
 
 
-def wait_until_quiet(pids: Iterable[int], patience: float) -> float:
-    """Wait until others leave the machine alone, within ``patience`` seconds; return the seconds waited."""
-    own = list(pids)
-    start = time.monotonic()
-    while True:
-        look = Foreign(own)
-        time.sleep(0.1)
-        if look.cores() <= QUIET or time.monotonic() - start >= patience:
-            return time.monotonic() - start
+class Patience:
+    """How long a run waits for a quiet machine: at most so much before a window, and so much in all."""
+
+    def __init__(self, each: float, total: float) -> None:
+        self._each, self._left = each, total
+
+    def wait(self, pids: Iterable[int]) -> float:
+        """Wait until others leave the machine alone, or patience ends; return the seconds waited."""
+        own = list(pids)
+        start = time.monotonic()
+        most = min(self._each, self._left)
+        while True:
+            look = Foreign(own)
+            time.sleep(_LOOK)
+            waited = time.monotonic() - start
+            if look.cores() <= QUIET or waited >= most:
+                self._left = max(0.0, self._left - waited)
+                return waited
 
 
 def _busy() -> float:

@@ -18,6 +18,8 @@ IDLE = 300
 """subscriptions of the idle measurement"""
 SETTLE = 1.0
 """seconds until idle workers have come to rest"""
+NO_PATIENCE = meter.Patience(0.0, 0.0)
+"""for what does not depend on the machine's other work"""
 WINDOW = 1.0
 """the dedupe window of the memory measurement, in seconds"""
 
@@ -32,7 +34,9 @@ KEYS: dict[str, Shape] = {
 }
 
 
-def keys(entry: catalog.Entry, *, repeats: int, patience: float) -> dict[str, list[dict[str, Any]]]:
+def keys(
+    entry: catalog.Entry, *, repeats: int, patience: meter.Patience
+) -> dict[str, list[dict[str, Any]]]:
     """Measure the cost per task of draining, by how many keys are subscribed and have work."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in KEYS}
     with stage(entry, patience=patience) as on:
@@ -43,7 +47,7 @@ def keys(entry: catalog.Entry, *, repeats: int, patience: float) -> dict[str, li
 
 
 def backlog(
-    entry: catalog.Entry, depths: tuple[int, ...], *, repeats: int, patience: float
+    entry: catalog.Entry, depths: tuple[int, ...], *, repeats: int, patience: meter.Patience
 ) -> dict[str, list[dict[str, Any]]]:
     """Measure the cost per task of draining 1,000 tasks over and over, by how many others wait meanwhile.
 
@@ -73,7 +77,7 @@ def memory(entry: catalog.Entry, tasks: int) -> dict[str, Any]:
     A first small load makes what exists once per store.
     """
     ours = entry.kind == "ours"
-    with stage(entry, patience=0.0) as on:
+    with stage(entry, patience=NO_PATIENCE) as on:
         if ours:
             on.worker("configure", dedupe_window=WINDOW)
         _cycle(on, CYCLE)
@@ -110,7 +114,7 @@ def _forget(on: Stage) -> None:
 
 def idle(entry: catalog.Entry, seconds: float) -> dict[str, Any]:
     """Measure what waiting costs: one worker of a peer, `IDLE` subscriptions of ours."""
-    with stage(entry, patience=0.0) as on:
+    with stage(entry, patience=NO_PATIENCE) as on:
         subscriptions = IDLE if entry.kind == "ours" else 1
         without = int(meter.info(on.redis.ask)["connected_clients"])
         lasting = SETTLE + seconds + 0.5

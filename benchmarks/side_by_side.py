@@ -12,6 +12,7 @@ from typing import Any
 
 import catalog
 import environments
+import meter
 import processes
 import scaling
 import tables
@@ -24,6 +25,8 @@ class Plan:
 
     rounds: int
     sizes: versus.Sizes
+    patience: tuple[float, float]
+    """seconds that one window, and all of them together, may wait for a quiet machine"""
     repeats: int
     """windows of each shape of keys and backlog"""
     depths: tuple[int, ...]
@@ -37,7 +40,8 @@ class Plan:
 
 QUICK = Plan(
     rounds=1,
-    sizes=versus.Sizes(single=500, scale=0.2, latency=200, patience=0.5),
+    sizes=versus.Sizes(single=500, scale=0.2, latency=200),
+    patience=(0.3, 5.0),
     repeats=1,
     depths=(1_000, 20_000),
     memory=10_000,
@@ -48,6 +52,7 @@ QUICK = Plan(
 USUAL = Plan(
     rounds=3,
     sizes=versus.Sizes(),
+    patience=(3.0, 60.0),
     repeats=3,
     depths=(1_000, 100_000),
     memory=20_000,
@@ -57,7 +62,8 @@ USUAL = Plan(
 )
 FULL = Plan(
     rounds=7,
-    sizes=versus.Sizes(single=5_000, scale=3.0, latency=1_000, patience=30.0),
+    sizes=versus.Sizes(single=5_000, scale=3.0, latency=1_000),
+    patience=(30.0, 1800.0),
     repeats=7,
     depths=(1_000, 100_000, 1_000_000),
     memory=100_000,
@@ -88,12 +94,13 @@ def measure(
     order = random.Random(seed)
     able = _able(entries)
     turns: list[versus.Turn] = []
+    patience = meter.Patience(*plan.patience)
     for number in range(plan.rounds):
         shuffled = list(able)
         order.shuffle(shuffled)
         for entry in shuffled:
             _say(f"round {number + 1} of {plan.rounds}: {entry.name}")
-            turn = versus.turn(entry, plan.sizes, durable=durable)
+            turn = versus.turn(entry, plan.sizes, patience=patience, durable=durable)
             turns.append(turn)
             if turn.invalid:
                 _say(f"INVALID {entry.name}: {turn.invalid}")
@@ -107,7 +114,7 @@ def measure(
         "absent": [entry.name for entry in entries if entry not in able],
         "versions": {turn.entry: turn.versions for turn in turns if turn.versions},
         "summary": tables.rows(tables.summarize(found)),
-        "scaling": {} if durable else _scaling(able, plan),
+        "scaling": {} if durable else _scaling(able, plan, patience),
         "turns": found,
         "seconds": time.monotonic() - start,
     }
@@ -125,7 +132,9 @@ def _able(entries: Sequence[catalog.Entry]) -> list[catalog.Entry]:
     return able
 
 
-def _scaling(entries: Sequence[catalog.Entry], plan: Plan) -> dict[str, Any]:
+def _scaling(
+    entries: Sequence[catalog.Entry], plan: Plan, patience: meter.Patience
+) -> dict[str, Any]:
     by_name = {entry.name: entry for entry in entries}
     main = [by_name[name] for name in (catalog.OURS[0].name, tables.BASE) if name in by_name]
     one_each = list(
@@ -144,7 +153,7 @@ def _scaling(entries: Sequence[catalog.Entry], plan: Plan) -> dict[str, Any]:
             found["failed"][f"{what}: {entry.name}"] = f"{type(error).__name__}: {error}"
             _say(f"INVALID {what} of {entry.name}: {error}")
 
-    repeated: dict[str, Any] = {"repeats": plan.repeats, "patience": plan.sizes.patience}
+    repeated: dict[str, Any] = {"repeats": plan.repeats, "patience": patience}
     for entry in main:
         if entry.kind == "ours":
             look("keys", entry, partial(scaling.keys, entry, **repeated))

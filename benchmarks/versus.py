@@ -39,8 +39,6 @@ class Sizes:
     """times the entry's own number of tasks, for bulk publish and drain"""
     latency: int = 400
     """timed tasks at a steady rate"""
-    patience: float = 3.0
-    """seconds that a window may wait for a quiet machine"""
 
 
 @dataclass
@@ -62,7 +60,7 @@ class Stage:
     producer: EntryProcess
     worker: EntryProcess
     versions: dict[str, str]
-    patience: float
+    patience: meter.Patience
 
     @property
     def pids(self) -> list[int]:
@@ -71,7 +69,7 @@ class Stage:
 
     def window(self, tasks: int, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Measure one workload: its own figures with those of Redis and of the machine."""
-        waited = meter.wait_until_quiet(self.pids, self.patience)
+        waited = self.patience.wait(self.pids)
         foreign, redis = meter.Foreign(self.pids), meter.RedisWindow(self.redis.ask)
         figures = do()
         figures |= redis.figures(tasks)
@@ -101,7 +99,9 @@ class Stage:
 
 
 @contextmanager
-def stage(entry: catalog.Entry, *, patience: float, durable: bool = False) -> Iterator[Stage]:
+def stage(
+    entry: catalog.Entry, *, patience: meter.Patience, durable: bool = False
+) -> Iterator[Stage]:
     """Set an entry up. Raises `NotMade` or `Failed`."""
     python, variables = environments.python_of(entry.environment)
     script = environments.ENTRIES / f"{entry.program}.py"
@@ -118,11 +118,13 @@ def stage(entry: catalog.Entry, *, patience: float, durable: bool = False) -> It
                 process.end()
 
 
-def turn(entry: catalog.Entry, sizes: Sizes, *, durable: bool = False) -> Turn:
+def turn(
+    entry: catalog.Entry, sizes: Sizes, *, patience: meter.Patience, durable: bool = False
+) -> Turn:
     """Take one turn."""
     result = Turn(entry.name)
     try:
-        with stage(entry, patience=sizes.patience, durable=durable) as on:
+        with stage(entry, patience=patience, durable=durable) as on:
             result.versions = on.versions
             _throughput(entry, sizes, on, result.windows)
             result.windows["latency"] = _latency(sizes.latency, on)

@@ -1,7 +1,8 @@
 """Our backend, through its public contract alone.
 
 Modes: ``subscription`` receives and acknowledges batches of 100; ``handler`` starts one coroutine call
-per task and acknowledges what has ended meanwhile, together; ``batch`` makes one call per batch.
+per task and acknowledges what has ended meanwhile, together; ``batch`` makes one call per batch and
+receives the next one meanwhile.
 """
 
 from __future__ import annotations
@@ -138,11 +139,20 @@ async def _drain(subscription: Subscription, book: Book) -> None:
 
 async def _batches(subscription: Subscription, book: Book) -> None:
     handlers = Handlers(book)
-    while len(book.numbers) < book.expected:
-        deliveries = (await subscription.receive(BATCH, None)).deliveries
-        if deliveries:
-            await handlers.batch([_payload.decode(one.task.payload) for one in deliveries])
-            await _ack(subscription, deliveries)
+    following = asyncio.ensure_future(subscription.receive(BATCH, None))
+    settling: asyncio.Future[None] | None = None
+    taken = 0
+    while taken < book.expected:
+        deliveries = (await following).deliveries
+        taken += len(deliveries)
+        if taken < book.expected:  # the next batch comes while this one is handled and settled
+            following = asyncio.ensure_future(subscription.receive(BATCH, None))
+        await handlers.batch([_payload.decode(one.task.payload) for one in deliveries])
+        if settling is not None:
+            await settling
+        settling = asyncio.ensure_future(_ack(subscription, deliveries))
+    if settling is not None:
+        await settling
     book.end()
 
 
