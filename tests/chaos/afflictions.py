@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -29,10 +30,15 @@ class Afflictions:
     def __init__(self, world: World) -> None:
         self.world = world
         self.cut_off: set[tuple[str, int]] = set()
+        self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def inflict(self, fault: Fault) -> None:
-        """Begin a fault, wait for its length, and end it."""
+        """Begin a fault, wait for its length, and end it. A target that is still being healed is waited for."""
         whom = f"{fault.target} {fault.number}"
+        async with self._one_at_a_time[whom]:
+            await self._inflict(fault, whom)
+
+    async def _inflict(self, fault: Fault, whom: str) -> None:
         self.world.log.note(What.FAULT, name=fault.name, target=whom)
         if fault.target == "redis":
             await self._redis(fault)
@@ -109,9 +115,10 @@ class Afflictions:
     async def _restart(self, actor: Actor) -> None:
         if actor.role in _RESTARTED:
             await self.world.start(actor.role, actor.number)
+            fresh = self.world.cast.actors[actor.role, actor.number]
             if (actor.role, actor.number) in self.cut_off:
-                fresh = self.world.cast.actors[actor.role, actor.number]
                 self.world.log.note(What.CUT, target=fresh.name)
+            await self.world.present(fresh)
 
     # Links
 

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.retry import RetryPolicy
 from tests.chaos.cast import Actor
@@ -20,6 +22,8 @@ from tests.redis.reserved import PortHold, reserve
 __all__ = ["Replicas"]
 
 _SERVERS = 2
+_HOUSEKEEPING = 2.0
+"""what servers do, whatever the store is told"""
 _WORKERS = 3
 
 
@@ -39,6 +43,7 @@ class Replicas(World):
         **more: Any,
     ) -> None:
         """Hold a port for each server; nothing runs yet."""
+        shape = msgspec.structs.replace(shape or Shape(), housekeeping=_HOUSEKEEPING)
         super().__init__(folder, shape, **more)
         self.workers = workers
         self.pinned = dict(pinned or {})
@@ -95,20 +100,22 @@ class Replicas(World):
     async def begin(self) -> None:
         """Start the servers, then everybody else."""
         self.phase("load")
-        for number in range(_SERVERS):
-            await self.start("server", number)
-        for actor in self.cast.of("server"):
-            await self.until(partial(self._serving, actor), f"{actor.name} serves")
-        for number in range(self.workers):
-            await self.start("worker", number)
-        for number in range(self.shape.producers):
-            await self.start("producer", number)
-        for actor in [*self.cast.of("worker"), *self.cast.of("producer")]:
-            await self.until(partial(self.active, actor), f"{actor.name} does something")
+        for role, count in (
+            ("server", _SERVERS),
+            ("worker", self.workers),
+            ("producer", self.shape.producers),
+        ):
+            for number in range(count):
+                await self.start(role, number)
+            for actor in self.cast.of(role):
+                if role != "worker":  # those are idle until there is something to do
+                    await self.present(actor)
 
-    @staticmethod
-    def _serving(actor: Actor) -> bool:
-        return actor.log.exists() and b'"serving"' in actor.log.read_bytes()
+    def active(self, actor: Actor) -> bool:
+        """Whether a server listens, or anybody else has done something."""
+        if actor.role == "server":
+            return actor.log.exists() and b'"serving"' in actor.log.read_bytes()
+        return super().active(actor)
 
     async def end(self) -> None:
         """End the workers, then the servers."""

@@ -11,14 +11,17 @@ import msgspec
 
 from tests.chaos.checker import Figures
 from tests.chaos.nemesis import Fault, describe, schedule
+from tests.chaos.replicas import Replicas
 from tests.chaos.world import Shape, World
 
 __all__ = ["MIX", "Report", "Scenario", "carry_out", "scenario"]
 
-MIX = ("mixed", "mixed", "mixed", "processes", "redis", "links")
+MIX = ("mixed", "mixed", "mixed", "processes", "redis", "mixed", "links", "servers")
 """the menus of consecutive seeds"""
 _SECONDS = 1.8
 _COUNT = 10
+_OVER_HTTP = 1500
+"""tasks of a run with servers in between"""
 _NUMBERS = {"consumer": 2, "producer": 2, "server": 2, "worker": 3}
 
 
@@ -62,15 +65,18 @@ def scenario(seed: int, menu: str | None = None) -> Scenario:
 def carry_out(told: Scenario, shape: Shape | None = None) -> Report:
     """Do a run. The logs of one that failed are kept, in a folder for temporary files."""
     folder = Path(tempfile.mkdtemp(prefix=f"taskqueue-chaos-{told.seed}-"))
-    report = asyncio.run(_carry_out(told, shape or Shape(), folder))
+    report = asyncio.run(_carry_out(told, shape, folder))
     if report.ok:
         shutil.rmtree(folder, ignore_errors=True)
     return report
 
 
-async def _carry_out(told: Scenario, shape: Shape, folder: Path) -> Report:
+async def _carry_out(told: Scenario, shape: Shape | None, folder: Path) -> Report:
+    kind, shape = World, shape or Shape()
+    if told.menu == "servers":
+        kind, shape = Replicas, msgspec.structs.replace(shape, tasks=min(shape.tasks, _OVER_HTTP))
     try:
-        async with World(folder / "run", shape, seed=told.seed) as world:
+        async with kind(folder / "run", shape, seed=told.seed) as world:
             outcome = await world.run(told.faults)
     except Exception as error:  # noqa: BLE001 - a run that breaks off is a failed one, the next goes on
         text = f"the run broke off: {type(error).__name__}: {error}"

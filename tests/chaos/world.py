@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -204,10 +203,15 @@ class World:
         for number in range(self.shape.producers):
             await self.start("producer", number)
         for actor in self.cast.all:
-            await self.until(partial(self.active, actor), f"{actor.name} does something")
+            await self.present(actor)
 
-    @staticmethod
-    def active(actor: Actor) -> bool:
+    async def present(self, actor: Actor) -> None:
+        """Wait until a process has done something, or has ended already."""
+        await self.until(
+            lambda: not actor.alive or self.active(actor), f"{actor.name} does something"
+        )
+
+    def active(self, actor: Actor) -> bool:
         """Whether a process has done something since it started."""
         return actor.log.exists() and actor.log.read_bytes().count(b"\n") > 1
 
