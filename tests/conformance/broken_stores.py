@@ -13,6 +13,7 @@ from taskqueue_core.tasks import (
     DeadLetter,
     Ledger,
     Published,
+    Settled,
     Task,
     WorkerInfo,
 )
@@ -176,6 +177,21 @@ class ForgetsTheOtherConnection(Facade):
     """Closing one subscription of a worker forgets the worker."""
 
     control_type = _ForgettingControl
+
+
+class _RewritingControl(FacadeControl):
+    async def cancel(self, key: str, task_id: str) -> bool:
+        cancelled: bool = await self.inner.cancel(key, task_id)
+        record = self.facade.inner._store.find(key, task_id)
+        if cancelled and record is not None and record.last is not None:
+            record.last = (*record.last[:2], Settled.LEASE_LOST)
+        return cancelled
+
+
+class RewritesAnswers(Facade):
+    """A cancel changes what an older settlement is answered when it is sent again."""
+
+    control_type = _RewritingControl
 
 
 class _BareDeadLetters(FacadeDeadLetters):

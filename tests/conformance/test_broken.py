@@ -62,6 +62,7 @@ CASES: tuple[tuple[type[Facade], type[Harness], str, str | None], ...] = (
     (consumers.RefusesResends, SettleSuite, "test_resent_ack", "2"),
     (stores.RetryAsNoOp, RetrySuite, "test_retry_through_core", "8"),
     (consumers.ReturnedLast, SettleSuite, "test_returned_comes_first", "4"),
+    (stores.RewritesAnswers, SettleSuite, "test_resent_after_the_end", "2"),
     (stores.SettingsLag, DeadLettersSuite, "test_poison_guard_counts_to_its_setting", "9"),
     (consumers.ShuffledPriority, DeliverSuite, "test_priorities", "4"),
     (consumers.StarvesAKey, DeliverSuite, "test_no_key_starves_one_by_one", "4"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from taskqueue_core.conformance.bench import Bench, ids
+from taskqueue_core.conformance.bench import KEY, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import LeaseLost, SubscriptionClosed
 from taskqueue_core.tasks import Settled
@@ -135,6 +135,22 @@ class SettleSuite(Harness):
         assert await subscription.redeliver(delivery) == (OK,)
         assert await bench.take(subscription) == [], "a resent hand-back took the task away (law 2)"
         assert await subscription.ack(again) == (OK,)
+
+    async def test_resent_after_the_end(self, bench: Bench) -> None:
+        """An end by cancel or deadline leaves the answer of the last settlement as it was (law 2)."""
+        control = bench.control
+        await bench.publish("cancelled")
+        await bench.publish("expired", deadline=bench.now + bench.short)
+        subscription = bench.subscribe()
+        settled = await bench.take(subscription, 2)
+        assert await subscription.redeliver(*settled, lost=True) == (OK, OK)
+        running = await bench.take(subscription, 2)
+        assert await control.cancel(KEY, "cancelled")
+        await bench.advance(bench.short)
+        await control.maintain()
+        assert await subscription.redeliver(*settled, lost=True) == (OK, OK)
+        assert await subscription.redeliver(*running, lost=True) == (LOST, LOST)
+        await bench.expect(cancelled=1, expired=1)
 
     async def test_receipt_from_before_a_redelivery(self, bench: Bench) -> None:
         """After a hand-back the old receipt ends nothing, delivered anew or not (law 2; OPEN-A7, OPEN-C4)."""
