@@ -81,9 +81,9 @@ class Link:
         """
         now = asyncio.get_running_loop().time()
         node = self._topology.find(key) if follow is None else None
-        wire = node.wire if node is not None else None
+        wire = node.ready if node is not None else None
         reply: Any = None
-        if wire is not None and wire.lost is None and not wire.crowd.locked():
+        if wire is not None:
             await wire.crowd.acquire()  # does not wait
             try:
                 reply = await wire.ask(words, now)
@@ -124,6 +124,8 @@ class Link:
         Every message that is published anywhere in the installation can be heard there.
         """
         problem: Unreachable | None = None
+        if self._closed:
+            raise NotReached("the link was closed")
         try:
             nodes = await self._topology.masters()
             random.shuffle(nodes)  # not every process at the same one

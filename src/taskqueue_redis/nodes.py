@@ -71,9 +71,15 @@ class Node:
     def __repr__(self) -> str:
         return f"Node({str(self.place)!r})"
 
+    @property
+    def ready(self) -> Wire | None:
+        """The shared connection if a command can be sent at once, without a wait."""
+        wire = self.wire
+        return wire if wire is not None and wire.open and not wire.crowd.locked() else None
+
     async def reach(self) -> Wire:
         """Return the shared connection, made anew if need be, by one attempt for all who ask. Raises `Unreachable`."""
-        if self.wire is not None and self.wire.lost is None:
+        if self.wire is not None and self.wire.open:
             return self.wire
         wire = await self._opening.join()
         if wire is None:
@@ -87,7 +93,7 @@ class Node:
         One that comes back with an answer due is closed, so the next caller cannot get that.
         """
         async with self._places:
-            while self._idle and self._idle[-1].lost is not None:
+            while self._idle and not self._idle[-1].open:
                 self._idle.pop()
             wire = self._idle.pop() if self._idle else await self._open()
             self._lent.add(wire)

@@ -68,10 +68,12 @@ class Trial:
         self._trouble = trouble
         self._backoff = Backoff()
         self._at_once = 0
+        self._last: Failure | None = None
 
     async def after(self, policy: Policy, failure: Failure) -> None:
         """Return when it is time for the next try. Raises the `Failure` that the caller is to see if there is none."""
         self.uncertain |= policy is Policy.RESEND
+        self._last = failure
         if policy not in _AGAIN:
             if policy is not Policy.RAISE and policy is not Policy.LOAD:
                 self._trouble.note(failure)
@@ -96,7 +98,7 @@ class Trial:
     def expire(self, reason: str) -> NoReturn:
         """Raise what the caller is to see when the time is over in the middle of a try."""
         self.uncertain |= self.sent
-        failure = NotReached(reason)
+        failure = NotReached(f"{reason}; before: {self._last}" if self._last else reason)
         self._trouble.note(failure)
         self._give_up(failure)
 

@@ -56,9 +56,9 @@ class Wire(asyncio.Protocol):
 
         ``sent`` is the loop's time. Raises `Lost` if nothing was sent.
         """
-        if self.lost is not None:
-            self.crowd.release()
-            raise Lost(self.lost.reason, sent=False)
+        if not self.open:
+            self.crowd.release()  # closing: its end is known, and is about to be told
+            raise Lost(self.lost.reason if self.lost else "the connection ended", sent=False)
         try:
             packed = _pack(words)
         except BaseException:
@@ -80,9 +80,14 @@ class Wire(asyncio.Protocol):
         return reply
 
     @property
+    def open(self) -> bool:
+        """Whether a command can be sent."""
+        return self.lost is None and not self._transport.is_closing()
+
+    @property
     def idle(self) -> bool:
         """Whether it is open and owes no answer."""
-        return self.lost is None and not self._waiting
+        return self.open and not self._waiting
 
     def listen(self, deliver: Callable[[Any], None], ended: Callable[[], None]) -> None:
         """From now on nothing is asked: whatever comes is delivered, and its end is told."""

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
 from hiredis import Reader
 
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.link import Link
+from tests.chaos.proxy import FaultProxy
 
-__all__ = ["SHORT", "Answers", "Puppet", "linked", "raw", "settings_for"]
+__all__ = [
+    "KEY",
+    "SHORT",
+    "Answers",
+    "Puppet",
+    "linked",
+    "linked_by_proxy",
+    "linked_to_puppet",
+    "raw",
+    "settings_for",
+]
 
 KEY = "{t:0}"
 SHORT = {"connect_timeout": 0.5, "answer_timeout": 0.5, "operation_timeout": 2.0}
@@ -52,6 +63,7 @@ class Puppet:
 
     def __init__(self, answers: Answers) -> None:
         self.heard: list[list[bytes]] = []
+        self.called = asyncio.Event()
         self.connections = 0
         self._answers = answers
         self._server: asyncio.Server
@@ -88,6 +100,7 @@ class Puppet:
                         writer.write(b"+OK\r\n")
                         continue
                     self.heard.append(words)
+                    self.called.set()
                     answer = self._answers(len(self.heard), words)
                     if answer is None:
                         return
@@ -99,3 +112,19 @@ class Puppet:
             writer.close()
             if not self._open:
                 self._quiet.set()
+
+
+@asynccontextmanager
+async def linked_to_puppet(answers: Answers, **values: Any) -> AsyncIterator[tuple[Puppet, Link]]:
+    """Give a puppet, and a link to it with short time limits."""
+    async with Puppet(answers) as puppet, linked(puppet.url, **SHORT | values) as link:
+        yield puppet, link
+
+
+@asynccontextmanager
+async def linked_by_proxy(port: int, **values: Any) -> AsyncIterator[tuple[FaultProxy, Link]]:
+    """Give a link to a server with short time limits, and the proxy that it goes through."""
+    async with AsyncExitStack() as opened:
+        proxy = await opened.enter_async_context(FaultProxy(("127.0.0.1", port)))
+        url = f"redis://127.0.0.1:{proxy.address[1]}"
+        yield proxy, await opened.enter_async_context(linked(url, **SHORT | values))
