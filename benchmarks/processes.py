@@ -74,14 +74,16 @@ class RedisServer:
 
     def _connected(self) -> PlainRedis:
         deadline = time.monotonic() + 10
-        while True:
-            try:
-                return PlainRedis(self.url)
-            except OSError:
-                if time.monotonic() > deadline or self.process.poll() is not None:
-                    self._opened.close()
-                    raise Failed("redis-server does not answer") from None
-                time.sleep(0.005)
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with suppress(OSError):
+                ask = PlainRedis(self.url)
+                # Another program may have taken the port in the meantime.
+                if f"process_id:{self.process.pid}\r" in ask("INFO", "server"):
+                    return ask
+                ask.close()
+            time.sleep(0.005)
+        self._opened.close()
+        raise Failed("redis-server does not answer, or its port was taken")
 
     def _end(self) -> None:
         self.process.kill()

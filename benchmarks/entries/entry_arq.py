@@ -40,7 +40,8 @@ class OnArq:
 
     async def publish(self, number: int, sent: float) -> None:
         """Enqueue one job."""
-        assert await self._pool.enqueue_job("handle", **payload(number, sent))
+        job = await self._pool.enqueue_job("handle", **payload(number, sent))
+        assert job is not None
 
     async def publish_many(self, numbers: range) -> None:
         """Enqueue batches concurrently: it has no bulk call."""
