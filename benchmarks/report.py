@@ -21,6 +21,7 @@ PAGE = HERE.parent / "docs" / "performance.md"
 PICTURE = HERE / "performance.svg"
 BEGIN = "<!-- figures: begin, written by benchmarks/report.py -->"
 END = "<!-- figures: end -->"
+IMAGE = f"![Ours beside floors and peers](../{PICTURE.relative_to(HERE.parent)})"
 _PANELS = (
     ("drain", "Drain, tasks per second (more is better)"),
     ("bulk", "Bulk publish, tasks per second (more is better)"),
@@ -62,7 +63,7 @@ def _part(result: dict[str, Any]) -> str:
         tables = render.markdown(run, level=3)
         return f"## With an append-only file\n\n{where}\n\n{tables}"
     tables = render.markdown(run, level=3)
-    return f"## Figures\n\n{where}\n\n{tables}\n{_versions(run)}\n{_promises(run)}"
+    return f"## Figures\n\n{where}\n\n{IMAGE}\n\n{tables}\n{_versions(run)}\n{_promises(run)}"
 
 
 def _versions(run: dict[str, Any]) -> str:
