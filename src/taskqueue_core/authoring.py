@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, overload
 
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import InvalidInput, LeaseLost, SubscriptionClosed
@@ -22,6 +22,7 @@ __all__ = [
     "checked_limit",
     "checked_progress",
     "checked_results",
+    "encodable",
     "workers_of",
 ]
 
@@ -193,3 +194,12 @@ def checked_results(
         if result is not None:
             check_json("results", result, LIMITS.result)
     return results
+
+
+@overload
+def encodable(text: str) -> str: ...
+@overload
+def encodable(text: str | None) -> str | None: ...
+def encodable(text: str | None) -> str | None:
+    """Return text that every store can take: a lone surrogate, which no encoding has, becomes a question mark."""
+    return None if text is None else text.encode(errors="replace").decode()

@@ -1,28 +1,31 @@
-"""The kit, on a file of its own for each test."""
+"""The kit, on a new file for each backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
+from taskqueue_core.tasks import new_id
 
-from taskqueue_sqlite import SQLiteBackend, SQLiteSettings
+from taskqueue_sqlite import SQLiteBackend
 
 
 class TestSQLite(BackendSuite):
     """Dead letters and control, durable."""
 
-    max_examples = 100
-
     @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.folders = tmp_path_factory
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
 
     async def open_backend(self, clock: ManualClock) -> Backend:
-        """Open an empty file."""
-        self.clock, self.file = clock, self.folders.mktemp("sqlite") / "tasks.db"
-        return SQLiteBackend(SQLiteSettings(path=self.file), clock)
+        """Make a backend on a file that is not there."""
+        self.clock, self.path = clock, self.folder / new_id()
+        return SQLiteBackend(self.path, clock)
 
     async def reopen(self, backend: Backend) -> Backend:
-        """Open the file again."""
+        """Make another on the same file."""
         await backend.aclose()
-        return SQLiteBackend(SQLiteSettings(path=self.file), self.clock)
+        return SQLiteBackend(self.path, self.clock)

@@ -1,0 +1,10 @@
+"""A whole backend for any store with transactions and look-ups in this process: write a `RecordStore`, get the rest.
+
+docs/writing-a-backend.md tells how; `examples/taskqueue_sqlite` is one.
+"""
+
+from taskqueue_core.recordstore.backend import RecordBackend
+from taskqueue_core.recordstore.record import Record
+from taskqueue_core.recordstore.store import RecordStore
+
+__all__ = ["Record", "RecordBackend", "RecordStore"]

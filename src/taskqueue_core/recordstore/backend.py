@@ -1,0 +1,55 @@
+"""The backend, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.clock import Clock
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.recordstore.books import Books
+from taskqueue_core.recordstore.operators import RecordControl, RecordDeadLetters
+from taskqueue_core.recordstore.publisher import RecordPublisher
+from taskqueue_core.recordstore.store import RecordStore
+from taskqueue_core.recordstore.subscription import RecordSubscription
+from taskqueue_core.tasks import Health
+
+__all__ = ["RecordBackend"]
+
+
+class RecordBackend:
+    """A backend on a `RecordStore`, with ``dead_letters`` and ``control``. See `taskqueue_core.backend.Backend`."""
+
+    def __init__(self, name: str, store: RecordStore, clock: Clock, *, durable: bool) -> None:
+        """Put the parts together; the first call opens the store. ``durable``: its records outlive the process."""
+        self.capabilities = Capabilities(
+            names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL}), durable=durable
+        )
+        self._name = name
+        self._books = Books(store, clock)
+        self.publisher = RecordPublisher(self._books)
+        self.dead_letters = RecordDeadLetters(self._books)
+        self.control = RecordControl(self._books)
+
+    def subscribe(self, keys: Iterable[str], consumer: str) -> RecordSubscription:
+        """See `taskqueue_core.backend.Backend.subscribe`."""
+        self._books.demand_open()
+        return RecordSubscription(self._books, keys, consumer)
+
+    def now(self) -> float:
+        """Return this process's time."""
+        return self._books.clock.now()
+
+    async def health(self) -> Health:
+        """Ask the store, and open it if it is not; the error is in the details."""
+        try:
+            with self._books.step():
+                return Health(ok=True, backend=self._name)
+        except TaskQueueError as error:
+            return Health(ok=False, backend=self._name, details={"error": str(error)})
+
+    async def aclose(self) -> None:
+        """Close every subscription, then the store. Where that fails it stays open: close it again."""
+        for subscription in self._books.watchers.all:
+            await subscription.close()
+        self._books.close()

@@ -1,0 +1,71 @@
+"""Putting tasks in, and scheduling their next attempts."""
+
+from __future__ import annotations
+
+from taskqueue_core.authoring import answer, encodable
+from taskqueue_core.errors import PublishUnconfirmed
+from taskqueue_core.limits import check_time
+from taskqueue_core.recordstore.books import Books
+from taskqueue_core.recordstore.record import Record
+from taskqueue_core.tasks import Confirmation, Delivery, Published, Settled, State, Task
+
+__all__ = ["RecordPublisher"]
+
+
+class RecordPublisher:
+    """See `taskqueue_core.backend.Publisher`."""
+
+    def __init__(self, books: Books) -> None:
+        """Write into ``books``."""
+        self._books = books
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        """See `taskqueue_core.backend.Publisher.publish`: all in one step."""
+        return await self._books.when_promoted(
+            {task.key for task in tasks},
+            lambda now: tuple([self._publish(task, now) for task in tasks]),
+            PublishUnconfirmed,
+        )
+
+    def _publish(self, task: Task, now: float) -> Confirmation:
+        books = self._books
+        record = books.find(task.key, task.id, now)
+        if record is not None:
+            known = record.recognise(task, now, books.store.settings(task.key).dedupe_window)
+            if known is not None:
+                return _confirmation(task, known)
+        record = Record(task=task, at=task.not_before or now)
+        books.move(record, State.SCHEDULED if record.at > now else State.WAITING, now)
+        return _confirmation(task, Published.ACCEPTED)
+
+    async def schedule_retry(
+        self,
+        task: Task,
+        at: float,
+        *,
+        error: str | None = None,
+        token: str | None = None,
+        settles: Delivery | None = None,
+    ) -> Confirmation:
+        """See `taskqueue_core.backend.Publisher.schedule_retry`: in one step."""
+        check_time("at", at)
+        with self._books.step() as now:
+            record = self._books.find(task.key, task.id, now) or Record(task=task)
+            used = record.retry_token(encodable(token), settles)
+            if used in record.tokens:
+                return _confirmation(task, Published.DUPLICATE)
+            if settles is not None:
+                if record.receipt != settles.receipt:
+                    answer([Settled.LEASE_LOST])
+                record.settle("retry")
+            if record.ended:  # a new entry of the same task
+                record.task, record.state = task, None
+            record.retry(used, encodable(error), now)
+            record.at = at
+            self._books.store.count(task.key, "retried")
+            self._books.move(record, State.SCHEDULED, now)
+        return _confirmation(task, Published.ACCEPTED)
+
+
+def _confirmation(task: Task, status: Published) -> Confirmation:
+    return Confirmation(key=task.key, task_id=task.id, status=status)

@@ -1,0 +1,99 @@
+"""What an author writes: a transaction, and look-ups that an index or a sorted key answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.recordstore.record import Record
+from taskqueue_core.tasks import State
+
+__all__ = ["RecordStore"]
+
+
+class RecordStore(ABC):
+    """Records, counters and settings in one place that this process has for itself.
+
+    All but `open`, `close` and `transaction` are called inside a transaction, and see what it wrote. None is called
+    from two threads, or while another one runs. Only errors of the package leave them: where the store fails,
+    `BackendUnavailable`.
+    """
+
+    @abstractmethod
+    def open(self) -> None:
+        """Take the store for this process alone, and make what it needs if it is new; a second process is refused."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the store, a half opened one too. It may be opened again; if it raised, closed again."""
+
+    @abstractmethod
+    def transaction(self, unsure: type[TaskQueueError]) -> AbstractContextManager[None]:
+        """Do the whole body or, if anything is raised in it, nothing. What is done survives a crash.
+
+        Raises ``unsure`` where the end failed and nobody knows which of the two it was.
+        """
+
+    @abstractmethod
+    def last_place(self) -> int:
+        """Return the highest ``seq`` of all records, 0 without any. Asked once, after `open`."""
+
+    @abstractmethod
+    def load(self, key: str, task_id: str) -> Record | None:
+        """Return the record of a task."""
+
+    @abstractmethod
+    def save(self, record: Record) -> None:
+        """Write a record, in place of the former one of its task.
+
+        The look-ups find it by its task's ``key``, ``id`` and ``priority``, and by its ``state``, ``seq``, ``due``,
+        ``alarm`` and ``owner``.
+        """
+
+    @abstractmethod
+    def drop(self, record: Record) -> None:
+        """Forget a record."""
+
+    @abstractmethod
+    def first_waiting(self, key: str) -> Record | None:
+        """Return the waiting record of a key with the highest priority, among those the one with the lowest ``seq``."""
+
+    @abstractmethod
+    def in_state(self, key: str, state: State, limit: int, after: int = 0) -> Sequence[Record]:
+        """Return records of a key in a state with a ``seq`` above ``after``, by ``seq``."""
+
+    @abstractmethod
+    def due(self, key: str, until: float, limit: int) -> Sequence[Record]:
+        """Return records of a key with a ``due`` up to a time (it may be infinite), by ``due`` and ``seq``."""
+
+    @abstractmethod
+    def alarms(self, until: float, limit: int) -> Sequence[Record]:
+        """Return records of any key with an ``alarm`` up to a time, by ``alarm`` and ``seq``."""
+
+    @abstractmethod
+    def owned(self, owner: int | None = None) -> Sequence[Record]:
+        """Return the records with this ``owner``, or with any."""
+
+    @abstractmethod
+    def count(self, key: str, name: str, by: int = 1) -> None:
+        """Add to a counter of a queue."""
+
+    @abstractmethod
+    def counters(self, key: str) -> Counter[str]:
+        """Return the counters of a queue."""
+
+    @abstractmethod
+    def settings(self, key: str) -> QueueSettings:
+        """Return the settings of a queue, the defaults unless they were configured. Asked at most moves."""
+
+    @abstractmethod
+    def configure(self, key: str, settings: QueueSettings) -> None:
+        """Write the settings of a queue."""
+
+    @abstractmethod
+    def queues(self) -> set[str]:
+        """Return the keys that have counters or settings."""

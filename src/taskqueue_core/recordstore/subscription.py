@@ -1,0 +1,131 @@
+"""Receiving and settling."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from taskqueue_core.authoring import (
+    LocalSubscription,
+    answer,
+    checked_keys,
+    checked_results,
+    encodable,
+)
+from taskqueue_core.entries import LOST
+from taskqueue_core.limits import check_name
+from taskqueue_core.recordstore.books import STEP, Books
+from taskqueue_core.recordstore.record import Record
+from taskqueue_core.tasks import Delivery, Expired, Received, Settled, State
+
+__all__ = ["RecordSubscription"]
+
+
+class RecordSubscription(LocalSubscription):
+    """See `taskqueue_core.backend.Subscription` and `taskqueue_core.capabilities.DeadLettering`."""
+
+    def __init__(self, books: Books, keys: Iterable[str], consumer: str) -> None:
+        """Start open, with a number that marks what it owns."""
+        check_name("consumer", consumer)
+        super().__init__(books.clock, checked_keys(keys), consumer)
+        self._books = books
+        self._number = next(books.owners)
+        self._turns = deque(self.keys)
+        books.watchers.add(self)
+
+    def take(self, limit: int) -> Received:
+        """Hand out turn by turn over the keys, in one step; only ``again`` while more is due than a step moves."""
+        books, deliveries, expired = self._books, list[Delivery](), list[Expired]()
+        with books.step() as now:
+            due_at = books.promote(self.keys, now)
+            if due_at <= now:
+                return Received(again=True)
+            turns = deque(key for key in self._turns if key in books.hints.waiting)
+            while turns and len(deliveries) + len(expired) < min(limit, STEP):
+                record = books.store.first_waiting(turns[0])
+                if record is None:
+                    books.hints.waiting.discard(turns.popleft())
+                elif record.overdue(now):
+                    books.move(record, State.EXPIRED, now)
+                    expired.append(record.expired)
+                else:
+                    deliveries.append(self._hand_out(record, now))
+                    turns.rotate(-1)
+        if deliveries:  # the next receive goes on behind the last key served
+            self._turns.rotate(-1 - self._turns.index(deliveries[-1].task.key))
+        return Received(
+            deliveries=tuple(deliveries),
+            again=bool(turns),
+            due_at=None if due_at == math.inf else due_at,
+            expired=tuple(expired),
+        )
+
+    def _hand_out(self, record: Record, now: float) -> Delivery:
+        delivery = record.hand_out(secrets.token_hex(16), now)
+        record.owner = self._number
+        self._books.store.count(record.task.key, "delivered")
+        self._books.move(record, State.IN_FLIGHT, now)
+        return delivery
+
+    @property
+    def in_flight(self) -> int:
+        """How many deliveries it owns; asked inside a step."""
+        return len(self._books.store.owned(self._number))
+
+    async def ack(
+        self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
+    ) -> tuple[Settled, ...]:
+        """See `taskqueue_core.backend.Subscription.ack`."""
+        pairs = list(zip(deliveries, checked_results(deliveries, results), strict=True))
+        with self._books.step() as now:
+            return answer(
+                [self._settle(one, "ack", partial(self._ack, result), now) for one, result in pairs]
+            )
+
+    def _ack(self, result: bytes | None, record: Record, now: float) -> None:
+        record.store_result(result, now, self._books.store.settings(record.task.key).result_ttl)
+        self._books.move(record, State.DONE, now)
+
+    async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
+        """See `taskqueue_core.backend.Subscription.redeliver`."""
+        verb, end = LOST if lost else "redeliver", partial(self._books.take_back, lost=lost)
+        with self._books.step() as now:
+            return answer([self._settle(delivery, verb, end, now) for delivery in deliveries])
+
+    async def dead_letter(
+        self, delivery: Delivery, reason: str, error: str | None = None
+    ) -> Settled:
+        """See `taskqueue_core.capabilities.DeadLettering.dead_letter`."""
+        end = partial(self._bury, encodable(reason), encodable(error))
+        with self._books.step() as now:
+            return answer([self._settle(delivery, "dead_letter", end, now)])[0]
+
+    def _bury(self, reason: str, error: str | None, record: Record, now: float) -> None:
+        record.bury(reason, error, now)
+        self._books.move(record, State.DEAD, now)
+
+    def _settle(
+        self, delivery: Delivery, verb: str, end: Callable[[Record, float], None], now: float
+    ) -> Settled:
+        """End a delivery if its receipt is current. Answer as to the first settlement by it, or that it is stale."""
+        record = self._books.find(delivery.task.key, delivery.task.id, now)
+        if record is None:
+            return Settled.LEASE_LOST
+        foreign = verb == LOST and record.owner != self._number
+        if record.receipt == delivery.receipt and not foreign:
+            record.settle(verb)
+            end(record, now)
+        return record.settled_before(delivery.receipt, verb)
+
+    async def close(self) -> None:
+        """See `taskqueue_core.backend.Subscription.close`. Where the store fails it stays open: close it again."""
+        if self._books.opened and not self.closed:
+            with self._books.step() as now:
+                for record in self._books.store.owned(self._number):
+                    self._books.take_back(record, now, lost=False)
+        self.closed = True
+        self._books.watchers.remove(self)
+        self.tell()
