@@ -71,8 +71,8 @@ class Doorbell:
         """
         if self._closed:
             raise NotReached("the doorbell was closed")
-        missing = {channel for channel in channels if not self._confirmed(channel)}
         self._wanted.update(channels)
+        missing = {channel for channel in channels if not self._confirmed(channel)}
         if not missing:
             return
         self._changed.update(dict.fromkeys(channels))
@@ -213,7 +213,7 @@ class Doorbell:
                 future.set_result(None)
 
     def _confirmed(self, channel: str) -> bool:
-        return channel in self._wanted and channel in self._asked and channel not in self._due
+        return channel in self._asked and channel not in self._due
 
     def _call(self, callback: Callable[..., None], *arguments: object) -> None:
         try:

@@ -147,10 +147,11 @@ async def test_an_answer_that_is_lost() -> None:
 )
 async def test_what_was_lost_once_stays_uncertain(second: bytes, raised: type[Failure]) -> None:
     """Fault E1: after a lost answer nobody claims that nothing was executed, whatever a later try says."""
-    async with linked_to_puppet(lambda n, _: None if n == 1 else second, operation_timeout=0.3) as (
-        puppet,
-        link,
-    ):
+
+    def answers(n: int, _: Sequence[bytes]) -> bytes | None:
+        return None if n == 1 else second
+
+    async with linked_to_puppet(answers, operation_timeout=0.3) as (_, link):
         failure = await failing(link, "EVALSHA", "x", 0)
         assert type(failure) is raised
         assert failure.uncertain

@@ -1,0 +1,198 @@
+"""The doorbell: what is published reaches who listens, over losses of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from taskqueue_redis.doorbell import Doorbell
+from taskqueue_redis.failures import Misconfigured, NotReached
+from taskqueue_redis.link import Link
+from taskqueue_redis.rights import access_list
+from tests.redis.conftest import MakeServer
+from tests.redis.links import KEY, SHORT, linked, linked_by_proxy
+from tests.redis.servers import RedisServer
+
+
+class Ears:
+    """What was heard, and how often the bell came back."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, bytes]] = []
+        self.reopened = 0
+
+    def hear(self, channel: str, message: bytes) -> None:
+        """Take note."""
+        self.heard.append((channel, message))
+
+    def reopen(self) -> None:
+        """Take note."""
+        self.reopened += 1
+
+
+@asynccontextmanager
+async def bell(link: Link, **values: float) -> AsyncIterator[tuple[Doorbell, Ears]]:
+    """Give a doorbell, and close it."""
+    ears = Ears()
+    doorbell = Doorbell(link, ears.hear, ears.reopen, **values)
+    try:
+        yield doorbell, ears
+    finally:
+        await doorbell.aclose()
+
+
+async def until(holds: Callable[[], bool], seconds: float = 5) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - nothing tells it
+            await asyncio.sleep(0.002)
+
+
+async def test_what_is_published_is_heard(each_redis: RedisServer, redis_prefix: str) -> None:
+    """A ring after `listen` has returned is heard, in order; one after `ignore` is not."""
+    one, two = f"{{{redis_prefix}:0}}:bell:a", f"{{{redis_prefix}:0}}:process:é"
+    async with linked(each_redis.url) as link, bell(link) as (doorbell, ears):
+        await doorbell.listen(one, two)
+        await doorbell.listen(one)
+        assert doorbell.works
+        for channel, message in ((one, b"1"), (two, b"\x00"), (one, b"")):
+            assert await link.command(KEY, "PUBLISH", channel, message) == 1
+        await until(lambda: len(ears.heard) == 3)
+        assert ears.heard == [(one, b"1"), (two, b"\x00"), (one, b"")]
+        doorbell.ignore(one)
+        await link.command(KEY, "PUBLISH", one, b"no")
+        await link.command(KEY, "PUBLISH", two, b"yes")
+        await until(lambda: len(ears.heard) == 4)
+        assert ears.heard[3] == (two, b"yes")
+        doorbell.ignore(one, two)
+        doorbell.ignore(one)
+        await doorbell.listen(one)
+        assert await link.command(KEY, "PUBLISH", one, b"again") == 1
+        await until(lambda: len(ears.heard) == 5)
+        assert ears.reopened == 0
+
+
+async def test_thousands_of_channels_cost_one_connection(
+    redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """OPEN-E2: connections to the store do not grow with keys: one for all commands, one for all bells."""
+    async with linked(redis_server.url) as link, bell(link) as (doorbell, ears):
+        await link.command(KEY, "PING")
+        before = int(redis_server.info()["connected_clients"])
+        channels = [f"{{{redis_prefix}:0}}:bell:{n}" for n in range(5000)]
+        await asyncio.gather(*(doorbell.listen(*channels[n : n + 100]) for n in range(0, 5000, 50)))
+        assert int(redis_server.info()["connected_clients"]) == before + 1
+        assert await link.command(KEY, "PUBLISH", channels[-1], "x") == 1
+        await until(lambda: bool(ears.heard))
+        doorbell.ignore(*channels[1:])
+        await until(lambda: redis_server.call("PUBLISH", channels[-1], "x") == 0)
+
+
+async def test_listening_and_ignoring_in_turn(redis_server: RedisServer, redis_prefix: str) -> None:
+    """However often a channel was wanted and not: once `listen` has returned, it is heard."""
+    channel = f"{{{redis_prefix}:0}}:bell:a"
+    async with linked(redis_server.url) as link, bell(link) as (doorbell, ears):
+        for turn in range(100):
+            await doorbell.listen(channel)
+            assert await link.command(KEY, "PUBLISH", channel, "x") == 1
+            await until(lambda seen=turn: len(ears.heard) > seen)  # type: ignore[misc]
+            doorbell.ignore(channel)
+            for _ in range(turn % 4):
+                await asyncio.sleep(0)
+
+
+async def test_a_lost_connection(make_server: MakeServer) -> None:
+    """Faults B1 and E5: the bell comes back by itself, hears what it did, and says that rings may be missing."""
+    server = make_server().start()
+    async with linked(server.url, **SHORT) as link, bell(link) as (doorbell, ears):
+        await doorbell.listen("a", "b")
+        for turn in (1, 2, 3):
+            server.call("CLIENT", "KILL", "TYPE", "pubsub")
+            await until(lambda: ears.reopened == turn)  # noqa: B023 - used at once
+            assert server.call("PUBLISH", "b", f"{turn}") == 1
+            await until(lambda: len(ears.heard) == turn)  # noqa: B023 - used at once
+        server.kill()
+        with pytest.raises(NotReached):
+            await doorbell.listen("c")
+        await until(lambda: not doorbell.works)
+        server.start()
+        await until(lambda: ears.reopened == 4)
+        await until(lambda: doorbell.works)
+        assert server.call("PUBLISH", "c", "wanted all the time") == 1
+
+
+async def test_a_half_open_connection(redis_server: RedisServer, redis_prefix: str) -> None:
+    """Fault C8: a peer that fell silent is found by a PING without an answer; a quiet one that answers is kept."""
+    channel = f"{{{redis_prefix}:0}}:bell:a"
+    async with (
+        linked_by_proxy(redis_server.port) as (proxy, link),
+        bell(link, quiet=0.1, patience=0.1) as (doorbell, ears),
+    ):
+        await doorbell.listen(channel)
+        opened = proxy.opened
+        await asyncio.sleep(0.5)
+        assert (proxy.opened, ears.reopened) == (opened, 0)
+        proxy.block()
+        await until(lambda: not doorbell.works)
+        proxy.cut()
+        proxy.heal()
+        await until(lambda: ears.reopened == 1)
+        assert redis_server.call("PUBLISH", channel, "x") == 1
+        await until(lambda: ears.heard == [(channel, b"x")])
+
+
+async def test_a_listener_that_fails_harms_nobody(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of a callback is logged; the bell goes on."""
+    heard: list[bytes] = []
+
+    def hear(_: str, message: bytes) -> None:
+        heard.append(message)
+        raise ValueError(message)
+
+    async with linked(redis_server.url) as link:
+        doorbell = Doorbell(link, hear, lambda: None)
+        await doorbell.listen("fails")
+        for message in (b"1", b"2"):
+            await link.command(KEY, "PUBLISH", "fails", message)
+        await until(lambda: heard == [b"1", b"2"])
+        await doorbell.aclose()
+    assert "a listener of the doorbell failed" in caplog.text
+
+
+async def test_rights(make_server: MakeServer) -> None:
+    """Fault E9: the access list that ships lets the prefix's channels be heard; others are refused with the cure."""
+    server = make_server(acl=access_list("tq", password=">pw")).start()
+    server.login = ("taskqueue", "pw")
+    async with linked(server.url) as link, bell(link) as (doorbell, ears):
+        await doorbell.listen("{tq:0}:bell:a")
+        await link.command("{tq:0}", "PUBLISH", "{tq:0}:bell:a", "x")
+        await until(lambda: len(ears.heard) == 1)
+        with pytest.raises(Misconfigured, match="lacks a right"):
+            await doorbell.listen("elsewhere")
+        doorbell.ignore("elsewhere")
+        await until(lambda: ears.reopened == 1)
+        await doorbell.listen("{tq:0}:bell:b")
+
+
+async def test_closing(redis_server: RedisServer) -> None:
+    """Closing ends whoever waits, at any moment, and leaves neither tasks nor connections."""
+    before = int(redis_server.info()["connected_clients"])
+    for moment in range(12):
+        async with linked(redis_server.url) as link:
+            doorbell = Doorbell(link, lambda _, __: None, lambda: None)
+            waiting = asyncio.create_task(doorbell.listen("a"))
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            await doorbell.aclose()
+            (end,) = await asyncio.gather(waiting, return_exceptions=True)
+            assert end is None or isinstance(end, NotReached)
+            with pytest.raises(NotReached):
+                await doorbell.listen("a")
+            await doorbell.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await until(lambda: int(redis_server.info()["connected_clients"]) == before)
