@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterable
 
@@ -58,7 +57,9 @@ class RedisBackend:
             return
         self._home.closed = True
         for subscription in tuple(self._home.subscriptions):
-            with contextlib.suppress(TaskQueueError):  # its deliveries come back when its lease is over
+            with contextlib.suppress(
+                TaskQueueError
+            ):  # its deliveries come back when its lease is over
                 await subscription.close()
         await self.publisher.drained()
         await self._home.aclose()

@@ -153,7 +153,7 @@ async def _check_scripts(link: Link, settings: RedisSettings) -> None:
     if denied:
         names = ", ".join(sorted({name.decode() for name in denied}))
         raise ConfigurationError(
-            f"the Redis user may not use {names} on keys or channels named {key[:-8]}…: {_cure(settings)}"
+            f"the Redis user may not use {names} on keys or channels named {_named(settings)}: {_cure(settings)}"
         )
 
 
@@ -167,22 +167,27 @@ async def _direct(link: Link, key: str, *words: str | int) -> Any:
 
 
 async def _check_channels(link: Link, settings: RedisSettings) -> None:
+    channel = _KEY % settings.prefix
     _, wire = await link.listener()
     try:
-        channel = _KEY % settings.prefix
-        await wire.call("SUBSCRIBE", channel)
-        await wire.call("UNSUBSCRIBE", channel)
-    except ErrorReply as error:
-        _, failure = judge(error)
-        if not isinstance(failure, Misconfigured):
-            raise failure from None
-        raise ConfigurationError(
-            f"the Redis user may not subscribe to channels of this prefix: {_cure(settings)}"
-        ) from None
+        for word in ("SUBSCRIBE", "UNSUBSCRIBE"):
+            try:
+                await wire.call(word, channel)
+            except ErrorReply as error:
+                _, failure = judge(error)
+                if not isinstance(failure, Misconfigured):
+                    raise failure from None
+                raise ConfigurationError(
+                    f"the Redis user may not {word} on channels named {_named(settings)}: {_cure(settings)}"
+                ) from None
     except Lost as lost:
         raise NotReached(lost.reason) from None
     finally:
         await wire.aclose()
+
+
+def _named(settings: RedisSettings) -> str:
+    return f"{{{settings.prefix}:…"
 
 
 def _cure(settings: RedisSettings) -> str:

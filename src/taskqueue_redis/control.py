@@ -132,7 +132,9 @@ class RedisControl:
                 found[worker] = WorkerInfo(
                     worker_id=worker,
                     connections=len(connections[worker]),
-                    keys=tuple(sorted({*(known.keys if known else ()), *(key.decode() for key in keys)})),
+                    keys=tuple(
+                        sorted({*(known.keys if known else ()), *(key.decode() for key in keys)})
+                    ),
                     in_flight=in_flight + (known.in_flight if known else 0),
                     since=min(began, known.since) if known else began,
                 )

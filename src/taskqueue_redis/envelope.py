@@ -62,9 +62,7 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
     size = _HEAD + int.from_bytes(envelope[5:_HEAD], "big")
     try:
         unusual = _decoder.decode(envelope[_HEAD:size])
-        return Task(
-            key=key, id=task_id, priority=priority, payload=envelope[size:], **unusual
-        )
+        return Task(key=key, id=task_id, priority=priority, payload=envelope[size:], **unusual)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise Corrupt("the header cannot be read") from error
 

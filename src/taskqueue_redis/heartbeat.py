@@ -1,5 +1,6 @@
-"""The sign of life of this process's consumers, given from a thread of its own: a handler that keeps the event loop
-busy does not cost it its leases, only a frozen process does.
+"""The sign of life of this process's consumers, given from a thread of its own.
+
+A handler that keeps the event loop busy does not cost the consumer its leases; only a frozen process does.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Protocol
 
-from taskqueue_core.clock import Clock, SystemClock
+from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.tasks import Health
 from taskqueue_redis.config import RedisSettings
@@ -46,9 +46,7 @@ class Home:
         self.receipts = Receipts()
         self.durability = Durability(self.scripts, settings.answer_timeout)
         self.settlements = Settlements(self.scripts, self.receipts)
-        self.wakeups = Wakeups(
-            self.link, self.scripts, self.receipts, clock or SystemClock(), self.process
-        )
+        self.wakeups = Wakeups(self.link, self.scripts, self.receipts, clock, self.process)
         self.heartbeat = Heartbeat(settings, self._given_up)
         self.background = Owned()
         self.subscriptions: dict[Member, None] = {}

@@ -34,14 +34,20 @@ class RedisPublisher:
         self._home.demand_open()
         partitions = self._scripts.partitions
         if len(partitions.names) == 1 or len(tasks) == 1:
-            return tuple(await self._coalescer(partitions.of(tasks[0].key)).submit(tasks)) if tasks else ()
+            return (
+                tuple(await self._coalescer(partitions.of(tasks[0].key)).submit(tasks))
+                if tasks
+                else ()
+            )
         groups: dict[str, list[int]] = {}
         for place, task in enumerate(tasks):
             groups.setdefault(partitions.of(task.key), []).append(place)
         answers: list[Confirmation | None] = [None] * len(tasks)
         for partition, places in groups.items():
             chosen = [tasks[place] for place in places]
-            for place, answer in zip(places, await self._coalescer(partition).submit(chosen), strict=True):
+            for place, answer in zip(
+                places, await self._coalescer(partition).submit(chosen), strict=True
+            ):
                 answers[place] = answer
         return tuple(answer for answer in answers if answer is not None)
 

@@ -10,6 +10,8 @@ from taskqueue_redis.envelope import Corrupt, decode
 
 __all__ = ["CORRUPT", "deliveries_of", "delivery_of", "salvaged"]
 
+_PLAIN = 4
+"""names and values of an entry that was never returned or retried"""
 CORRUPT = "corrupt"
 """the reason of a dead letter whose envelope could not be read"""
 
@@ -52,7 +54,7 @@ def salvaged(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
 
 
 def _delivery(task: Task, receipt: str, at: float, fields: Sequence[bytes]) -> Delivery:
-    if len(fields) == 4:
+    if len(fields) == _PLAIN:
         return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=at)
     attempt, losses, prior = map(int, fields[5].split(b":"))
     return Delivery(

@@ -1,4 +1,4 @@
-"""The transitions as typed calls: each is one Lua script in `lua/`, put together from its parts and called by its hash."""
+"""The transitions: each is one Lua script in `lua/`, put together from its parts and called by its hash."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Scripts:
         fresh = secrets.token_hex(8)
         number = str(len(self.partitions.names))
         told = await self._evaluate("install", partition, (1, partition, fresh, LAYOUT, number))
-        epoch, layout, partitions = (value.decode() for value in told)
+        epoch, layout, partitions = (str(value, "ascii") for value in told)
         if layout != LAYOUT:
             raise ConfigurationError(
                 f"the store has layout {layout}, this version writes {LAYOUT}: "

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from taskqueue_core.authoring import SubscriptionBase, answer, checked_limit, checked_results
-from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
-from taskqueue_core.tasks import Delivery, Expired, Received, Settled
-from taskqueue_redis.failures import AnswerLost, Failure, ScriptError
+from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed
+from taskqueue_core.tasks import Delivery, Received, Settled
 from taskqueue_redis.home import Home
-from taskqueue_redis.reading import CORRUPT, deliveries_of, delivery_of
+from taskqueue_redis.intake import GivenUp, Intake
+from taskqueue_redis.reading import delivery_of
 from taskqueue_redis.receipts import Receipt, readable
 from taskqueue_redis.scripts import microseconds, seconds
 from taskqueue_redis.translation import translated
@@ -19,8 +18,6 @@ from taskqueue_redis.translation import translated
 __all__ = ["RedisSubscription"]
 
 _HANDED_BACK_AT_ONCE = 200
-_LOOK_EVERY = 8
-"""receives after which keys that are not known to have work are looked at in any case"""
 
 
 class RedisSubscription(SubscriptionBase):
@@ -32,19 +29,13 @@ class RedisSubscription(SubscriptionBase):
         self.token = home.new_token()
         self.since = home.wakeups.now()
         self.closed = False
+        self.asleep = False
         self._home = home
-        self._mine = frozenset(keys)
         self._partitions = home.scripts.partitions.group(keys)
         self._joined: set[str] = set()
         self._joining = asyncio.Lock()
         self._attending = False
-        self._ready: dict[str, None] = {}
-        """queues that are likely to have work, the next in turn first"""
-        self._reads = 0
-        self._turn = 0
-        self._doubtful: set[str] = set()
-        """partitions where a receive may have brought what nobody has seen"""
-        self._unseen: list[Delivery] = []
+        self._intake = Intake(home, self, keys)
         self._woken = asyncio.Event()
         self._woken_by: set[str] = set()
         self._revoked: list[str] = []
@@ -58,165 +49,40 @@ class RedisSubscription(SubscriptionBase):
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         self._home.demand_open()
-        wakeups = self._home.wakeups
-        end = None if timeout is None else wakeups.now() + timeout
         try:
-            while True:
-                await self.join()
-                wakeups.sleep(self)  # first, so that no bell is missed in between
-                self._woken.clear()
-                received = await self._take(limit)
-                if received.deliveries or received.expired or self.closed:
-                    return received
-                if end is not None and end <= wakeups.now():
-                    return received
-                await self._wait(end)
-                if self.closed:
-                    return Received()
+            return await self._receive(limit, timeout)
         except BackendUnavailable:
-            if self.closed:
+            if self._is_closed():
                 return Received()
             raise
         finally:
-            wakeups.rise(self)
-            for key in self._woken_by & self._ready.keys():
-                wakeups.ring(key)
+            self.asleep = False
+            for key in self._woken_by & self._intake.ready.keys():
+                self._home.wakeups.ring(key)
             self._woken_by.clear()
 
-    async def _take(self, limit: int) -> Received:
-        if self._unseen:
-            taken, self._unseen = self._unseen[:limit], self._unseen[limit:]
-            return Received(deliveries=tuple(taken), again=True)
-        deliveries: list[Delivery] = []
-        expired: list[Expired] = []
-        again = False
-        dues: list[float] = []
-        for partition in self._in_turn():
-            if len(deliveries) >= limit:
-                again = True
+    async def _receive(self, limit: int, timeout: float | None) -> Received:
+        end = None if timeout is None else self._home.wakeups.now() + timeout
+        received = Received()
+        while not self._is_closed():
+            await self.join()
+            self.asleep = True  # before it looks, so that no bell is missed in between
+            self._woken.clear()
+            if self._is_closed():
                 break
             try:
-                told = await self._read(partition, limit - len(deliveries))
-            except BaseException as error:
-                if deliveries:  # of another partition: they are handed out, and the failure will show again
-                    self._unseen += deliveries
-                    if isinstance(error, Exception):
-                        return await self._take(limit)
-                raise
-            found, late, more, due = told
-            deliveries += found
-            expired += late
-            again = again or more
-            if due is not None:
-                dues.append(due)
-        if self.closed:
-            return Received()
-        return Received(
-            deliveries=tuple(deliveries),
-            expired=tuple(expired),
-            again=again,
-            due_at=None if deliveries else min(dues, default=None),
-        )
+                received = await self._intake.take(limit)
+            except GivenUp:
+                self._begin_anew()
+                continue
+            over = end is not None and end <= self._home.wakeups.now()
+            if received.deliveries or received.expired or over:
+                break
+            await self._wait(end)
+        return Received() if self._is_closed() else received
 
-    def _in_turn(self) -> Sequence[str]:
-        if len(self._partitions) == 1:
-            return tuple(self._partitions)
-        of = self._home.scripts.partitions.of
-        return tuple(dict.fromkeys([*(of(key) for key in self._ready), *self._partitions]))
-
-    async def _read(
-        self, partition: str, limit: int
-    ) -> tuple[list[Delivery], list[Expired], bool, float | None]:
-        home = self._home
-        if partition in self._doubtful:
-            found = await self._look_again(partition)
-            if found:
-                self._unseen += found[limit:]
-                return found[:limit], [], True, None
-        keys = [key for key in self._ready if home.scripts.partitions.of(key) == partition][:limit]
-        turn = self._turn
-        self._reads += 1
-        look = int(self._reads % _LOOK_EVERY == 0)
-        try:
-            with translated(ScriptError):
-                told = await home.scripts.run(
-                    "receive", partition, self.token, turn, limit, look, *keys, resend=False
-                )
-        except ScriptError as error:
-            if error.code != "GONE" or self.closed:
-                if self.closed:
-                    return [], [], False, None
-                raise BackendUnavailable("the store failed") from error
-            self._begin_anew()
-            return [], [], True, home.wakeups.now()
-        except asyncio.CancelledError:
-            self._doubt(partition)
-            if not self.closed:
-                home.background.start(self._hand_back_unseen(partition))
-            raise
-        except BackendUnavailable as error:
-            if isinstance(error.__cause__, AnswerLost):
-                self._doubt(partition)
-            raise
-        return self._read_answer(partition, keys, told)
-
-    def _read_answer(
-        self, partition: str, keys: list[str], told: Any
-    ) -> tuple[list[Delivery], list[Expired], bool, float | None]:
-        now, due, again, late, groups, leftover, others = told
-        self._home.wakeups.told(now)
-        self._home.wakeups.note_due(partition, due)
-        at = seconds(now)
-        lists: dict[bytes, list[Delivery]] = {}
-        for key, lane, entries in groups:
-            good, bad = deliveries_of(key.decode(), lane.decode(), self.token, at, entries)
-            if bad:
-                self._home.background.start(self._bury(bad))
-            lists.setdefault(key, []).extend(good)
-        deliveries = _one_each_in_turn(list(lists.values()))
-        keep = self._home.receipts.keep
-        for delivery in deliveries:
-            keep(delivery.receipt, self)
-        left = [key.decode() for key in leftover]
-        for key in {*keys, *left}:
-            self._ready.pop(key, None)
-        for key in [*(key.decode() for key in others), *left]:
-            self._ready.setdefault(key)  # what was served to the end: the keys take turns
-        expired = [Expired(key.decode(), task_id.decode(), attempt) for key, task_id, attempt in late]
-        return deliveries, expired, bool(again), seconds(due) if due else None
-
-    # what an answer that was lost has brought
-
-    def _doubt(self, partition: str) -> None:
-        self._turn += 1
-        self._doubtful.add(partition)
-
-    async def _look_again(self, partition: str) -> list[Delivery]:
-        with translated():
-            told = await self._home.scripts.run("pending", partition, self.token, self._turn)
-        self._doubtful.discard(partition)
-        found: list[Delivery] = []
-        at = self._home.wakeups.now()
-        for key, lane, entries, tokens in told:
-            for entry, token in zip(entries, tokens, strict=True):
-                good, bad = deliveries_of(key.decode(), lane.decode(), token.decode(), at, [entry])
-                for delivery in [*good, *bad]:
-                    if not self._home.receipts.holds(delivery.receipt):
-                        self._home.receipts.keep(delivery.receipt, self)
-                        found.append(delivery)
-        return found
-
-    async def _hand_back_unseen(self, partition: str) -> None:
-        try:
-            found = await self._look_again(partition)
-            if found:
-                await self._home.settlements.redeliver(found, "")
-        except (Failure, TaskQueueError):
-            pass  # in doubt still: the next receive looks again, and a close hands back
-
-    async def _bury(self, corrupt: list[Delivery]) -> None:
-        for delivery in corrupt:
-            await self._home.settlements.dead_letter(delivery, CORRUPT, "the envelope cannot be read")
+    def _is_closed(self) -> bool:
+        return self.closed
 
     # settle
 
@@ -251,7 +117,10 @@ class RedisSubscription(SubscriptionBase):
         by_partition: dict[str, list[tuple[int, Receipt]]] = {}
         for place, text in enumerate(receipts):
             receipt = readable(text)
-            if receipt is not None and self._home.scripts.partitions.of(receipt.key) in self._joined:
+            if (
+                receipt is not None
+                and self._home.scripts.partitions.of(receipt.key) in self._joined
+            ):
                 partition = self._home.scripts.partitions.of(receipt.key)
                 by_partition.setdefault(partition, []).append((place, receipt))
         for partition, wanted in by_partition.items():
@@ -261,7 +130,9 @@ class RedisSubscription(SubscriptionBase):
             for (place, receipt), (fields, at) in zip(wanted, told, strict=True):
                 if fields:
                     text = receipts[place]
-                    answers[place] = delivery_of(receipt.key, receipt.lane, text, seconds(at), fields)
+                    answers[place] = delivery_of(
+                        receipt.key, receipt.lane, text, seconds(at), fields
+                    )
                     self._home.receipts.keep(text, self)
         return tuple(answers)
 
@@ -290,7 +161,7 @@ class RedisSubscription(SubscriptionBase):
         async with self._joining:
             if not self._attending:
                 with translated():
-                    await self._home.wakeups.attend(self.keys)
+                    await self._home.wakeups.attend(self)
                 self._attending = True
             for partition, keys in self._partitions.items():
                 if partition not in self._joined and not self.closed:
@@ -309,9 +180,8 @@ class RedisSubscription(SubscriptionBase):
             self.closed = True
             self._home.subscriptions.pop(self, None)
             self._home.heartbeat.remove(self.token)
-            self._home.wakeups.rise(self)
             if self._attending:
-                self._home.wakeups.leave(self.keys)
+                self._home.wakeups.leave(self)
             self.wake(None)
             self._revocation.set()
             self._home.receipts.drop(self)
@@ -327,8 +197,9 @@ class RedisSubscription(SubscriptionBase):
 
     def wake(self, key: str | None) -> None:
         """Have a waiting receive look again."""
+        self.asleep = False
         if key is not None:
-            self._ready[key] = None
+            self._intake.ready.setdefault(key)
             self._woken_by.add(key)
         self._woken.set()
 
@@ -344,14 +215,6 @@ class RedisSubscription(SubscriptionBase):
         """Start over as a new consumer: this one was given up, and what it held is with others."""
         self._home.heartbeat.remove(self.token)
         self.revoke(self._home.receipts.drop(self))
-        self._unseen.clear()
+        self._intake.forget()
         self._joined.clear()
-        self._doubtful.clear()
         self.token = self._home.new_token()
-
-
-def _one_each_in_turn(lists: list[list[Delivery]]) -> list[Delivery]:
-    if len(lists) == 1:
-        return lists[0]
-    longest = max(map(len, lists), default=0)
-    return [deliveries[n] for n in range(longest) for deliveries in lists if n < len(deliveries)]

@@ -33,6 +33,8 @@ def translated(*kept: type[Failure]) -> Iterator[None]:
             case AnswerLost():
                 raise BackendUnavailable("the store's answer was lost") from failure
             case Refused():
-                raise BackendUnavailable(f"the store takes no writes now: {failure.why}") from failure
+                raise BackendUnavailable(
+                    f"the store takes no writes now: {failure.why}"
+                ) from failure
             case _:
                 raise BackendUnavailable(f"the store failed: {type(failure).__name__}") from failure

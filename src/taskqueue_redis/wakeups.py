@@ -1,13 +1,11 @@
-"""Waking waiting receives: one doorbell for all subscriptions of the process, one timer per partition. Nothing polls."""
+"""Waking waiting receives: one doorbell for all subscriptions of a process, one timer per partition."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from taskqueue_core.clock import Clock, Timer
+from taskqueue_core.clock import Clock, SystemClock, Timer
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_redis.doorbell import Doorbell
 from taskqueue_redis.failures import Failure
@@ -27,6 +25,8 @@ class Sleeper(Protocol):
     """A subscription that may wait."""
 
     keys: tuple[str, ...]
+    asleep: bool
+    """whether it is to be woken: it waits, or will unless it finds something now"""
 
     def wake(self, key: str | None) -> None:
         """Look again; ``key`` is known to have work."""
@@ -37,16 +37,22 @@ class Wakeups:
     """Who waits for what."""
 
     def __init__(
-        self, link: Link, scripts: Scripts, receipts: Receipts, clock: Clock, process: str
+        self,
+        link: Link,
+        scripts: Scripts,
+        receipts: Receipts,
+        clock: Clock | None,
+        process: str,
     ) -> None:
-        """Do no input or output."""
+        """Do no input or output. A ``clock`` counts in place of the store's time."""
+        self._store_time = clock is None
         self._scripts = scripts
         self._receipts = receipts
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._process = process
         self._doorbell = Doorbell(link, self._heard, self._reopened)
-        self._attention: Counter[str] = Counter()
-        self._sleepers: dict[str, dict[Sleeper, None]] = {}
+        self._attendants: dict[str, dict[Sleeper, None]] = {}
+        """subscriptions by key, the one that was not woken for the longest time first"""
         self._timers: dict[str, tuple[int, Timer]] = {}
         self._tasks = Owned()
         self.offset = 0.0
@@ -62,11 +68,14 @@ class Wakeups:
 
     def told(self, time: bytes) -> None:
         """Take the store's word on the time."""
-        self.offset = seconds(time) - self._clock.now()
+        if self._store_time:
+            self.offset = seconds(time) - self._clock.now()
 
-    async def attend(self, keys: tuple[str, ...]) -> None:
-        """Hear the bells of these queues; returns once none can be missed."""
-        self._attention.update(keys)
+    async def attend(self, sleeper: Sleeper) -> None:
+        """Hear the bells of a subscription's queues for it; returns once none can be missed."""
+        keys = sleeper.keys
+        for key in keys:
+            self._attendants.setdefault(key, {})[sleeper] = None
         partitions = self._scripts.partitions
         names = {partitions.of(key) for key in keys}
         channels = [bell(partitions.of(key), key) for key in keys]
@@ -74,35 +83,26 @@ class Wakeups:
         channels += [process_channel(name, self._process) for name in names]
         await self._doorbell.listen(*channels)
 
-    def leave(self, keys: tuple[str, ...]) -> None:
-        """Stop hearing the bells that nobody else here listens for."""
-        self._attention.subtract(keys)
-        silent = [key for key in keys if self._attention[key] <= 0]
-        for key in silent:
-            del self._attention[key]
+    def leave(self, sleeper: Sleeper) -> None:
+        """Hear no more bells for it, but those that others here listen for."""
+        silent = []
+        for key in sleeper.keys:
+            attendants = self._attendants.get(key, {})
+            attendants.pop(sleeper, None)
+            if not attendants:
+                self._attendants.pop(key, None)
+                silent.append(key)
         self._doorbell.ignore(*(bell(self._scripts.partitions.of(key), key) for key in silent))
 
-    def sleep(self, sleeper: Sleeper) -> None:
-        """Count a subscription among those that may be woken."""
-        for key in sleeper.keys:
-            self._sleepers.setdefault(key, {})[sleeper] = None
-
-    def rise(self, sleeper: Sleeper) -> None:
-        """Count it no longer."""
-        for key in sleeper.keys:
-            waiting = self._sleepers.get(key)
-            if waiting is not None:
-                waiting.pop(sleeper, None)
-                if not waiting:
-                    del self._sleepers[key]
-
     def ring(self, key: str) -> None:
-        """Wake the subscription that waits longest for a queue. It rings on if it leaves work."""
-        waiting = self._sleepers.get(key)
-        if waiting:
-            sleeper = next(iter(waiting))
-            self.rise(sleeper)
-            sleeper.wake(key)
+        """Wake the subscription whose turn it is for a queue. It rings on if it leaves work."""
+        attendants = self._attendants.get(key, {})
+        for sleeper in attendants:
+            if sleeper.asleep:
+                del attendants[sleeper]
+                attendants[sleeper] = None
+                sleeper.wake(key)
+                return
 
     def note_due(self, partition: str, time: bytes) -> None:
         """Have what falls due at ``time`` promoted then; empty for nothing."""
@@ -130,7 +130,11 @@ class Wakeups:
 
     def _fall_due(self, partition: str) -> None:
         self._timers.pop(partition, None)
-        self._tasks.start(self._promote(partition))
+        if self._anybody_asleep():  # nobody else needs it: a receive promotes what is due itself
+            self._tasks.start(self._promote(partition))
+
+    def _anybody_asleep(self) -> bool:
+        return any(sleeper.asleep for some in self._attendants.values() for sleeper in some)
 
     async def _promote(self, partition: str) -> None:
         try:
@@ -151,10 +155,9 @@ class Wakeups:
             self._receipts.revoke(token, fence, key)
 
     def _reopened(self) -> None:
-        sleepers = {sleeper: None for waiting in self._sleepers.values() for sleeper in waiting}
-        for sleeper in sleepers:
-            self.rise(sleeper)
-            sleeper.wake(None)
-        for partition in self._scripts.partitions.names:
-            if any(self._scripts.partitions.of(key) == partition for key in self._attention):
-                self._fall_due(partition)
+        """Some bells may have been missed: everybody looks once."""
+        for sleeper in {sleeper: None for some in self._attendants.values() for sleeper in some}:
+            if sleeper.asleep:
+                sleeper.wake(None)
+        for partition in {self._scripts.partitions.of(key) for key in self._attendants}:
+            self._fall_due(partition)

@@ -162,6 +162,7 @@ class ConcurrencySuite(Harness):
     async def test_many_publishers_and_consumers(self, bench: Bench) -> None:
         """A thousand tasks by ten publishers reach ten consumers, each exactly once (laws 1, 2)."""
         seen: list[Delivery] = []
+        settled: list[Settled] = []
         total = 1000
 
         async def produce(name: str) -> None:
@@ -175,8 +176,8 @@ class ConcurrencySuite(Harness):
                 while len(seen) < total:
                     received = await subscription.receive(7, None)
                     seen.extend(received.deliveries)
-                    await subscription.ack(*received.deliveries)
-                    if len(seen) >= total:
+                    settled.extend(await subscription.ack(*received.deliveries))
+                    if len(settled) >= total:
                         finished.set()
 
         finished = asyncio.Event()

@@ -11,8 +11,7 @@ while at <= #ARGV do
   local ids = {}
   for i = 1, n do ids[i] = ARGV[at + 6 * (i - 1)] end
   local records = q.known and call('HMGET', q.name .. ':t', unpack(ids)) or {}
-  local first_due = q.known and call('ZSCORE', PARTITION .. ':due', q.key)
-  if first_due and tonumber(first_due) <= now then promote(q, 1000) end
+  if q.known then promote_first(q) end
   local written, places = {}, {}
   for i = 1, n do
     local id, digest, priority = ids[i], ARGV[at + 1], tonumber(ARGV[at + 2])

@@ -155,5 +155,5 @@ end
 local leftover = {}
 for i = 1, #candidates do leftover[i] = candidates[i].key end
 save_all()
-more = more or #leftover > 0 or #others > 0
+more = more or #leftover > 0 or #others > 0 or (left > 0 and gone > 0)
 return {text(now), due[2] or '', more and 1 or 0, expired, groups, leftover, others}

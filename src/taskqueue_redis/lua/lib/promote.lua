@@ -17,6 +17,12 @@ local function promote(q, limit)
   return #due
 end
 
+-- What fell due comes before what becomes available now.
+local function promote_first(q)
+  local due = call('ZSCORE', PARTITION .. ':due', q.key)
+  if due and tonumber(due) <= now then promote(q, 1000) end
+end
+
 local function promote_due(limit)
   local promoted = 0
   local keys = call('ZRANGEBYSCORE', PARTITION .. ':due', '-inf', text(now), 'LIMIT', 0, limit)

@@ -1,0 +1,220 @@
+"""Taking deliveries for one consumer: which queues are asked next, and what an answer that was lost has brought."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.errors import BackendUnavailable, TaskQueueError
+from taskqueue_core.tasks import Delivery, Expired, Received
+from taskqueue_redis.failures import AnswerLost, Failure, ScriptError
+from taskqueue_redis.home import Home
+from taskqueue_redis.reading import CORRUPT, deliveries_of
+from taskqueue_redis.receipts import Holder
+from taskqueue_redis.scripts import seconds
+from taskqueue_redis.translation import translated
+
+__all__ = ["GivenUp", "Intake"]
+
+_LOOK_EVERY = 8
+"""receives after which queues that are not known to have work are looked at in any case"""
+_ROUNDS = 5
+
+
+class GivenUp(Exception):
+    """The store has given this consumer up: what it held is with others."""
+
+
+class _Taken(msgspec.Struct):
+    """What one receive has gathered."""
+
+    by_key: dict[str, list[Delivery]] = {}
+    number: int = 0
+    expired: list[Expired] = []
+    dues: list[float] = []
+    again: bool = False
+
+    @property
+    def received(self) -> Received:
+        """It as an answer."""
+        deliveries = _one_each_in_turn(list(self.by_key.values()))
+        return Received(
+            deliveries=tuple(deliveries),
+            expired=tuple(self.expired),
+            again=self.again,
+            due_at=None if deliveries else min(self.dues, default=None),
+        )
+
+
+class Intake:
+    """Reads for one consumer, in one step per partition."""
+
+    def __init__(self, home: Home, holder: Holder, keys: tuple[str, ...]) -> None:
+        self._home = home
+        self._holder = holder
+        self._partitions = tuple(home.scripts.partitions.group(keys))
+        self.ready: dict[str, None] = {}
+        """queues that are likely to have work, the next in turn first"""
+        self._reads = 0
+        self._turn = 0
+        self._doubtful: set[str] = set()
+        """partitions where a receive may have brought what nobody has seen"""
+        self._unseen: list[Delivery] = []
+
+    async def take(self, limit: int) -> Received:
+        """Take up to ``limit`` deliveries. Raises `GivenUp`, and the contract's errors."""
+        if self._doubtful:
+            await self._look_again()
+        if self._unseen:
+            found, self._unseen = self._unseen[:limit], self._unseen[limit:]
+            return Received(deliveries=tuple(found), again=True)
+        self._reads += 1
+        look = self._reads % _LOOK_EVERY == 0
+        taken = _Taken()
+        if len(self._partitions) == 1:
+            await self._read(
+                taken, self._partitions[0], limit, tuple(self.ready)[:limit], look=look
+            )
+        else:
+            await self._take_from_many(taken, limit, look=look)
+        return taken.received
+
+    def forget(self) -> None:
+        """Start over: nothing is known to have work, and nothing is in doubt."""
+        self.ready.clear()
+        self._doubtful.clear()
+        self._unseen.clear()
+
+    async def _take_from_many(self, taken: _Taken, limit: int, *, look: bool) -> None:
+        looked = False
+        for _ in range(_ROUNDS):
+            left = limit - taken.number
+            if left <= 0:
+                break
+            if look or not self.ready:
+                if looked:
+                    break
+                await self._each(
+                    self._read(taken, name, 0, (), look=True) for name in self._partitions
+                )
+                looked, look = True, False
+            chosen: dict[str, list[str]] = {}
+            for key in tuple(self.ready)[:left]:
+                chosen.setdefault(self._home.scripts.partitions.of(key), []).append(key)
+            share = max(1, left // max(1, sum(map(len, chosen.values()))))
+            taken.again = False
+            await self._each(
+                self._read(taken, name, share * len(keys), tuple(keys), look=False)
+                for name, keys in chosen.items()
+            )
+        taken.again = taken.again or bool(self.ready)
+
+    async def _each(self, reads: Iterable[Any]) -> None:
+        outcomes = await asyncio.gather(*reads, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, BackendUnavailable) or len(failures) == len(outcomes):
+                raise failure
+
+    async def _read(
+        self, taken: _Taken, partition: str, limit: int, keys: tuple[str, ...], *, look: bool
+    ) -> None:
+        try:
+            with translated(ScriptError):
+                told = await self._home.scripts.run(
+                    "receive", partition, self._holder.token, self._turn, limit, int(look), *keys,
+                    resend=False,
+                )  # fmt: skip
+        except ScriptError as error:
+            if error.code == "GONE":
+                raise GivenUp from error
+            raise BackendUnavailable("the store failed") from error
+        except asyncio.CancelledError:
+            self._doubt(partition)
+            self._home.background.start(self._hand_back_unseen())
+            raise
+        except BackendUnavailable as error:
+            if isinstance(error.__cause__, AnswerLost):
+                self._doubt(partition)
+            raise
+        self._note(taken, partition, keys, told)
+
+    def _note(self, taken: _Taken, partition: str, keys: tuple[str, ...], told: Any) -> None:
+        now, due, again, late, groups, leftover, others = told
+        wakeups = self._home.wakeups
+        wakeups.told(now)
+        wakeups.note_due(partition, due)
+        at, keep, token = seconds(now), self._home.receipts.keep, self._holder.token
+        for name, lane, entries in groups:
+            key = name.decode()
+            good, bad = deliveries_of(key, lane.decode(), token, at, entries)
+            if bad:
+                self._home.background.start(self._bury(bad))
+            for delivery in good:
+                keep(delivery.receipt, self._holder)
+            if key in taken.by_key:
+                taken.by_key[key] += good
+            else:
+                taken.by_key[key] = good
+            taken.number += len(good)
+        left = [key.decode() for key in leftover]
+        for key in {*keys, *left}:
+            self.ready.pop(key, None)
+        for key in (*(key.decode() for key in others), *left):
+            self.ready.setdefault(key)  # what was served to the end: the queues take turns
+        taken.expired += [Expired(key.decode(), name.decode(), n) for key, name, n in late]
+        taken.again = taken.again or bool(again)
+        if due:
+            taken.dues.append(seconds(due))
+
+    # what an answer that was lost has brought
+
+    def _doubt(self, partition: str) -> None:
+        self._turn += 1  # one that is still on its way comes too late from now on
+        self._doubtful.add(partition)
+
+    async def _look_again(self) -> None:
+        for partition in tuple(self._doubtful):
+            try:
+                with translated(ScriptError):
+                    told = await self._home.scripts.run(
+                        "pending", partition, self._holder.token, self._turn
+                    )
+            except ScriptError as error:
+                raise GivenUp from error
+            self._doubtful.discard(partition)
+            at = self._home.wakeups.now()
+            for key, lane, entries, tokens in told:
+                for entry, token in zip(entries, tokens, strict=True):
+                    good, bad = deliveries_of(
+                        key.decode(), lane.decode(), token.decode(), at, [entry]
+                    )
+                    for delivery in [*good, *bad]:
+                        if not self._home.receipts.holds(delivery.receipt):
+                            self._home.receipts.keep(delivery.receipt, self._holder)
+                            self._unseen.append(delivery)
+
+    async def _hand_back_unseen(self) -> None:
+        try:
+            await self._look_again()
+            found, self._unseen = self._unseen, []
+            if found:
+                await self._home.settlements.redeliver(found, "")
+        except (Failure, TaskQueueError, GivenUp):
+            pass  # in doubt still: the next receive looks again, and a close hands back
+
+    async def _bury(self, corrupt: list[Delivery]) -> None:
+        for delivery in corrupt:
+            await self._home.settlements.dead_letter(
+                delivery, CORRUPT, "the envelope cannot be read"
+            )
+
+
+def _one_each_in_turn(lists: list[list[Delivery]]) -> list[Delivery]:
+    if len(lists) == 1:
+        return lists[0]
+    longest = max(map(len, lists), default=0)
+    return [deliveries[n] for n in range(longest) for deliveries in lists if n < len(deliveries)]
