@@ -1,0 +1,197 @@
+"""The check at the start: what cannot keep a promise is refused with the cure, and what is doubtful is named."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_redis.checks import ServerFacts, check_server
+from taskqueue_redis.failures import NotReached
+from taskqueue_redis.link import Link
+from taskqueue_redis.rights import CLIENT_COMMANDS, SCRIPT_COMMANDS, access_list
+from tests.redis.certificates import Certificates, make_certificates
+from tests.redis.clusters import Cluster, follow
+from tests.redis.conftest import MakeServer
+from tests.redis.engines import Engine
+from tests.redis.links import SHORT, linked, settings_for
+from tests.redis.servers import RedisServer
+
+
+async def checked(url: str, **values: Any) -> ServerFacts:
+    """Check a server."""
+    async with linked(url, **SHORT | values) as link:
+        return await check_server(link, link.settings)
+
+
+async def refused(url: str, **values: Any) -> str:
+    """Check a server that is to be refused; return why."""
+    with pytest.raises(ConfigurationError) as caught:
+        await checked(url, **values)
+    return str(caught.value)
+
+
+async def test_a_server_that_is_fine(each_redis: RedisServer) -> None:
+    """The facts are right, and fit for health."""
+    facts = await checked(each_redis.url)
+    major, minor, patch = each_redis.engine.version
+    assert facts.version == f"{major}.{minor}.{patch}"
+    assert (facts.mode, facts.masters, facts.replicas, facts.maxmemory) == ("single", 1, 0, 0)
+    assert (facts.append_only, facts.appendfsync, facts.warnings) == (True, "everysec", ())
+    details = facts.details()
+    assert details["redis_version"] == facts.version
+    assert details["redis_warnings"] is None
+    assert each_redis.call("KEYS", "*:check") == []
+
+
+async def test_no_secret_is_among_the_facts(make_server: MakeServer) -> None:
+    """What health shows has no password in it."""
+    server = make_server(config={"requirepass": "canary"}).start()
+    server.login = ("default", "canary")
+    facts = await checked(server.url)
+    assert "canary" not in f"{facts} {facts.details()}"
+
+
+async def test_what_is_refused_and_doubted(make_server: MakeServer, each_engine: Engine) -> None:
+    """Fault B9: a policy that evicts is refused; missing persistence and unsynced files are named."""
+    server = make_server(each_engine).start()
+    for policy in ("allkeys-lru", "volatile-ttl"):
+        server.call("CONFIG", "SET", "maxmemory-policy", policy)
+        assert "maxmemory-policy noeviction" in await refused(server.url)
+    server.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    for sync, warns in (("no", True), ("always", False)):
+        server.call("CONFIG", "SET", "appendfsync", sync)
+        facts = await checked(server.url)
+        assert (facts.appendfsync, bool(facts.warnings)) == (sync, warns)
+    server.call("CONFIG", "SET", "appendonly", "no")
+    (warning,) = (await checked(server.url)).warnings
+    assert "appendonly yes" in warning
+
+
+async def test_replicas(make_server: MakeServer, each_engine: Engine) -> None:
+    """Fault B9: a replica is refused and its master taken; one without persistence puts its replicas at risk."""
+    master, replica = make_server(each_engine, aof=False).start(), make_server(each_engine).start()
+    follow(replica, master)
+    assert "read-only replica" in await refused(replica.url)
+    facts = await checked(master.url)
+    assert facts.replicas == 1
+    assert any("empties its replicas" in warning for warning in facts.warnings)
+
+
+class _Old(Link):
+    """A link to a server that says it is an old one."""
+
+    version = b"6.0.20"
+
+    async def everywhere(self, *words: Any, quietly: bool = False) -> list[Any]:
+        """Answer INFO in its stead."""
+        told = await super().everywhere(*words, quietly=quietly)
+        return [re.sub(rb"redis_version:.*", b"redis_version:" + self.version, one) for one in told]
+
+
+async def test_old_versions(redis_server: RedisServer) -> None:
+    """Redis 6.0 is refused with the version that is needed."""
+    link = _Old(settings_for(redis_server.url))
+    try:
+        with pytest.raises(
+            ConfigurationError, match=r"Redis 6\.0\.20 is too old: use 6\.2 or later"
+        ):
+            await check_server(link, link.settings)
+    finally:
+        await link.aclose()
+
+
+async def test_clusters_need_their_url(redis_cluster: Cluster, redis_server: RedisServer) -> None:
+    """A node of a cluster is not used as a single server, nor the other way round."""
+    facts = await checked(redis_cluster.url)
+    assert (facts.mode, facts.masters) == ("cluster", 3)
+    assert "redis+cluster://" in await refused(redis_cluster.masters[0].url)
+    url = redis_server.url.replace("redis://", "redis+cluster://")
+    assert "use a redis:// URL" in await refused(url)
+
+
+def test_the_access_list_that_ships() -> None:
+    """The file is what the list of commands says, and lets nobody in as it is."""
+    shipped = (resources.files("taskqueue_redis") / "taskqueue.acl").read_text()
+    assert shipped == access_list("tq")
+    assert " -@all " in shipped
+    assert f" #{'0' * 64} " in shipped
+    assert "user default off\n" in shipped
+    for forbidden in ("keys", "flushall", "flushdb", "config", "acl", "debug", "scan", "shutdown"):
+        assert f"+{forbidden}" not in shipped.split()
+
+
+def test_every_command_in_the_scripts_is_listed() -> None:
+    """What the Lua files call is on the list, so that the access list lets them run."""
+    listed = {words[0] for words in SCRIPT_COMMANDS}
+    called: set[str] = set()
+    folder = resources.files("taskqueue_redis") / "lua"
+    for part in (folder, folder / "lib"):
+        for file in part.iterdir():
+            if file.name.endswith(".lua"):
+                called.update(
+                    re.findall(r"""redis\.p?call\(\s*['"]([A-Za-z]+)['"]""", file.read_text())
+                )
+    assert {name.upper() for name in called} <= listed
+
+
+async def test_the_access_list_suffices(make_server: MakeServer, each_engine: Engine) -> None:
+    """Under the list that ships all is well, for its prefix; what Redis keeps secret may be declared."""
+    server = make_server(each_engine, acl=access_list("mine", password=">pw")).start()
+    server.login = ("taskqueue", "pw")
+    facts = await checked(server.url, prefix="mine")
+    assert facts.appendfsync == "unknown"
+    assert "TASKQUEUE_REDIS_APPENDFSYNC" in facts.warnings[0]
+    facts = await checked(server.url, prefix="mine", appendfsync="always")
+    assert (facts.appendfsync, facts.warnings) == ("always", ())
+    assert "lacks a right" in await refused(server.url, prefix="other")
+
+
+_UNUSED_HERE = {"SELECT", "CLIENT SETNAME", "CLUSTER SLOTS", "ASKING", "ROLE"}
+
+
+async def test_every_missing_right_is_named(make_server: MakeServer, each_engine: Engine) -> None:
+    """Fault E9: whichever right is missing, the start ends with its name and the cure."""
+    full = access_list("tq", password=">pw")
+    server = make_server(each_engine, acl=f"{full}user root on >pw ~* &* +@all\n").start()
+    server.login = ("root", "pw")
+    rules = full.splitlines()[1].split()[2:]
+    names = {words[0] for words in SCRIPT_COMMANDS} | set(CLIENT_COMMANDS) - _UNUSED_HERE
+    url = server.url.replace("root:", "taskqueue:")
+    with server.connect() as root:
+        for name in sorted(names):
+            right = f"+{name.lower().replace(' ', '|')}"
+            assert right in rules
+            root.call(
+                "ACL", "SETUSER", "taskqueue", "reset", *(rule for rule in rules if rule != right)
+            )
+            why = await refused(url)
+            assert name.split(" ", maxsplit=1)[0].removesuffix("SHA") in why.upper()
+            assert "ACL" in why or "taskqueue.acl" in why
+        for pattern, what in (("~{tq:*", "right"), ("&{tq:*", "PUBLISH")):
+            root.call(
+                "ACL", "SETUSER", "taskqueue", "reset", *(rule for rule in rules if rule != pattern)
+            )
+            assert what in await refused(url)
+
+
+async def test_tls(make_server: MakeServer, certificates: Certificates, tmp_path: Any) -> None:
+    """Fault E9: with TLS the certificate is checked: who signed it, and for which name."""
+    server = make_server(tls=certificates).start()
+    url = server.url
+    assert (await checked(url, tls_ca_file=certificates.authority)).mode == "single"
+    assert "TASKQUEUE_REDIS_TLS_CA_FILE" in await refused(url)
+    strangers = make_certificates(tmp_path)
+    assert "not to be trusted" in await refused(url, tls_ca_file=strangers.authority)
+    wrong = url.replace(
+        "127.0.0.1", "127.1"
+    )  # the same address by a name that is not in the certificate
+    rest = {"allow_plaintext": True, "tls_ca_file": certificates.authority}
+    assert "not to be trusted" in await refused(wrong, **rest)
+    assert (await checked(url, dangerously_skip_tls_verification=True)).masters == 1
+    plain = url.replace("rediss://", "redis://")
+    with pytest.raises(NotReached):
+        await checked(plain, operation_timeout=0.3)

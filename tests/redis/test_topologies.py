@@ -1,0 +1,175 @@
+"""Clusters and Sentinels: commands find whoever is in charge, also after that has changed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqueue_redis.cluster import slot_of
+from taskqueue_redis.doorbell import Doorbell
+from taskqueue_redis.failures import Misconfigured, NotReached
+from taskqueue_redis.link import Link
+from tests.redis.clusters import Cluster, Sentinels
+from tests.redis.engines import Engine, Engines
+from tests.redis.links import SHORT, linked
+
+KEYS = [f"{{tq:{n}}}:n" for n in range(30)]
+
+
+def count(link: Link, key: str, **more: Any) -> Any:
+    """Add one to a key."""
+    return link.command(key, "INCR", key, **more)
+
+
+async def test_slots(redis_cluster: Cluster) -> None:
+    """D18: a key's slot is the one that Redis computes, by its first braces."""
+    for key in ("a", "{a}b", "a{}b", "{}{a}", "a{b", "a}b{c}", "{tq:0}:é", "é{è}", "", "{{a}}"):
+        assert slot_of(key) == redis_cluster.slot(key)
+
+
+async def test_every_key_finds_its_node(redis_cluster: Cluster, redis_prefix: str) -> None:
+    """Commands run where their key lives, by one connection to each node; what is for all runs at all masters."""
+    keys = [f"{{{redis_prefix}:{n}}}:n" for n in range(50)]
+    async with linked(redis_cluster.url) as link:
+        assert await asyncio.gather(*(count(link, key) for key in keys)) == [1] * 50
+        followed = await asyncio.gather(
+            *(count(link, key, follow=lambda _: ("WAIT", 0, 0)) for key in keys)
+        )
+        assert followed == [(2, 0)] * 50
+        assert sorted(await link.everywhere("DBSIZE")) == sorted(redis_cluster.everywhere("DBSIZE"))
+        with pytest.raises(Misconfigured, match="CROSSSLOT"):
+            await link.command(keys[0], "DEL", *keys)
+
+
+async def test_a_bell_rings_in_the_whole_cluster(redis_cluster: Cluster, redis_prefix: str) -> None:
+    """One connection hears what is published at any node."""
+    heard: list[bytes] = []
+    channel = f"{{{redis_prefix}:0}}:bell:a"
+    async with linked(redis_cluster.url) as link:
+        bell = Doorbell(link, lambda _, message: heard.append(message), lambda: None)
+        await bell.listen(channel)
+        for n, node in enumerate(redis_cluster.masters):
+            node.call("PUBLISH", channel, n)
+        async with asyncio.timeout(5):
+            while len(heard) < 3:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.005)
+        await bell.aclose()
+
+
+async def test_slots_that_move(each_engine: Engine, tmp_path: Path) -> None:
+    """MOVED, ASK and TRYAGAIN are followed: while slots move under load every command runs exactly once."""
+    with Cluster(each_engine, tmp_path, aof=False) as cluster:
+        async with linked(cluster.url) as link:
+            key, other = "{tq:0}:n", "{tq:0}:m"
+            slot = cluster.slot(key)
+            source = cluster.owner(key)
+            target = next(node for node in cluster.masters if node is not source)
+            ids = {node: node.call("CLUSTER", "MYID").decode() for node in (source, target)}
+            done = asyncio.Event()
+            counted: list[int] = []
+
+            async def keep_counting() -> None:
+                while not done.is_set():
+                    counted.append(await count(link, key, resend=False))
+
+            counters = [asyncio.create_task(keep_counting()) for _ in range(5)]
+            for a, b in ((source, target), (target, source)) * 2:
+                await asyncio.sleep(0.02)
+                await count(link, other)
+                b.call("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[a])
+                a.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[b])
+                a.call("MIGRATE", "127.0.0.1", b.port, key, 0, 5000)
+                pair = asyncio.create_task(link.command(key, "MGET", key, other))
+                await asyncio.sleep(0.02)  # one key here, one there: TRYAGAIN
+                a.call("MIGRATE", "127.0.0.1", b.port, other, 0, 5000)
+                for node in (b, a):
+                    node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[b])
+                assert len(await pair) == 2
+            done.set()
+            await asyncio.gather(*counters)
+            assert sorted(counted) == list(range(1, len(counted) + 1))
+            assert await link.command(other, "GET", other) == b"4"
+
+
+async def test_a_node_that_dies(each_engine: Engine, tmp_path: Path) -> None:
+    """Faults B1 and C7: a dead node holds up only its own keys, until its replica has taken over; its bell moves."""
+    with Cluster(
+        each_engine, tmp_path, replicas=1, config={"cluster-require-full-coverage": "no"}
+    ) as cluster:
+        async with linked(cluster.url, operation_timeout=15, connect_timeout=0.5) as link:
+            reopened: list[int] = []
+            bell = Doorbell(link, lambda _, __: None, lambda: reopened.append(1))
+            await bell.listen("b")
+            await asyncio.gather(*(count(link, key) for key in KEYS))
+            dead = next(
+                node for node in cluster.masters if b"cmd=subscribe" in node.call("CLIENT", "LIST")
+            )
+            theirs = [key for key in KEYS if cluster.owner(key) is dead]
+            others = [key for key in KEYS if key not in theirs]
+            dead.kill()
+            waiting = [asyncio.create_task(count(link, key)) for key in theirs]
+            async with asyncio.timeout(1):
+                assert await asyncio.gather(*(count(link, key) for key in others)) == [2] * len(
+                    others
+                )
+            assert not any(task.done() for task in waiting)
+            assert await asyncio.gather(*waiting) == [2] * len(theirs)
+            async with asyncio.timeout(5):
+                while not (reopened and bell.works):  # noqa: ASYNC110 - nothing tells it
+                    await asyncio.sleep(0.01)
+            assert len(await link.everywhere("PING")) == 3
+            await bell.aclose()
+
+
+async def test_a_failover_of_sentinels(each_engine: Engine, tmp_path: Path) -> None:
+    """Fault C8: a frozen master is left for the one that the Sentinels promote; the former one serves nobody."""
+    with Sentinels(each_engine, tmp_path) as group:
+        limits = {"operation_timeout": 20, "answer_timeout": 0.5, "connect_timeout": 0.5}
+        async with linked(group.url, **limits) as link:
+            reopened: list[int] = []
+            bell = Doorbell(
+                link, lambda _, __: None, lambda: reopened.append(1), quiet=0.3, patience=0.3
+            )
+            await bell.listen("b")
+            assert await count(link, "n") == 1
+            former = group.master
+            former.freeze()
+            assert await count(link, "n") == 2
+            assert group.master is not former
+            async with asyncio.timeout(5):
+                while not (reopened and bell.works):  # noqa: ASYNC110 - nothing tells it
+                    await asyncio.sleep(0.01)
+            former.thaw()
+            group.sentinels[0].kill()  # the others are enough
+            link._topology.doubt(link._topology.find("n"))
+            assert await count(link, "n") == 3
+            assert group.master.call("GET", "n") == b"3"
+            await bell.aclose()
+        wrong = group.url.replace(f"/{group.service}", "/nobody")
+        async with linked(wrong, **SHORT) as link:
+            with pytest.raises(Misconfigured, match="correct the service"):
+                await count(link, "n")
+        for sentinel in group.sentinels:
+            sentinel.kill()
+        async with linked(group.url, **SHORT | {"operation_timeout": 0.5}) as link:
+            with pytest.raises(NotReached):
+                await count(link, "n")
+
+
+async def test_a_cluster_that_is_out_of_reach(engines: Engines, tmp_path: Path) -> None:
+    """Fault E9: no node answers, or none has slots: nothing was executed, and the caller hears why."""
+    cluster = Cluster(engines.found[-1], tmp_path, masters=1)
+    try:
+        async with linked(cluster.url, **SHORT | {"operation_timeout": 0.4}) as link:
+            with pytest.raises(NotReached, match="refused"):
+                await count(link, "n")
+            cluster.masters[0].start()
+            with pytest.raises(NotReached, match="no slots"):
+                await count(link, "n")
+            with pytest.raises(NotReached, match="no slots"):
+                await link.everywhere("PING")
+    finally:
+        cluster.close()
