@@ -67,7 +67,7 @@ def every(run: dict[str, Any]) -> list[Table]:
 def notes(run: dict[str, Any]) -> list[str]:
     """Return what the reader must know beside the tables."""
     turns = run["turns"]
-    said = [f"seed {run['seed']}; {run['plan']['rounds']} rounds; {run['seconds']:.0f} s in all"]
+    said = [f"seed {run['seed']}; {run['rounds']} rounds; {run['seconds']:.0f} s in all"]
     control = [
         tables.FIGURES[0].value(turn["windows"]["single"])
         for turn in turns

@@ -24,6 +24,8 @@ class Plan:
     """How much is measured."""
 
     rounds: int
+    seconds: float
+    """no further round is begun if it would probably end later than this"""
     sizes: versus.Sizes
     patience: tuple[float, float]
     """seconds that one window, and all of them together, may wait for a quiet machine"""
@@ -38,8 +40,10 @@ class Plan:
     idle_of_all: bool
 
 
+_NO_BOUND = 86_400.0
 QUICK = Plan(
     rounds=1,
+    seconds=60.0,
     sizes=versus.Sizes(single=500, scale=0.2, latency=200),
     patience=(0.3, 5.0),
     repeats=1,
@@ -51,6 +55,7 @@ QUICK = Plan(
 )
 USUAL = Plan(
     rounds=3,
+    seconds=220.0,
     sizes=versus.Sizes(),
     patience=(3.0, 60.0),
     repeats=3,
@@ -62,6 +67,7 @@ USUAL = Plan(
 )
 FULL = Plan(
     rounds=7,
+    seconds=_NO_BOUND,
     sizes=versus.Sizes(single=5_000, scale=3.0, latency=1_000),
     patience=(30.0, 1800.0),
     repeats=7,
@@ -90,26 +96,33 @@ def measure(
 ) -> dict[str, Any]:
     """Run the plan; return everything that was found, for the result file."""
     start = time.monotonic()
-    plan = replace(plan, rounds=rounds or plan.rounds)
+    if rounds:
+        plan = replace(plan, rounds=rounds, seconds=_NO_BOUND)
     order = random.Random(seed)
     able = _able(entries)
     turns: list[versus.Turn] = []
     patience = meter.Patience(*plan.patience)
-    for number in range(plan.rounds):
+    done, began = 0, time.monotonic()
+    for number in range(1, plan.rounds + 1):
+        if done and (time.monotonic() - began) / done * number > plan.seconds:
+            _say(f"no time for round {number}")
+            break
         shuffled = list(able)
         order.shuffle(shuffled)
         for entry in shuffled:
-            _say(f"round {number + 1} of {plan.rounds}: {entry.name}")
+            _say(f"round {number} of {plan.rounds}: {entry.name}")
             turn = versus.turn(entry, plan.sizes, patience=patience, durable=durable)
             turns.append(turn)
             if turn.invalid:
                 _say(f"INVALID {entry.name}: {turn.invalid}")
+        done = number
     found = [asdict(turn) for turn in turns]
     return {
         "seed": seed,
         "durable": durable,
         "pinned": processes.cores() is not None,
         "plan": asdict(plan),
+        "rounds": done,
         "entries": [{**asdict(entry), "compare": sorted(entry.compare)} for entry in entries],
         "absent": [entry.name for entry in entries if entry not in able],
         "versions": {turn.entry: turn.versions for turn in turns if turn.versions},
