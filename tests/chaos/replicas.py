@@ -103,7 +103,7 @@ class Replicas(World):
         for role, count in (
             ("server", _SERVERS),
             ("worker", self.workers),
-            ("producer", self.shape.producers),
+            ("producer", self.shape.producers if self.shape.tasks else 0),
         ):
             for number in range(count):
                 await self.start(role, number)

@@ -81,10 +81,10 @@ def duplicates(history: History) -> Iterator[tuple[Story, Handout, Handout]]:
             one, two = handout.first, later.first
             if (one.attempt, one.prior) != (two.attempt, two.prior):
                 continue
+            # Even where it answered ``lease_lost``: sent again, after it had worked and the task had moved on.
             given_back = any(
-                settlement.verb in {"redeliver", "lost"} and settlement.outcome != "lease_lost"
+                settlement.verb in {"redeliver", "lost"} and settlement.called.at <= two.at
                 for settlement in handout.settlements
-                if settlement.called.at <= two.at
             )
             holders = {by for _, by in handout.holders}
             closed = any(

@@ -319,7 +319,9 @@ class History:
         for event in self.of(What.DELIVERED):
             known = self.handouts.get(event.receipt)
             if known is None or (known.first.key, known.first.task) != (event.key, event.task):
-                handout = Handout(event, [], [(event.at, event.by)])
+                # It was its holder's from the store's step on, even if that was frozen and saw it much later.
+                since = min(event.at, (event.store_at or _INF) - self.wall)
+                handout = Handout(event, [], [(since, event.by)])
                 self.handouts.setdefault(event.receipt, handout)
                 self._story(event).handouts.append(handout)
         for event in self.of(What.ADOPTED):

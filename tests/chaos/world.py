@@ -13,15 +13,19 @@ from typing import Any, Self
 import msgspec
 from pydantic import SecretStr
 
-from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import control_of, dead_letters_of
+from taskqueue_core.backend import Backend, Subscription
+from taskqueue_core.capabilities import Control, control_of, dead_letters_of
 from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.tasks import Confirmation, Received, Task
+from taskqueue_redis import RedisBackend, RedisSettings
 from tests.chaos.afflictions import Afflictions
 from tests.chaos.cast import Actor, Cast
 from tests.chaos.checker import Verdict, check
 from tests.chaos.dumping import dead_ids, ledgers_of, live, take_dump
-from tests.chaos.history import Event, Log, What, merge
+from tests.chaos.history import Event, Log, What, merge, read
 from tests.chaos.nemesis import Fault, unleash
+from tests.chaos.programs.common import Setup
+from tests.chaos.programs.producer import Producer
 from tests.chaos.proxy import FaultProxy
 from tests.chaos.story import Dump, Terms
 from tests.redis.engines import Engine, discover
@@ -88,7 +92,11 @@ class World:
         self.terms = self.shape.terms or Terms(lease=self.shape.lease, liveness=self.shape.liveness)
         self.more = dict(env or {})
         self.backend: Backend
+        """one that no fault of a link touches"""
+        self._backends: list[Backend] = []
         self._afflictions = Afflictions(self)
+        self.identity = ""
+        """the worker's name of all consumers; else each has its own"""
         self._began = time.monotonic()
 
     # The stage
@@ -96,7 +104,7 @@ class World:
     async def __aenter__(self) -> Self:
         try:
             await asyncio.to_thread(self.redis.start)
-            self.backend = self.open_backend()
+            self.backend = self.open_backend(self.redis.port)
             await self.prepare()
         except BaseException:
             await self.close()
@@ -117,24 +125,27 @@ class World:
         for link in self.links.values():
             await link.aclose()
         self.redis.thaw()
-        if hasattr(self, "backend"):
+        for backend in self._backends:
             with contextlib.suppress(BackendUnavailable):
-                await self.backend.aclose()
+                await backend.aclose()
         await asyncio.to_thread(self.redis.close)
         self.log.close()
 
-    def open_backend(self) -> Backend:
-        """Make this process's own backend, which no fault of a link touches."""
-        from taskqueue_redis import RedisBackend, RedisSettings  # noqa: PLC0415
-
+    def open_backend(self, port: int) -> Backend:
+        """Make a backend of this process, closed with the world: at Redis itself, or at a link."""
+        shape = self.shape
         settings = RedisSettings(
-            url=SecretStr(self.redis.url),
+            url=SecretStr(f"redis://127.0.0.1:{port}"),
             prefix=_PREFIX,
-            lease=self.shape.lease,
-            housekeeping=self.shape.housekeeping,
+            lease=shape.lease,
+            housekeeping=shape.housekeeping,
+            answer_timeout=shape.answer_timeout,
+            operation_timeout=shape.operation_timeout,
             _env_file=None,
         )
-        return RedisBackend(settings=settings)
+        backend = RedisBackend(settings=settings)
+        self._backends.append(backend)
+        return backend
 
     async def prepare(self) -> None:
         """Set the queues up: what a run forgets, it cannot check."""
@@ -184,7 +195,7 @@ class World:
                 "before": self.cast.logs(role, number),
             }
         return common | {
-            "identity": f"c{number}",
+            "identity": self.identity or f"c{number}",
             "limit": shape.limit,
             "take": shape.take,
             "housekeeping": shape.housekeeping,
@@ -200,7 +211,7 @@ class World:
         self.phase("load")
         for number in range(self.shape.consumers):
             await self.start("consumer", number)
-        for number in range(self.shape.producers):
+        for number in range(self.shape.producers if self.shape.tasks else 0):
             await self.start("producer", number)
         for actor in self.cast.all:
             await self.present(actor)
@@ -214,6 +225,24 @@ class World:
     def active(self, actor: Actor) -> bool:
         """Whether a process has done something since it started."""
         return actor.log.exists() and actor.log.read_bytes().count(b"\n") > 1
+
+    def held_by(self, role: str, number: int) -> int:
+        """Return how many deliveries a consumer, or server, has in hand, by its own log."""
+        delivered: set[str] = set()
+        settled: set[str] = set()
+        log = self.cast.actors[role, number].log
+        for event in read(log) if log.exists() else ():
+            if event.what in {What.DELIVERED, What.ADOPTED}:
+                delivered.add(event.receipt)
+            elif event.what is What.SETTLE:
+                settled.add(event.receipt)
+        return len(delivered - settled)
+
+    async def holding(self, role: str, number: int, count: int) -> None:
+        """Wait until somebody has so many deliveries in hand."""
+        await self.until(
+            lambda: self.held_by(role, number) >= count, f"{role} {number} holds {count}"
+        )
 
     # The acts
 
@@ -279,6 +308,55 @@ class World:
     async def end(self) -> None:
         """Ask everybody to end."""
         await asyncio.gather(*(self.cast.stop(a) for a in self.cast.all if a.alive))
+
+    # What a case does by itself
+
+    @property
+    def control(self) -> Control:
+        """The operator's side of this process's backend."""
+        return control_of(self.backend)
+
+    def subscribe(self, identity: str) -> Subscription:
+        """Open a subscription of this process, to all queues."""
+        return self.backend.subscribe(self.shape.keys, identity)
+
+    async def publish(self, count: int, **fields: Any) -> tuple[Confirmation, ...]:
+        """Publish tasks that are to be acked at once, to the first queue."""
+        setup = Setup(role="producer", name="world", log="", keys=self.shape.keys[:1])
+        producer = Producer(setup, self.log, self.backend, asyncio.Event())
+        answers: list[Confirmation] = []
+        while len(answers) < count:
+            size = min(500, count - len(answers))
+            tasks = [
+                Task.of(self.shape.keys[0], {"will": "ack", "padding": ""}, **fields)
+                for _ in range(size)
+            ]
+            answers += await producer.publish_once(tasks)
+        return tuple(answers)
+
+    async def receive(self, subscription: Subscription, limit: int) -> Received:
+        """Receive until something comes, and do the housekeeping meanwhile."""
+        while True:
+            received = await subscription.receive(limit, self.shape.housekeeping)
+            if received.deliveries:
+                return received
+            await self.control.maintain()
+
+    def published(self) -> int:
+        """Return how many tasks have been confirmed so far."""
+        return sum(
+            actor.log.read_bytes().count(b'"outcome":"accepted"')
+            for actor in self.cast.all
+            if actor.role == "producer" and actor.log.exists()
+        )
+
+    async def drained(self, seconds: float = 20.0) -> None:
+        """Wait until nothing is alive in any queue."""
+
+        async def empty() -> bool:
+            return not live(await ledgers_of(self.backend, self.shape.keys))
+
+        await self.until(empty, "every task has ended", seconds=seconds)
 
     # Small things
 

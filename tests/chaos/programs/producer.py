@@ -10,7 +10,7 @@ from pathlib import Path
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.loading import load_backend
-from taskqueue_core.tasks import Published, Task
+from taskqueue_core.tasks import Confirmation, Published, Task
 from tests.chaos.history import Event, Log, What, merge
 from tests.chaos.programs.common import Setup
 from tests.chaos.programs.plans import Plan, plan_of
@@ -87,6 +87,16 @@ class Producer:
 
     async def _send(self, tasks: list[Task]) -> list[Task]:
         """Publish once; return what has to be published again."""
+        try:
+            answers = await self.publish_once(tasks)
+        except (PublishUnconfirmed, BackendUnavailable):
+            return tasks
+        if any(answer.status is Published.CONFLICT for answer in answers):
+            raise AssertionError("the same id and payload, and the store says that they differ")
+        return [task for task, told in zip(tasks, answers, strict=True) if not told.stored]
+
+    async def publish_once(self, tasks: Sequence[Task]) -> Sequence[Confirmation]:
+        """Publish, and note the call and its answers. Raises as the contract says."""
         call = self.log.next_call()
         for task in tasks:
             self.log.note(
@@ -99,20 +109,19 @@ class Producer:
                 deadline=task.deadline,
                 payload=f"{zlib.crc32(task.payload):08x}",
             )
+        outcomes = ["unconfirmed"] * len(tasks)
         try:
             answers = await self.backend.publisher.publish(*tasks)
-        except PublishUnconfirmed:
-            outcomes = ["unconfirmed"] * len(tasks)
+            outcomes = [answer.status.value for answer in answers]
         except BackendUnavailable:
             outcomes = ["unavailable"] * len(tasks)
-        else:
-            outcomes = [answer.status.value for answer in answers]
-        for task, outcome in zip(tasks, outcomes, strict=True):
-            self.log.note(What.PUBLISHED, call=call, key=task.key, task=task.id, outcome=outcome)
-        if Published.CONFLICT.value in outcomes:
-            raise AssertionError("the same id and payload, and the store says that they differ")
-        good = {Published.ACCEPTED.value, Published.DUPLICATE.value}
-        return [task for task, told in zip(tasks, outcomes, strict=True) if told not in good]
+            raise
+        finally:
+            for task, outcome in zip(tasks, outcomes, strict=True):
+                self.log.note(
+                    What.PUBLISHED, call=call, key=task.key, task=task.id, outcome=outcome
+                )
+        return answers
 
 
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:

@@ -1,0 +1,41 @@
+"""What the named cases share: seeds, small shapes, and an assertion that says what went wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.checker import Figures
+from tests.chaos.world import Outcome, Shape
+
+__all__ = ["LEASE", "PASSES", "SEEDS", "SLACK", "passed", "small"]
+
+LEASE = 1.5
+HOUSEKEEPING = 0.3
+PASSES = 2 * 1.5 * HOUSEKEEPING
+"""two passes of housekeeping, at their slowest"""
+SLACK = 1.0
+"""for a machine that does other things as well"""
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 10))]
+"""one in every test run, ten in `dev.py chaos`"""
+
+
+def small(**more: object) -> Shape:
+    """Return the shape of a run that takes about two seconds."""
+    fields: dict[str, object] = {
+        "tasks": 400,
+        "seconds": 0.5,
+        "lease": LEASE,
+        "housekeeping": HOUSEKEEPING,
+        "answer_timeout": 0.6,
+        "operation_timeout": 1.2,
+    }
+    return Shape(**{**fields, **more})  # type: ignore[arg-type]
+
+
+def passed(outcome: Outcome) -> Figures:
+    """Assert that no rule was broken, and return the figures."""
+    assert outcome.verdict.ok, str(outcome.verdict)
+    figures = outcome.verdict.figures
+    assert figures.lost == 0
+    assert figures.duplicates <= figures.held
+    return figures

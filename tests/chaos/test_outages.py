@@ -1,0 +1,134 @@
+"""Redis is killed, frozen, paused, filled, flushed, and forgets its scripts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.cases import SEEDS, passed, small
+from tests.chaos.history import What
+from tests.chaos.world import World
+
+RECOVERY = 5.0
+"""seconds within which everybody is back once Redis is"""
+CHAOS = pytest.mark.chaos
+
+
+def lengths(short: float, *long: float) -> list[object]:
+    """Lengths of an outage: one in every run, the others in `dev.py chaos`."""
+    return [short, *(pytest.param(length, marks=CHAOS) for length in long)]
+
+
+@pytest.mark.parametrize("length", lengths(0.1, 6.0, 30.0))
+@pytest.mark.parametrize("seed", SEEDS[:3])
+async def test_redis_is_killed(folder: Path, seed: int, length: float) -> None:
+    """Fault B1, A1: nothing confirmed is lost, nobody restarts, and all are active soon after Redis is."""
+    async with World(folder, small(seconds=1.0, liveness=60.0), seed=seed) as world:
+        await world.begin()
+        await world.inflict("kill", "redis", 0, length)
+        figures = passed(await world.finish())
+    assert figures.duplicates == 0
+    assert 0 < figures.recovery.worst <= RECOVERY
+    assert figures.publishing.worst <= RECOVERY
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(100, marks=CHAOS)])
+async def test_redis_is_killed_again_and_again(folder: Path, times: int) -> None:
+    """Fault B2: each time nothing is lost, and no process gathers connections or files."""
+    shape = small(tasks=100 * times, seconds=0.3 * times, liveness=60.0)
+    async with World(folder, shape) as world:
+        await world.begin()
+        before = {actor.name: _files(actor.process.pid) for actor in world.cast.all}
+        for _ in range(times):
+            await world.inflict("kill", "redis", 0, 0.05)
+        after = {a.name: _files(a.process.pid) for a in world.cast.all if a.alive}
+        passed(await world.finish())
+    assert all(count <= before[name] + 3 for name, count in after.items()), (before, after)
+
+
+def _files(pid: int | None) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+async def test_redis_is_full(folder: Path) -> None:
+    """Fault B8: publishers are refused; taking, acking, retrying and burying go on until the queue is empty."""
+    shape = small(tasks=300, seconds=0.1, consumers=0)
+    async with World(folder, shape) as world:
+        await world.begin()
+        await world.until(lambda: world.published() == 300, "everything is published")
+        world.redis.call("CONFIG", "SET", "maxmemory", "1")
+        world.log.note(What.FAULT, name="fill redis", target="redis 0")
+        (refused,) = await world.publish(1)
+        assert refused.status == "refused"
+        for number in range(2):
+            await world.start("consumer", number)
+        await world.drained()
+        world.redis.call("CONFIG", "SET", "maxmemory", "0")
+        world.log.note(What.HEALED, name="fill redis", target="redis 0")
+        figures = passed(await world.finish())
+    assert figures.tasks == 300
+    assert figures.duplicates == 0
+
+
+@pytest.mark.parametrize("length", lengths(1.0, 4.0, 10.0, 60.0))
+async def test_redis_is_frozen(folder: Path, length: float) -> None:
+    """Fault B10: the whole store looks idle when it wakes; nothing is taken from anybody who is alive."""
+    async with World(folder, small(hold=0.2, seconds=1.0, liveness=60.0)) as world:
+        await world.begin()
+        await world.inflict("freeze", "redis", 0, length)
+        figures = passed(await world.finish())
+    assert figures.duplicates == 0
+    assert figures.stale == 0
+
+
+async def test_redis_is_flushed(folder: Path) -> None:
+    """Fault B12: the loss is told loudly, old receipts are refused, and everybody goes on without a restart."""
+    async with World(folder, small(tasks=0)) as world:
+        await world.begin()
+        await world.publish(20)
+        await world.drained()
+        assert (await world.backend.health()).details["resets"] == 0
+        world.redis.call("FLUSHALL")
+        resets = 0
+        async with asyncio.timeout(10):
+            while not resets:
+                told = (await world.backend.health()).details["resets"]
+                assert isinstance(told, int)
+                resets = told
+                await asyncio.sleep(0.05)
+        await world.publish(20)
+        await world.drained()
+        ledger = await world.control.ledger(world.shape.keys[0])
+        assert (ledger.published, ledger.done) == (20, 20)
+
+
+async def test_scripts_are_forgotten(folder: Path) -> None:
+    """Fault B13: SCRIPT FLUSH, twenty times a second; nobody notices."""
+    async with World(folder, small()) as world:
+        await world.begin()
+        for _ in range(20):
+            await world.inflict("forget", "redis")
+            await asyncio.sleep(0.05)
+        outcome = await world.finish()
+    assert passed(outcome).duplicates == 0
+    assert not [event for event in outcome.events if event.what is What.BLIND]
+
+
+@pytest.mark.parametrize("length", lengths(1.0, 5.0))
+async def test_writes_are_paused(folder: Path, length: float) -> None:
+    """Fault B16: CLIENT PAUSE loses nothing and doubles nothing."""
+    async with World(folder, small(hold=0.1, seconds=1.0)) as world:
+        await world.begin()
+        await world.inflict("pause", "redis", 0, length)
+        assert passed(await world.finish()).duplicates == 0
+
+
+@pytest.mark.parametrize("length", lengths(2.5, 10.0))
+async def test_idle_connections_are_closed(folder: Path, length: float) -> None:
+    """Fault B18: the server closes what was idle for a second; nobody notices."""
+    async with World(folder, small(tasks=60, seconds=length)) as world:
+        await world.begin()
+        await world.inflict("idle", "redis", 0, length)
+        assert passed(await world.finish()).duplicates == 0
