@@ -17,7 +17,9 @@ __all__ = ["SQLiteBackend", "SQLiteSettings", "create_backend"]
 class SQLiteSettings(BaseSettings):
     """What the environment and ``.env`` say: ``TASKQUEUE_SQLITE_…``."""
 
-    model_config = SettingsConfigDict(env_prefix="TASKQUEUE_SQLITE_", env_file=".env", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="TASKQUEUE_SQLITE_", env_file=".env", extra="ignore"
+    )
 
     path: Path = Path("taskqueue.db")
     """the file; made if it is missing, in a folder that must be there"""

@@ -75,7 +75,9 @@ class SQLiteStore(RecordStore):
             if found == 0:
                 self._connection.executescript(_SCHEMA)
             elif found != _FORMAT:
-                raise ConfigurationError(f"the file {self._path.name} has format {found}, not {_FORMAT}")
+                raise ConfigurationError(
+                    f"the file {self._path.name} has format {found}, not {_FORMAT}"
+                )
 
     def close(self) -> None:
         """Let go of the file."""
@@ -198,4 +200,6 @@ class SQLiteStore(RecordStore):
 
     def queues(self) -> set[str]:
         """Read the keys of both tables."""
-        return {key for (key,) in self._run("SELECT key FROM counters UNION SELECT key FROM settings")}
+        return {
+            key for (key,) in self._run("SELECT key FROM counters UNION SELECT key FROM settings")
+        }
