@@ -107,7 +107,8 @@ async def test_listening_and_ignoring_in_turn(redis_server: RedisServer, redis_p
 async def test_a_lost_connection(make_server: MakeServer) -> None:
     """Faults B1 and E5: the bell comes back by itself, hears what it did, and says that rings may be missing."""
     server = make_server().start()
-    async with linked(server.url, **SHORT) as link, bell(link) as (doorbell, ears):
+    limits = SHORT | {"operation_timeout": 0.5}
+    async with linked(server.url, **limits) as link, bell(link) as (doorbell, ears):
         await doorbell.listen("a", "b")
         for turn in (1, 2, 3):
             server.call("CLIENT", "KILL", "TYPE", "pubsub")

@@ -279,10 +279,10 @@ async def test_a_server_that_is_busy(make_server: MakeServer, each_engine: Engin
             await endless
 
 
-async def test_a_server_that_is_loading(make_server: MakeServer, each_engine: Engine) -> None:
+async def test_a_server_that_is_loading(make_server: MakeServer) -> None:
     """Fault B11: a store that loads its data is waited for."""
     slow = {"key-load-delay": "10000", "rdbcompression": "no"}  # it answers once in 2 MB
-    server = make_server(each_engine, aof=False, config=slow).start()
+    server = make_server(aof=False, config=slow).start()
     for n in range(60):
         server.call("SET", f"k{n}", "x" * 250_000)
     server.call("SAVE")

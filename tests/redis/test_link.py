@@ -118,7 +118,7 @@ async def test_nothing_reached() -> None:
     async with Puppet(lambda _, __: b"+OK\r\n") as puppet:
         url = puppet.url
     started = time.monotonic()
-    async with linked(url, **SHORT | {"operation_timeout": 0.4}) as link:
+    async with linked(url, **SHORT | {"operation_timeout": 0.2}) as link:
         assert isinstance(await failing(link, "PING"), NotReached)
         assert isinstance(await failing(link, "PING", resend=False), NotReached)
         assert "Connection refused" in (link.trouble.text or "")
@@ -287,7 +287,7 @@ async def test_a_store_that_is_gone_and_back(
         waiting = [asyncio.create_task(link.command(KEY, "INCR", "k")) for _ in range(50)]
         await asyncio.sleep(0.2)
         begun, cpu = time.monotonic(), time.process_time()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.2)
         assert (time.process_time() - cpu) / (time.monotonic() - begun) < 0.05
         lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert 1 <= len(lines) <= 2

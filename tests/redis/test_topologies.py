@@ -13,7 +13,7 @@ from taskqueue_redis.doorbell import Doorbell
 from taskqueue_redis.failures import Misconfigured, NotReached
 from taskqueue_redis.link import Link
 from tests.redis.clusters import Cluster, Sentinels
-from tests.redis.engines import Engine, Engines
+from tests.redis.engines import Engines
 from tests.redis.links import SHORT, linked
 
 KEYS = [f"{{tq:{n}}}:n" for n in range(30)]
@@ -59,9 +59,9 @@ async def test_a_bell_rings_in_the_whole_cluster(redis_cluster: Cluster, redis_p
         await bell.aclose()
 
 
-async def test_slots_that_move(each_engine: Engine, tmp_path: Path) -> None:
+async def test_slots_that_move(engines: Engines, tmp_path: Path) -> None:
     """MOVED, ASK and TRYAGAIN are followed: while slots move under load every command runs exactly once."""
-    with Cluster(each_engine, tmp_path, aof=False) as cluster:
+    with Cluster(engines.found[-1], tmp_path, aof=False) as cluster:
         async with linked(cluster.url) as link:
             key, other = "{tq:0}:n", "{tq:0}:m"
             slot = cluster.slot(key)
@@ -94,11 +94,10 @@ async def test_slots_that_move(each_engine: Engine, tmp_path: Path) -> None:
             assert await link.command(other, "GET", other) == b"4"
 
 
-async def test_a_node_that_dies(each_engine: Engine, tmp_path: Path) -> None:
+async def test_a_node_that_dies(engines: Engines, tmp_path: Path) -> None:
     """Faults B1 and C7: a dead node holds up only its own keys, until its replica has taken over; its bell moves."""
-    with Cluster(
-        each_engine, tmp_path, replicas=1, config={"cluster-require-full-coverage": "no"}
-    ) as cluster:
+    config = {"cluster-require-full-coverage": "no", "cluster-node-timeout": "500"}
+    with Cluster(engines.found[-1], tmp_path, replicas=1, config=config) as cluster:
         async with linked(cluster.url, operation_timeout=15, connect_timeout=0.5) as link:
             reopened: list[int] = []
             bell = Doorbell(link, lambda _, __: None, lambda: reopened.append(1))
@@ -124,9 +123,9 @@ async def test_a_node_that_dies(each_engine: Engine, tmp_path: Path) -> None:
             await bell.aclose()
 
 
-async def test_a_failover_of_sentinels(each_engine: Engine, tmp_path: Path) -> None:
+async def test_a_failover_of_sentinels(engines: Engines, tmp_path: Path) -> None:
     """Fault C8: a frozen master is left for the one that the Sentinels promote; the former one serves nobody."""
-    with Sentinels(each_engine, tmp_path) as group:
+    with Sentinels(engines.found[-1], tmp_path) as group:
         limits = {"operation_timeout": 20, "answer_timeout": 0.5, "connect_timeout": 0.5}
         async with linked(group.url, **limits) as link:
             reopened: list[int] = []
