@@ -9,7 +9,8 @@ Promises that hold for every method:
 
 * Arguments are valid: a `Task` cannot be made otherwise.
 * Cancelling a call at any point loses nothing: it happened whole or not at all, and what it handed
-  out without anybody seeing it comes back.
+  out without anybody seeing it comes back. One that changes a whole queue may go in several steps,
+  each whole or not at all.
 * Where the store is out of reach `BackendUnavailable` is raised, and nothing else is.
 * Times are Unix seconds of the store's clock.
 """
