@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,6 +59,7 @@ class Doorbell:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._last = 0.0
+        self._pinged = False
         self._refusal: Failure | None = None
         self._failure: Failure | None = None
         self._worked = False
@@ -136,7 +138,7 @@ class Doorbell:
         self._missed = set(self._wanted)
         working = False
         loop = asyncio.get_running_loop()
-        self._last = loop.time()
+        self._last, self._pinged = loop.time(), False
         wire.listen(self._deliver, self._news.set)
         while wire.lost is None:
             self._news.clear()
@@ -147,11 +149,12 @@ class Doorbell:
                 working = True
                 backoff.reset()
                 self._works()
-            try:
-                async with asyncio.timeout(self._quiet):
+            due = self._last + self._quiet + self._patience * self._pinged
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
                     await self._news.wait()
-            except TimeoutError:
-                self._look_at(wire, place, loop.time())
+            if loop.time() >= due:
+                self._look_at(wire, place)
         raise NotReached(f"the doorbell's connection ended: {wire.lost.reason}")
 
     def _works(self) -> None:
@@ -174,19 +177,19 @@ class Doorbell:
         self._asked.difference_update(old)
         self._missed &= self._wanted
 
-    def _look_at(self, wire: Wire, place: Place, now: float) -> None:
-        quiet = now - self._last
-        if quiet >= self._quiet + self._patience:
-            wire.give_up("silence")
-        elif not self._link.in_charge(place):
+    def _look_at(self, wire: Wire, place: Place) -> None:
+        if not self._link.in_charge(place):
             wire.give_up("another server is in charge now")
-        elif quiet >= self._quiet:
+        elif self._pinged:
+            wire.give_up("silence")
+        elif asyncio.get_running_loop().time() - self._last >= self._quiet:
+            self._pinged = True
             wire.tell("PING")
 
     # What Redis says
 
     def _deliver(self, reply: Any) -> None:
-        self._last = asyncio.get_running_loop().time()
+        self._last, self._pinged = asyncio.get_running_loop().time(), False
         if isinstance(reply, ErrorReply):
             self._refusal = judge(reply)[1]
             self._news.set()

@@ -130,7 +130,7 @@ async def test_a_half_open_connection(redis_server: RedisServer, redis_prefix: s
     channel = f"{{{redis_prefix}:0}}:bell:a"
     async with (
         linked_by_proxy(redis_server.port) as (proxy, link),
-        bell(link, quiet=0.1, patience=0.1) as (doorbell, ears),
+        bell(link, quiet=0.1, patience=0.4) as (doorbell, ears),
     ):
         await doorbell.listen(channel)
         opened = proxy.opened
