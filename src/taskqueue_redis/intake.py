@@ -12,7 +12,7 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
 from taskqueue_redis.failures import AnswerLost, Failure, ScriptError
 from taskqueue_redis.home import Home
-from taskqueue_redis.reading import CORRUPT, deliveries_of
+from taskqueue_redis.reading import CORRUPT, ENTRY, deliveries_of
 from taskqueue_redis.receipts import Holder
 from taskqueue_redis.scripts import seconds
 from taskqueue_redis.translation import translated
@@ -188,9 +188,10 @@ class Intake:
             self._doubtful.discard(partition)
             at = self._home.wakeups.now()
             for key, lane, entries, tokens in told:
-                for entry, token in zip(entries, tokens, strict=True):
+                for place, token in enumerate(tokens):
+                    entry = entries[place * ENTRY : (place + 1) * ENTRY]
                     good, bad = deliveries_of(
-                        key.decode(), lane.decode(), token.decode(), at, [entry]
+                        key.decode(), lane.decode(), token.decode(), at, entry
                     )
                     for delivery in [*good, *bad]:
                         if not self._home.receipts.holds(delivery.receipt):

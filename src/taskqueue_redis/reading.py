@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from taskqueue_core.tasks import Delivery, Task, encode_json
 from taskqueue_redis.envelope import Corrupt, decode
 
-__all__ = ["CORRUPT", "deliveries_of", "delivery_of", "salvaged"]
+__all__ = ["CORRUPT", "ENTRY", "deliveries_of", "delivery_of", "salvaged"]
 
-_PLAIN = 4
-"""names and values of an entry that was never returned or retried"""
+ENTRY = 4
+"""values that a script gives per entry"""
 CORRUPT = "corrupt"
 """the reason of a dead letter whose envelope could not be read"""
 
 
 def deliveries_of(
-    key: str, lane: str, token: str, at: float, entries: Sequence[Any]
+    key: str, lane: str, token: str, at: float, entries: Sequence[bytes]
 ) -> tuple[list[Delivery], list[Delivery]]:
-    """Read the entries of one stream. Return the deliveries, and those whose envelope is corrupt."""
+    """Read entries of one stream: sequence, id, body and more of each, one after another.
+
+    Return the deliveries, and those whose envelope is corrupt.
+    """
     good: list[Delivery] = []
     bad: list[Delivery] = []
     tail = f".{lane}.{token}.{key}"
     priority = int(lane[1])
-    for entry_id, fields in entries:
-        receipt = entry_id[:-2].decode() + tail
-        task_id = fields[1].decode()
+    for n in range(0, len(entries), ENTRY):
+        sequence, name, body, more = entries[n : n + ENTRY]
+        receipt = sequence.decode() + tail
         try:
-            task = decode(key, task_id, priority, fields[3])
+            good.append(delivery_of(key, priority, receipt, at, name, body, more))
         except Corrupt:
-            bad.append(_delivery(salvaged(key, task_id, priority, fields[3]), receipt, at, fields))
-        else:
-            good.append(_delivery(task, receipt, at, fields))
+            task = salvaged(key, name.decode(), priority, body)
+            bad.append(_delivery(task, receipt, at, more))
     return good, bad
 
 
-def delivery_of(key: str, lane: str, receipt: str, at: float, fields: Sequence[bytes]) -> Delivery:
-    """Read the fields of one entry whose receipt is known. Raises `Corrupt`."""
-    task = decode(key, fields[1].decode(), int(lane[1]), fields[3])
-    return _delivery(task, receipt, at, fields)
+def delivery_of(
+    key: str, priority: int, receipt: str, at: float, name: bytes, body: bytes, more: bytes
+) -> Delivery:
+    """Read one entry whose receipt is known. Raises `Corrupt`."""
+    return _delivery(decode(key, name.decode(), priority, body), receipt, at, more)
 
 
 def salvaged(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
@@ -53,10 +55,15 @@ def salvaged(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
     )
 
 
-def _delivery(task: Task, receipt: str, at: float, fields: Sequence[bytes]) -> Delivery:
-    if len(fields) == _PLAIN:
+def _delivery(task: Task, receipt: str, at: float, more: bytes) -> Delivery:
+    if not more:
         return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=at)
-    attempt, losses, prior = map(int, fields[5].split(b":"))
+    attempt, losses, prior, _ = more.split(b":")
     return Delivery(
-        task=task, receipt=receipt, attempt=attempt, losses=losses, prior=prior, delivered_at=at
+        task=task,
+        receipt=receipt,
+        attempt=int(attempt),
+        losses=int(losses),
+        prior=int(prior),
+        delivered_at=at,
     )

@@ -15,7 +15,7 @@ class Receipt(NamedTuple):
     """What a receipt says."""
 
     fence: str
-    """the entry of the stream; a task that is delivered again gets another one"""
+    """the sequence of the stream's entry; a task that is delivered again gets another one"""
     lane: str
     """``s`` (fresh) or ``r`` (returned before), and the priority"""
     token: str
@@ -26,7 +26,7 @@ class Receipt(NamedTuple):
 def readable(receipt: str) -> Receipt | None:
     """Read a receipt; ``None`` for one that was never issued."""
     parts = _RECEIPT.fullmatch(receipt)
-    return None if parts is None else Receipt(f"{parts[1]}-0", parts[2], parts[3], parts[4])
+    return None if parts is None else Receipt(parts[1], parts[2], parts[3], parts[4])
 
 
 class Holder(Protocol):
@@ -74,7 +74,7 @@ class Receipts:
 
     def revoke(self, token: str, fence: str, key: str) -> None:
         """Tell the consumer behind ``token`` that it has lost the delivery of a stream's entry."""
-        head, tail = f"{fence.removesuffix('-0')}.", f".{key}"
+        head, tail = f"{fence}.", f".{key}"
         for receipt, holder in self._holders.items():
             if holder.token == token and receipt.startswith(head) and receipt.endswith(tail):
                 del self._holders[receipt]

@@ -50,7 +50,7 @@ class Settlements:
                 continue
             places, acks = by_partition.setdefault(partition, ([], []))
             places.append(place)
-            acks.append(_Ack(tail, delivery.task.id, head + "-0", result or b""))
+            acks.append(_Ack(tail, delivery.task.id, head, result or b""))
         for partition, (places, acks) in by_partition.items():
             told = await self._coalescer(partition).submit(acks)
             for place, answer in zip(places, told, strict=True):

@@ -127,13 +127,19 @@ class RedisSubscription(SubscriptionBase):
             words = [word for _, r in wanted for word in (r.key, r.lane, r.fence, r.token)]
             with translated():
                 told = await self._home.scripts.run("adopt", partition, self.token, *words)
-            for (place, receipt), (fields, at) in zip(wanted, told, strict=True):
-                if fields:
-                    text = receipts[place]
+            for (place, receipt), found in zip(wanted, told, strict=True):
+                if found:
+                    name, body, more, at = found
                     answers[place] = delivery_of(
-                        receipt.key, receipt.lane, text, seconds(at), fields
+                        receipt.key,
+                        int(receipt.lane[1]),
+                        receipts[place],
+                        seconds(at),
+                        name,
+                        body,
+                        more,
                     )
-                    self._home.receipts.keep(text, self)
+                    self._home.receipts.keep(receipts[place], self)
         return tuple(answers)
 
     async def revoked(self) -> tuple[str, ...]:

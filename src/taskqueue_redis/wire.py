@@ -112,8 +112,9 @@ class Wire(asyncio.Protocol):
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio's own promise, for mypy
-        self._transport = transport
+        self._transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's is one in all but its base class
 
     def data_received(self, data: bytes) -> None:
         reader, waiting = self._reader, self._waiting

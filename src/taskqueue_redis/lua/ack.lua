@@ -1,49 +1,50 @@
 --@ base record queue journal places ends receipts
 -- Ends deliveries as executed.
--- ARGV: per group its key, lane, token and number, then per delivery: id, entry of the stream, result ("" for none).
+-- ARGV: per group its key, lane, token and number, then per delivery: id, sequence of the entry, result ("" for none).
 -- Answers "ok" or "lost" per delivery.
 local answers = {}
 lift_refusal()
+
+-- The last sequence that a group has handed out: what is current and not above it is in flight.
+local function last_handed_out(name)
+  local group = redis.pcall('XINFO', 'GROUPS', name)
+  if group.err or not group[1] then return 0 end
+  for i = 1, #group[1], 2 do
+    if group[1][i] == 'last-delivered-id' then return tonumber(string.match(group[1][i + 1], '^%d+')) end
+  end
+end
+
 local at = 3
 while at <= #ARGV do
   local q, lane, token, n = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
   at = at + 4
-  local name = q.name .. ':' .. lane
-  local ids, low, high = {}, nil, nil
-  for i = 1, n do
-    ids[i] = ARGV[at + 3 * (i - 1)]
-    local fence = ARGV[at + 3 * (i - 1) + 1]
-    if not low or #fence < #low or (#fence == #low and fence < low) then low = fence end
-    if not high or #fence > #high or (#fence == #high and fence > high) then high = fence end
-  end
-  local packed = call('HMGET', q.name .. ':t', unpack(ids))
-  local owned = {}
-  local pending = redis.pcall('XPENDING', name, 'g', low, high, 2 * n + 16, token)
-  for i = 1, pending.err and 0 or #pending do owned[pending[i][1]] = true end
-  local records, fences, ends = {}, {}, {}
+  local name, place = q.name .. ':' .. lane, string.sub(lane, 1, 1) == 's' and FRESH or AGAIN
+  local ids = {}
+  for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
+  local records = call('HMGET', q.name .. ':t', unpack(ids))
+  local issued = call('EXISTS', PARTITION .. ':c:' .. token) == 1 -- else only what was adopted is current
+  local handed_out = last_handed_out(name)
   local deadlines = call('EXISTS', q.name .. ':e') == 1
   local results, progress = call('EXISTS', q.name .. ':o') == 1, call('EXISTS', q.name .. ':p') == 1
-  local place, stamp = string.sub(lane, 1, 1) == 's' and FRESH or AGAIN, text(now) .. ':'
-  local worker = worker_of(q, token)
+  local written, fences, ends, changed = {}, {}, {}, {}
+  local stamp, worker = text(now) .. ':', worker_of(q, token)
   for i = 1, n do
     local id, fence, result = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
-    local answer = 'lost'
-    if packed[i] then
-      local r = read_record(packed[i])
-      if r.state == WAITING and r.place == place and text(r.fence) .. '-0' == fence then
-        if owned[fence] == nil and current(q, r, fence, token) then
-          owned[fence] = true
-          call('HDEL', q.name .. ':a', fence)
-        end
-        if owned[fence] then
-          r.verb, r.answer, r.settled = ACK, 0, r.fence
-          r.state, r.place, r.fence, r.at, r.handed = DONE, NOWHERE, 0, now, r.attempt
-          records[#records + 1], records[#records + 2] = id, write_record(r)
+    local answer, packed = 'lost', changed[id] or records[i]
+    if packed then
+      local state, where, priority, attempt, losses, prior, _, seq, current_fence, _, digest, verb, told, settled =
+        unpack_struct(RECORD, packed)
+      local sequence = tonumber(fence)
+      if state == WAITING and where == place and current_fence == sequence then
+        if sequence <= handed_out and (issued or is_adopted(q, fence, token)) then
+          packed = pack(RECORD, DONE, NOWHERE, priority, attempt, losses, prior, attempt, seq, 0, now, digest, ACK, 0,
+            sequence)
+          written[#written + 1], written[#written + 2] = id, packed
           fences[#fences + 1] = fence
           ends[#ends + 1] = stamp .. id
-          owned[fence] = false
           if deadlines then call('ZREM', q.name .. ':e', id) end
+          if progress then call('HDEL', q.name .. ':p', id) end
           if result ~= '' then
             call('HSET', q.name .. ':o', id, result)
             call('ZADD', q.name .. ':k', text(now + q.result_ttl), id)
@@ -51,24 +52,22 @@ while at <= #ARGV do
           elseif results then
             call('HDEL', q.name .. ':o', id)
           end
-          if progress then call('HDEL', q.name .. ':p', id) end
-          note(q, 'acked', id, r, 'done', worker)
+          if q.journal then note(q, 'acked', id, read_record(packed), 'done', worker) end
           answer = 'ok'
-          for j = i + 1, n do
-            if ids[j] == id then packed[j] = records[#records] end
-          end
+          changed[id] = packed
         end
-      else
-        answer = settled_before(r, fence, ACK)
+      elseif verb == ACK and settled == sequence then
+        answer = told == 1 and 'dead' or 'ok'
       end
     end
     answers[#answers + 1] = answer
   end
   if #fences > 0 then
-    call('HSET', q.name .. ':t', unpack(records))
+    call('HSET', q.name .. ':t', unpack(written))
     remember(q, ends)
     call('XACK', name, 'g', unpack(fences))
     call('XDEL', name, unpack(fences))
+    if call('EXISTS', q.name .. ':a') == 1 then call('HDEL', q.name .. ':a', unpack(fences)) end
     add(q, 'in_flight', -#fences)
     add(q, 'done', #fences)
     if deadlines then index(q, ':e', ':deadlines') end

@@ -1,7 +1,7 @@
 --@ base record queue places receipts
 -- Moves live deliveries of the same worker identity to another consumer; their receipts stay.
 -- ARGV: token of the new owner, then per receipt: key, lane, entry, token.
--- Answers per receipt the fields of the entry and when it was delivered; no fields where it is stale or another's.
+-- Answers per receipt {id, body, more, when it was delivered}, or nothing where it is stale or another's.
 local heir, answers = ARGV[3], {}
 local identity = call('HGET', PARTITION .. ':c:' .. heir, 'worker')
 if not identity then return redis.error_reply('TQ GONE no such consumer') end
@@ -10,7 +10,7 @@ for at = 4, #ARGV, 4 do
   local q, lane, fence, token = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local name = q.name .. ':' .. lane
   local owner, idle = holder(name, fence)
-  local answer = {{}, ''}
+  local answer = {}
   if owner and (owner == token or is_adopted(q, fence, token))
     and call('HGET', PARTITION .. ':c:' .. owner, 'worker') == identity then
     local entry = call('XRANGE', name, fence, fence)[1]
@@ -24,7 +24,7 @@ for at = 4, #ARGV, 4 do
         end
         call('SADD', PARTITION .. ':o:' .. heir, lane .. q.key)
       end
-      answer = {entry[2], text(now - idle * 1000)}
+      answer = {entry[2][1], entry[2][2], entry[2][4] or '', text(now - idle * 1000)}
     end
   end
   answers[#answers + 1] = answer

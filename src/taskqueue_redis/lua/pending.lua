@@ -1,7 +1,7 @@
 --@ base
 -- Says what a consumer has in flight, so that it finds what an answer that was lost had brought.
 -- A receive of an earlier turn that is still on its way is refused from now on.
--- ARGV: token, turn. Answers per lane {key, lane, entries of the stream, tokens of their receipts}.
+-- ARGV: token, turn. Answers per lane {key, lane, entries as `receive` gives them, tokens of their receipts}.
 local token, answers = ARGV[3], {}
 local consumer = PARTITION .. ':c:' .. token
 local turn = tonumber(call('HGET', consumer, 'turn'))
@@ -15,8 +15,13 @@ for i = 1, #lanes do
   local pending = redis.pcall('XPENDING', name, 'g', '-', '+', 100000, token)
   local entries, tokens = {}, {}
   for j = 1, pending.err and 0 or #pending do
-    entries[j] = call('XRANGE', name, pending[j][1], pending[j][1])[1]
-    tokens[j] = call('HGET', PARTITION .. ':q:' .. key .. ':a', pending[j][1]) or token
+    local entry = call('XRANGE', name, pending[j][1], pending[j][1])[1]
+    if entry then
+      local fence, fields = string.sub(entry[1], 1, -3), entry[2]
+      entries[#entries + 1], entries[#entries + 2] = fence, fields[1]
+      entries[#entries + 1], entries[#entries + 2] = fields[2], fields[4] or ''
+      tokens[#tokens + 1] = call('HGET', PARTITION .. ':q:' .. key .. ':a', fence) or token
+    end
   end
   answers[i] = {key, lane, entries, tokens}
 end

@@ -21,7 +21,7 @@ local function purge_stream(name)
     if group[1][i] == 'last-delivered-id' then last = '(' .. group[1][i + 1] end
   end
   local entries = call('XRANGE', name, last, text(upto), 'COUNT', budget - purged)
-  for i = 1, #entries do purge(entries[i][2][2]) end
+  for i = 1, #entries do purge(entries[i][2][1]) end
 end
 
 for i = 1, #q.lanes do

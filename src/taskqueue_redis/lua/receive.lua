@@ -3,8 +3,8 @@
 -- ARGV: token, turn, limit, whether to look for other keys with work in any case (1), then keys that are likely to have
 -- work, the next in turn first.
 -- Answers: the time, the time at which something of the partition falls due ("" for nothing), whether there is more,
--- the expired as {key, id, attempt}, per queue and lane served {key, lane, entries of the stream}, the keys that were
--- served or asked for and have work left, and others that have work.
+-- the expired as {key, id, attempt}, per queue and lane served {key, lane, entries}, the keys that were served or
+-- asked for and have work left, and others that have work. An entry is sequence, id, body, more (""), one after another.
 local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
 local EXPIRED_AT_MOST = 1000
 local current_turn = tonumber(call('HGET', PARTITION .. ':c:' .. token, 'turn'))
@@ -33,32 +33,34 @@ end
 
 -- Gives what was read to the answer, but for what is past its deadline. Answers how many were given.
 local function give(q, lane, name, entries)
-  local given = {}
+  local given, n = {}, 0
   for i = 1, #entries do
-    local fields = entries[i][2]
-    local deadline = #fields > 4 and tonumber(fields[8])
+    local fence, fields = entries[i][1], entries[i][2]
+    local id, more = fields[1], fields[4]
+    local deadline = more and tonumber(string.match(more, '%d*$'))
     if deadline and deadline <= now then
-      local id = fields[2]
-      expire(q, id, read_record(call('HGET', q.name .. ':t', id)), name, entries[i][1])
+      expire(q, id, read_record(call('HGET', q.name .. ':t', id)), name, fence)
     else
-      given[#given + 1] = entries[i]
+      given[n + 1], given[n + 2], given[n + 3], given[n + 4] = string.sub(fence, 1, -3), id, fields[2], more or ''
+      n = n + 4
     end
   end
-  if #given > 0 then
+  n = n / 4
+  if n > 0 then
     groups[#groups + 1] = {q.key, lane, given}
     call('SADD', PARTITION .. ':o:' .. token, lane .. q.key)
-    add(q, 'waiting', -#given)
-    add(q, 'in_flight', #given)
-    add(q, 'delivered', #given)
+    add(q, 'waiting', -n)
+    add(q, 'in_flight', n)
+    add(q, 'delivered', n)
     if q.journal then
       worker = worker or worker_of(q, token)
-      for i = 1, #given do
-        local id = given[i][2][2]
+      for i = 2, #given, 4 do
+        local id = given[i]
         note(q, 'delivered', id, read_record(call('HGET', q.name .. ':t', id)), 'in_flight', worker)
       end
     end
   end
-  return #given
+  return n
 end
 
 local function read(name, count)

@@ -16,7 +16,7 @@ local name, owner
 if settles then
   name, owner = current(q, r, fence, receipt_token)
 elseif packed and r.state == WAITING and (r.place == FRESH or r.place == AGAIN) then
-  owner = holder(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence) .. '-0')
+  owner = holder(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence))
 end
 if token == '' then
   token = 'attempt:' .. (settles and attempt or packed and text(owner and r.attempt or r.handed) or '0')
@@ -27,7 +27,7 @@ if settles and not name then return {'lost', 0} end
 local live = packed and is_live(r)
 local worker = worker_of(q, owner)
 if live then
-  local held = text(r.fence) .. '-0'
+  local held = text(r.fence)
   local settled = r.fence
   body, owner = withdraw(q, r, id)
   if settles then

@@ -27,10 +27,10 @@ local function next_seq()
 end
 
 local function keep_seq()
-  if last_seq ~= first_seq then call('HSET', META, 'seq', string.format('%.0f', last_seq)) end
+  if last_seq ~= first_seq then call('HSET', META, 'seq', string.format('%d', last_seq)) end
 end
 
-local function text(number) return string.format('%.0f', number) end
+local function text(number) return string.format('%d', number) end
 
 -- A script that makes room must pass where memory has run out: Redis refuses writes that need memory
 -- only as long as a script has written nothing.

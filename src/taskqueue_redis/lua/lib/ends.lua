@@ -47,7 +47,7 @@ end
 
 -- Ends a live entry wherever it is; who has it in flight is told.
 local function end_live(q, id, r, state, counter)
-  local fence = text(r.fence) .. '-0'
+  local fence = text(r.fence)
   local _, owner = withdraw(q, r, id)
   if owner then revoke(owner, q, fence) end
   finish(q, r, id, state, counter)

@@ -1,13 +1,15 @@
 -- Where the body of a live task is, and moving it from place to place.
+-- An entry of a stream has the task's id as its first field and the body as its value; one that is not delivered for the
+-- first time, or has a deadline, has a second field: attempt, losses, attempts before the last redrive, deadline.
+-- The sequence is the first part of an entry's id, and fences receipts.
 
 local function enter_stream(q, kind, r, id, body, deadline)
   local name = stream_of(q, kind, r.priority)
-  local fence = text(r.fence) .. '-0'
   if kind == 's' and r.attempt == 1 and r.losses == 0 and r.prior == 0 and not deadline then
-    call('XADD', name, fence, 'i', id, 'b', body)
+    call('XADD', name, text(r.fence), id, body)
   else
-    call('XADD', name, fence, 'i', id, 'b', body, 'm', r.attempt .. ':' .. r.losses .. ':' .. r.prior,
-      'd', deadline or '')
+    local more = r.attempt .. ':' .. r.losses .. ':' .. r.prior .. ':' .. (deadline or '')
+    call('XADD', name, text(r.fence), id, body, 'more', more)
   end
   return name
 end
@@ -32,7 +34,7 @@ local function put_back(q, r, id, body)
   q.ring = true
 end
 
-local function due_member(r, id) return string.format('%017.0f', r.seq) .. id end
+local function due_member(r, id) return string.format('%017d', r.seq) .. id end
 
 local function schedule(q, r, id, body, at)
   r.state, r.place, r.seq, r.fence, r.at = SCHEDULED, PARKED, next_seq(), 0, now
@@ -59,7 +61,7 @@ end
 
 local function body_at(name, fence)
   local entry = call('XRANGE', name, fence, fence)[1]
-  return entry and entry[2][4]
+  return entry and entry[2][2]
 end
 
 local function revoke(token, q, fence)
@@ -83,7 +85,7 @@ local function withdraw(q, r, id)
     add(q, 'waiting', -1)
     add(q, 'back', -1)
   else
-    local name, fence = stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence) .. '-0'
+    local name, fence = stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence)
     body, owner = body_at(name, fence), holder(name, fence)
     drop_entry(name, fence)
     call('HDEL', q.name .. ':a', fence)

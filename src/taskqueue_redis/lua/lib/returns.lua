@@ -41,13 +41,13 @@ local function take_back(token, lost, budget)
     local pending = redis.pcall('XPENDING', name, 'g', '-', '+', budget - taken + 1, token)
     if pending.err then pending = {} end
     for j = 1, math.min(#pending, budget - taken) do
-      local fence = pending[j][1]
+      local fence = string.sub(pending[j][1], 1, -3)
       local fields = call('XRANGE', name, fence, fence)[1]
-      local id = fields and fields[2][2]
+      local id = fields and fields[2][1]
       local packed = id and call('HGET', q.name .. ':t', id)
       call('HDEL', q.name .. ':a', fence)
       if packed then
-        hand_back(q, id, read_record(packed), name, fence, fields[2][4], lost, nil, worker)
+        hand_back(q, id, read_record(packed), name, fence, fields[2][2], lost, nil, worker)
       else
         drop_entry(name, fence)
         call('HINCRBY', META, 'anomalies', 1)
