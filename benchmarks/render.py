@@ -97,6 +97,7 @@ def _targets(run: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     found = targets.Found(run)
     rows = []
     for target in targets.TARGETS:
+        found.contended = False
         reached = target.reached(found)
         if reached is not None:
             sign = "≤" if target.at_most else "≥"
@@ -105,7 +106,7 @@ def _targets(run: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
                     target.figure,
                     target.measure,
                     f"{sign} {target.bound:g}",
-                    shown(target.value(found)),
+                    shown(target.value(found)) + (CONTENDED if found.contended else ""),
                     "reached" if reached else "NOT reached",
                 ]
             )

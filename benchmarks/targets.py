@@ -41,10 +41,14 @@ class Found:
     def __init__(self, run: dict[str, Any]) -> None:
         self._cells = {(cell["entry"], cell["figure"]): cell for cell in run["summary"]}
         self._scaling = run["scaling"]
+        self.contended = False
+        """whether a contended window went into what was looked up since this was last set to False"""
 
     def cell(self, entry: str, figure: str, part: str = "value") -> float | None:
         """Return a figure of an entry, or a ratio of it."""
-        value: float | None = self._cells.get((entry, figure), {}).get(part)
+        cell = self._cells.get((entry, figure), {})
+        self.contended = self.contended or cell.get("contended", False)
+        value: float | None = cell.get(part)
         return value
 
     def ratio(self, entry: str, figure: str, to: str) -> float | None:
@@ -57,7 +61,8 @@ class Found:
         windows = self._scaling.get(what, {}).get(entry, {}).get(name)
         if not windows:
             return None
-        counted, _ = tables.quiet(windows)
+        counted, contended = tables.quiet(windows)
+        self.contended = self.contended or contended
         return float(median(window["seconds"] / window["tasks"] for window in counted))
 
     def growth(self, what: str, name: str, base: str) -> float | None:
