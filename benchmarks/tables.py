@@ -78,6 +78,8 @@ class Cell:
     contended: bool
     to_floor: float | None = None
     to_best_peer: float | None = None
+    peer_contended: bool = False
+    """whether the best peer's figure is over contended windows"""
 
 
 def quiet(windows: Iterable[Window]) -> tuple[list[Window], bool]:
@@ -127,6 +129,7 @@ def _relate(cells: list[Cell]) -> None:
         floor = table.get((BASE, cell.figure))
         best = best_peer(table, cell.entry, cell.figure)
         cell.to_floor = cell.value / floor.value if floor and floor.value else None
+        cell.peer_contended = best is not None and best.contended
         cell.to_best_peer = cell.value / best.value if best and best.value else None
 
 

@@ -48,6 +48,8 @@ class Found:
         """Return a figure of an entry, or a ratio of it."""
         cell = self._cells.get((entry, figure), {})
         self.contended = self.contended or cell.get("contended", False)
+        if part == "to_best_peer":
+            self.contended = self.contended or cell.get("peer_contended", False)
         value: float | None = cell.get(part)
         return value
 
