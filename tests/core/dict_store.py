@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,19 +14,50 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.recordstore import Record, RecordStore
 from taskqueue_core.tasks import State
 
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+class Row(NamedTuple):
+    """A record, and what it is found by."""
+
+    key: str
+    priority: int
+    state: State | None
+    seq: int
+    due: float | None
+    alarm: float | None
+    owner: int | None
+    record: bytes
+
+
+class Disk:
+    """What outlives a process."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], Row] = {}
+        self.counters: dict[tuple[str, str], int] = {}
+        self.settings: dict[str, QueueSettings] = {}
+
+    def copy(self) -> Disk:
+        """Return one with the same in it."""
+        made = Disk()
+        made.rows, made.counters = dict(self.rows), dict(self.counters)
+        made.settings = dict(self.settings)
+        return made
+
 
 class DictStore(RecordStore):
-    """Everything in one dict that a transaction copies. ``disk`` outlives the store, and is what another one opens."""
+    """On a disk that a transaction copies, and replaces at its end."""
 
-    def __init__(self, disk: dict[str, bytes]) -> None:
+    def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.failing: set[str] = set()
         """which of ``open``, ``close``, ``save``, ``commit`` fail"""
         self.opened = False
         self.transactions = 0
         self.asked: list[str] = []
-        """the keys of every look-up for a receive"""
-        self._data: dict[str, bytes] = {}
+        """the key of every look-up for a receive"""
+        self._new = disk
 
     def fail(self, what: str) -> None:
         """Fail here if it was asked for."""
@@ -45,96 +77,101 @@ class DictStore(RecordStore):
     @contextmanager
     def transaction(self, unsure: type[TaskQueueError]) -> Iterator[None]:
         """Work on a copy."""
-        self._data = dict(self.disk)
+        self._new = self.disk.copy()
         self.transactions += 1
         yield
         if "commit" in self.failing:
             raise unsure("commit failed")
-        self.disk.clear()
-        self.disk.update(self._data)
+        vars(self.disk).update(vars(self._new))
 
-    def _find(self, chosen: Callable[[Record], bool], *order: str) -> list[Record]:
-        records = (
-            msgspec.json.decode(text, type=Record)
-            for name, text in self._data.items()
-            if name.startswith("record ")
+    def _find(self, chosen: Callable[[Row], bool], *order: str, limit: int | None) -> list[Record]:
+        rows = sorted(
+            filter(chosen, self._new.rows.values()),
+            key=lambda row: [getattr(row, name) for name in order],
         )
-        return sorted(
-            filter(chosen, records), key=lambda one: [getattr(one, name) for name in order]
-        )
+        return [_decoder.decode(row.record) for row in rows[:limit]]
 
     def last_place(self) -> int:
         """Look at all."""
-        return max((record.seq for record in self._find(lambda _: True)), default=0)
+        return max((row.seq for row in self._new.rows.values()), default=0)
 
     def load(self, key: str, task_id: str) -> Record | None:
         """Look it up."""
-        text = self._data.get(f"record {key} {task_id}")
-        return None if text is None else msgspec.json.decode(text, type=Record)
+        row = self._new.rows.get((key, task_id))
+        return None if row is None else _decoder.decode(row.record)
 
     def save(self, record: Record) -> None:
-        """Write it as text."""
+        """Write it anew."""
         self.fail("save")
-        name = f"record {record.task.key} {record.task.id}"
-        self._data[name] = msgspec.json.encode(record)
+        task = record.task
+        self._new.rows[task.key, task.id] = Row(
+            task.key,
+            task.priority,
+            record.state,
+            record.seq,
+            record.due,
+            record.alarm,
+            record.owner,
+            msgspec.msgpack.encode(record),
+        )
 
     def drop(self, record: Record) -> None:
         """Delete it."""
-        del self._data[f"record {record.task.key} {record.task.id}"]
+        del self._new.rows[record.task.key, record.task.id]
 
     def first_waiting(self, key: str) -> Record | None:
         """Look at all."""
         self.asked.append(key)
-        waiting = self._find(lambda one: one.task.key == key and one.state is State.WAITING, "seq")
-        return min(waiting, key=lambda one: -one.task.priority, default=None)
+        waiting = [
+            row for row in self._new.rows.values() if (row.key, row.state) == (key, State.WAITING)
+        ]
+        first = min(waiting, key=lambda row: (-row.priority, row.seq), default=None)
+        return None if first is None else _decoder.decode(first.record)
 
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> Sequence[Record]:
         """Look at all."""
         return self._find(
-            lambda one: one.task.key == key and one.state is state and one.seq > after, "seq"
-        )[:limit]
+            lambda row: (row.key, row.state) == (key, state) and row.seq > after, "seq", limit=limit
+        )
 
     def due(self, key: str, until: float, limit: int) -> Sequence[Record]:
         """Look at all."""
         self.asked.append(key)
         return self._find(
-            lambda one: one.task.key == key and one.due is not None and one.due <= until,
+            lambda row: row.key == key and row.due is not None and row.due <= until,
             "due",
             "seq",
-        )[:limit]
+            limit=limit,
+        )
 
     def alarms(self, until: float, limit: int) -> Sequence[Record]:
         """Look at all."""
-        return self._find(lambda one: one.alarm is not None and one.alarm <= until, "alarm", "seq")[
-            :limit
-        ]
+        return self._find(
+            lambda row: row.alarm is not None and row.alarm <= until, "alarm", "seq", limit=limit
+        )
 
     def owned(self, owner: int | None = None) -> Sequence[Record]:
         """Look at all."""
-        return self._find(lambda one: one.owner is not None and owner in (None, one.owner))
-
-    def _map(self, name: str) -> dict[str, int]:
-        return msgspec.json.decode(self._data.get(name, b"{}"), type=dict[str, int])
+        return self._find(
+            lambda row: row.owner is not None and owner in (None, row.owner), limit=None
+        )
 
     def count(self, key: str, name: str, by: int = 1) -> None:
-        """Write all counters of the key anew."""
-        counters = Counter(self._map(f"counters {key}"))
-        counters[name] += by
-        self._data[f"counters {key}"] = msgspec.json.encode(counters)
+        """Add."""
+        self._new.counters[key, name] = self._new.counters.get((key, name), 0) + by
 
     def counters(self, key: str) -> Counter[str]:
-        """Look them up."""
-        return Counter(self._map(f"counters {key}"))
+        """Look at all."""
+        return Counter({name: n for (of, name), n in self._new.counters.items() if of == key})
 
     def settings(self, key: str) -> QueueSettings:
         """Look them up."""
-        return QueueSettings.model_validate_json(self._data.get(f"settings {key}", b"{}"))
+        return self._new.settings.get(key, QueueSettings())
 
     def configure(self, key: str, settings: QueueSettings) -> None:
         """Write them."""
-        self._data[f"settings {key}"] = settings.model_dump_json().encode()
+        self._new.settings[key] = settings
 
     def queues(self) -> set[str]:
         """Look at all."""
-        names = (name.split() for name in self._data)
-        return {name[1] for name in names if name[0] != "record"}
+        return {key for key, _ in self._new.counters} | self._new.settings.keys()

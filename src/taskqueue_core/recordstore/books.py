@@ -105,8 +105,8 @@ class Books:
         if record.state is None:
             self.store.count(key, "published")
         else:
-            self.store.count(key, record.state, -1)
-        self.store.count(key, state)
+            self.store.count(key, record.state.value, -1)
+        self.store.count(key, state.value)
         record.state, record.updated_at = state, now
         if state is not State.IN_FLIGHT:
             record.receipt = record.owner = None
