@@ -1,12 +1,15 @@
-"""How a task lies in the store: a version, a checksum, what is not as usual, and the payload as it came.
+"""How a task lies in the store: what is not as usual, the payload as it came, and a checksum.
 
 ::
 
     byte 0      version, 1
-    bytes 1-4   CRC-32 of all that follows, then of the task's id
-    bytes 5-6   length of the header
+    bytes 1-2   length of the header
     header      MessagePack: the fields that are not at their defaults; empty for most tasks
     payload     JSON text, never touched
+    4 bytes     CRC-32 of all that stands before, then of the task's id
+
+The checksum is at the end because Lua, which keeps each string once, finds it by a few of its bytes,
+the last one among them: the bodies of like tasks must not all look the same to it.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ from taskqueue_core.tasks import Task, stored_task
 
 __all__ = ["Corrupt", "decode", "digest", "encode"]
 
-_VERSION = b"\x01"
-_HEAD = 7
-_PLAIN = b"\x00\x00"
+_PLAIN = b"\x01\x00\x00"
+_HEAD = len(_PLAIN)
+_CHECKSUM = 4
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
@@ -42,27 +45,26 @@ def encode(task: Task) -> bytes:
         and task.max_attempts is None
         and not task.headers
     ):
-        rest = _PLAIN + task.payload
+        body = _PLAIN + task.payload
     else:
         header = _encoder.encode(_unusual(task))
-        rest = len(header).to_bytes(2, "big") + header + task.payload
-    checksum = zlib.crc32(task.id.encode(), zlib.crc32(rest))
-    return _VERSION + checksum.to_bytes(4, "big") + rest
+        body = _PLAIN[:1] + len(header).to_bytes(2, "big") + header + task.payload
+    return body + _checksum(body, task.id)
 
 
 def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
     """Return the task in an envelope. Raises `Corrupt`."""
-    if envelope[:1] != _VERSION:
+    if envelope[:1] != _PLAIN[:1]:
         raise Corrupt("unknown version of the envelope")
-    checksum = zlib.crc32(task_id.encode(), zlib.crc32(envelope[5:]))
-    if checksum.to_bytes(4, "big") != envelope[1:5]:
+    body = envelope[:-_CHECKSUM]
+    if _checksum(body, task_id) != envelope[-_CHECKSUM:]:
         raise Corrupt("the checksum does not match")
-    if envelope[5:_HEAD] == _PLAIN:
-        return stored_task(key, task_id, priority, envelope[_HEAD:])
-    size = _HEAD + int.from_bytes(envelope[5:_HEAD], "big")
+    if body.startswith(_PLAIN):
+        return stored_task(key, task_id, priority, body[_HEAD:])
+    size = _HEAD + int.from_bytes(body[1:_HEAD], "big")
     try:
-        unusual = _decoder.decode(envelope[_HEAD:size])
-        return Task(key=key, id=task_id, priority=priority, payload=envelope[size:], **unusual)
+        unusual = _decoder.decode(body[_HEAD:size])
+        return Task(key=key, id=task_id, priority=priority, payload=body[size:], **unusual)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise Corrupt("the header cannot be read") from error
 
@@ -70,6 +72,10 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
 def digest(payload: bytes) -> bytes:
     """Return what is kept of a payload to tell another from the same."""
     return hashlib.blake2b(payload, digest_size=8).digest()
+
+
+def _checksum(body: bytes, task_id: str) -> bytes:
+    return zlib.crc32(task_id.encode(), zlib.crc32(body)).to_bytes(_CHECKSUM, "big")
 
 
 def _unusual(task: Task) -> dict[str, Any]:

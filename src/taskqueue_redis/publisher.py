@@ -19,6 +19,8 @@ from taskqueue_redis.translation import translated
 __all__ = ["RedisPublisher"]
 
 _NO_ROOM_PAUSE = 1.0
+_DUPLICATE = -1
+_DIGITS = tuple(str(digit).encode() for digit in range(10))
 
 
 class RedisPublisher:
@@ -111,10 +113,7 @@ class RedisPublisher:
             words += (key, len(places))
             for place in places:
                 task = tasks[place]
-                words += (
-                    task.id, digest(task.payload), task.priority,
-                    _moment(task.not_before), _moment(task.deadline), encode(task),
-                )  # fmt: skip
+                words += (task.id, _about(task), encode(task))
         try:
             with translated(AnswerLost, Refused):
                 told, replicas = await self._scripts.run("publish", partition, *words)
@@ -132,16 +131,24 @@ class RedisPublisher:
         return answers
 
 
+def _about(task: Task) -> bytes:
+    about = digest(task.payload) + _DIGITS[task.priority]
+    if task.not_before is None and task.deadline is None:
+        return about
+    return about + f":{_moment(task.not_before)}:{_moment(task.deadline)}".encode()
+
+
 def _moment(time: float | None) -> int | str:
     return "" if time is None else microseconds(time)
 
 
-def _confirmation(task: Task, answer: bytes) -> Confirmation:
-    if answer.startswith(b"accepted "):
+def _confirmation(task: Task, answer: int) -> Confirmation:
+    if answer >= 0:
         return Confirmation(
-            key=task.key, task_id=task.id, status=Published.ACCEPTED, position=int(answer[9:])
+            key=task.key, task_id=task.id, status=Published.ACCEPTED, position=answer
         )
-    return Confirmation(key=task.key, task_id=task.id, status=Published(answer.decode()))
+    status = Published.DUPLICATE if answer == _DUPLICATE else Published.CONFLICT
+    return Confirmation(key=task.key, task_id=task.id, status=status)
 
 
 def _refused(task: Task) -> Confirmation:

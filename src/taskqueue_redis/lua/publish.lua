@@ -1,50 +1,67 @@
 --@ base record queue cold journal places ends promote
 -- Stores tasks, each once.
--- ARGV: per queue its key and the number of tasks, then per task: id, digest, priority, not before ("" for none),
--- deadline ("" for none), body.
--- Answers per task "accepted <position>", "duplicate" or "conflict"; and how many replicas must have it.
-local answers = {}
+-- ARGV: per queue its key and the number of tasks, then per task: id, digest of 8 bytes and priority (and, where there is
+-- one, ":" not before ":" deadline), body.
+-- Answers per task how many waited before it, -1 for a duplicate or -2 for a conflict; and how many replicas must have it.
+local DUPLICATE, CONFLICT = -1, -2
+local answers, answered = {}, 0
 local at = 3
 while at <= #ARGV do
   local q, n = queue(ARGV[at]), tonumber(ARGV[at + 1])
   at = at + 2
   local ids = {}
-  for i = 1, n do ids[i] = ARGV[at + 6 * (i - 1)] end
+  for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
   local records = q.known and call('HMGET', q.name .. ':t', unpack(ids)) or {}
-  if q.known then promote_first(q) end
-  local written, places = {}, {}
+  promote_first(q)
+  local written, filled, places, waiting = {}, 0, {}, q.waiting + (q.change.waiting or 0)
   for i = 1, n do
-    local id, digest, priority = ids[i], ARGV[at + 1], tonumber(ARGV[at + 2])
-    local not_before, deadline, body = tonumber(ARGV[at + 3]), ARGV[at + 4], ARGV[at + 5]
-    at = at + 6
+    local id, about, body = ids[i], ARGV[at + 1], ARGV[at + 2]
+    at = at + 3
     local packed = places[id] and written[places[id]] or records[i]
-    local r = packed and read_record(packed)
-    if r and not (is_over(r) and now >= r.at + q.window) then
-      answers[#answers + 1] = r.digest == digest and 'duplicate' or 'conflict'
+    local known = packed and read_record(packed)
+    local answer
+    if known and not (is_over(known) and now >= known.at + q.window) then
+      answer = known.digest == string.sub(about, 1, 8) and DUPLICATE or CONFLICT
     else
-      if r then
-        call('HDEL', q.name .. ':x', id)
-        call('HDEL', q.name .. ':p', id)
-        if call('HDEL', q.name .. ':o', id) == 1 then call('ZREM', q.name .. ':k', id) end
-      end
-      r = new_record(priority, digest)
-      answers[#answers + 1] = 'accepted ' .. (q.waiting + (q.change.waiting or 0))
-      if deadline == '' then deadline = nil end
-      if not_before and not_before > now then
-        schedule(q, r, id, body, text(not_before))
-        note(q, 'published', id, r, 'scheduled')
+      if known then forget_rest(q, id) end
+      answer = waiting
+      local digest, priority = string.sub(about, 1, 8), string.sub(about, 9, 9)
+      if #about == 9 then
+        use_lane(q, priority)
+        local seq = next_seq()
+        call('XADD', stream_of(q, 's', priority), text(seq), id, body)
+        packed = fresh_record(priority, seq, digest)
+        waiting = waiting + 1
+        if q.journal then note(q, 'published', id, read_record(packed), 'waiting') end
       else
-        make_available(q, r, id, body, deadline)
-        note(q, 'published', id, r, 'waiting')
+        local not_before, deadline = string.match(about, ':(%d*):(%d*)$', 10)
+        local r = new_record(tonumber(priority), digest)
+        if deadline == '' then deadline = nil end
+        if not_before ~= '' and tonumber(not_before) > now then
+          schedule(q, r, id, body, not_before)
+          note(q, 'published', id, r, 'scheduled')
+        else
+          make_available(q, r, id, body, deadline)
+          add(q, 'waiting', -1) -- counted below
+          waiting = waiting + 1
+          note(q, 'published', id, r, 'waiting')
+        end
+        if deadline then note_deadline(q, id, deadline) end
+        packed = write_record(r)
       end
-      if deadline then note_deadline(q, id, deadline) end
-      add(q, 'published', 1)
-      written[#written + 1] = id
-      written[#written + 1] = write_record(r)
-      places[id] = #written
+      written[filled + 1], written[filled + 2] = id, packed
+      filled = filled + 2
+      places[id] = filled
     end
+    answered = answered + 1
+    answers[answered] = answer
   end
-  if #written > 0 then call('HSET', q.name .. ':t', unpack(written)) end
+  if filled > 0 then
+    call('HSET', q.name .. ':t', unpack(written))
+    add(q, 'published', filled / 2)
+    add(q, 'waiting', waiting - q.waiting - (q.change.waiting or 0))
+    q.ring = true
+  end
 end
 save_all()
 return {answers, replicas}

@@ -15,6 +15,13 @@ local function finish(q, r, id, state, counter)
   remember(q, {text(now) .. ':' .. id})
 end
 
+-- Lets go of what is kept beside the record of a task that is over.
+local function forget_rest(q, id)
+  call('HDEL', q.name .. ':x', id)
+  call('HDEL', q.name .. ':p', id)
+  if call('HDEL', q.name .. ':o', id) == 1 then call('ZREM', q.name .. ':k', id) end
+end
+
 local function put_down(q, id, r) call('HSET', q.name .. ':t', id, write_record(r)) end
 
 local function bury(q, r, id, body, cold)

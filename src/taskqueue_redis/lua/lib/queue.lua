@@ -53,8 +53,8 @@ end
 
 -- The lanes in use, the highest priority first, as a string of digits.
 local function use_lane(q, priority)
-  local digit = tostring(priority)
-  if string.find(q.lanes, digit, 1, true) then return end
+  if q.lanes == priority or string.find(q.lanes, tostring(priority), 1, true) then return end
+  priority = tonumber(priority)
   local lanes = {}
   for p = 9, 0, -1 do
     if p == priority or string.find(q.lanes, tostring(p), 1, true) then lanes[#lanes + 1] = p end
