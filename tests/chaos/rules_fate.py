@@ -176,7 +176,7 @@ def r5(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
                 yield Violation("R5", text, story.name, terms.waives(one.called.at))
 
 
-def r6(history: History, dump: Dump, _terms: Terms) -> Iterator[Violation]:
+def r6(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
     """The attempt grows by retries only, and the losses by losses only; both stay within their bounds."""
     bounds = history.setting("max_losses")
     for story in history.stories.values():
@@ -189,7 +189,8 @@ def r6(history: History, dump: Dump, _terms: Terms) -> Iterator[Violation]:
         for handout in story.handouts:
             event = handout.first
             if event.attempt < max(attempt, 1):
-                yield Violation("R6", f"attempt fell from {attempt} to {event.attempt}", story.name)
+                text = f"attempt fell from {attempt} to {event.attempt}"
+                yield Violation("R6", text, story.name, terms.waives(since, *retries))
             if event.attempt > 1 + sum(at <= event.at for at in retries):
                 text = f"attempt {event.attempt} after {len(retries)} retries"
                 yield Violation("R6", text, story.name)
@@ -197,7 +198,8 @@ def r6(history: History, dump: Dump, _terms: Terms) -> Iterator[Violation]:
                 yield Violation("R6", f"attempt {event.attempt} of {limit}", story.name)
             same = (event.attempt, event.prior) == (attempt, prior)
             if same and event.losses < losses and not history.revived(story, since, event.at):
-                yield Violation("R6", f"losses fell from {losses} to {event.losses}", story.name)
+                text = f"losses fell from {losses} to {event.losses}"
+                yield Violation("R6", text, story.name, terms.waives(since))
             most = max((e.value or 0 for e in bounds.get(story.key, ())), default=None)
             if most is not None and event.losses > most:
                 yield Violation("R6", f"delivered after {event.losses} losses", story.name)
@@ -205,7 +207,7 @@ def r6(history: History, dump: Dump, _terms: Terms) -> Iterator[Violation]:
         known = dump.known(story.key, story.task)
         if known is not None and known.attempt < attempt:
             text = f"delivered as attempt {attempt}, and the store says {known.attempt}"
-            yield Violation("R6", text, story.name)
+            yield Violation("R6", text, story.name, terms.waives(since, *retries))
         if known is not None and known.state in LIVE and known.attempt > 1 + len(retries):
             text = f"the store says attempt {known.attempt}, after {len(retries)} retries"
             yield Violation("R6", text, story.name)

@@ -104,7 +104,7 @@ def budget(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
             history.harmed(by, since, end, for_at_least=silent) for since, by in handout.holders
         ):
             continue
-        settled = [at for one in handout.settlements for at in one.times]
+        settled = [handout.first.at, *(at for one in handout.settlements for at in one.times)]
         text = (
             f"handed to {later.first.by} {end - handout.first.at:.3f} s after {handout.first.by}, "
             f"which was alive (losses {later.first.losses})"

@@ -26,7 +26,7 @@ from tests.chaos.history import Event, Log, What, merge, read
 from tests.chaos.nemesis import Fault, unleash
 from tests.chaos.programs.common import Setup
 from tests.chaos.programs.producer import Producer
-from tests.chaos.proxy import FaultProxy
+from tests.chaos.proxy import Address, FaultProxy
 from tests.chaos.story import Dump, Terms
 from tests.redis.engines import Engine, discover
 from tests.redis.servers import RedisServer
@@ -103,7 +103,7 @@ class World:
 
     async def __aenter__(self) -> Self:
         try:
-            await asyncio.to_thread(self.redis.start)
+            await self.raise_store()
             self.backend = self.open_backend(self.redis.port)
             await self.prepare()
         except BaseException:
@@ -131,11 +131,15 @@ class World:
         await asyncio.to_thread(self.redis.close)
         self.log.close()
 
-    def open_backend(self, port: int) -> Backend:
+    async def raise_store(self) -> None:
+        """Start Redis."""
+        await asyncio.to_thread(self.redis.start)
+
+    def open_backend(self, port: int, *, url: str = "") -> Backend:
         """Make a backend of this process, closed with the world: at Redis itself, or at a link."""
         shape = self.shape
         settings = RedisSettings(
-            url=SecretStr(f"redis://127.0.0.1:{port}"),
+            url=SecretStr(url or f"redis://127.0.0.1:{port}"),
             prefix=_PREFIX,
             lease=shape.lease,
             housekeeping=shape.housekeeping,
@@ -155,13 +159,15 @@ class World:
             await control.configure(key, settings.model_copy(update={"max_losses": 20}))
             self.log.note(What.SETTINGS, key=key, name="max_losses", value=20)
 
+    def target(self) -> Address:
+        """Where links lead."""
+        return "127.0.0.1", self.redis.port
+
     async def link(self, role: str, number: int) -> FaultProxy:
         """Return the link of a process to the store, opened at its first use."""
         name = role, number
         if name not in self.links:
-            self.links[name] = await FaultProxy(
-                ("127.0.0.1", self.redis.port), seed=self.seed
-            ).start()
+            self.links[name] = await FaultProxy(self.target, seed=self.seed).start()
         return self.links[name]
 
     async def environment(self, role: str, number: int) -> dict[str, str]:

@@ -1,0 +1,74 @@
+"""Everything at once: seeded schedules, and the ones that have failed once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.nemesis import MENUS
+from tests.chaos.render import table
+from tests.chaos.seeded import MIX, Report, Scenario, carry_out, scenario
+from tests.chaos.totals import (
+    Totals,
+    add_regression,
+    read_regressions,
+    read_totals,
+    reset,
+    updated,
+)
+from tests.chaos.world import Shape
+
+CASES = [
+    ("mixed", 0),
+    *(
+        pytest.param(menu, seed, marks=pytest.mark.chaos)
+        for menu in sorted(MENUS)
+        for seed in range(1, 6)
+    ),
+]
+
+
+@pytest.mark.parametrize(("menu", "seed"), CASES)
+def test_a_night(menu: str, seed: int) -> None:
+    """Faults A1, B1, B10, B16 and E5, all laws: whatever comes together, no rule is broken."""
+    report = carry_out(scenario(10_000 + seed, menu), Shape(tasks=1500, seconds=1.8))
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("told", read_regressions(), ids=lambda told: f"{told.seed}-{told.menu}")
+def test_what_has_failed_once(told: Scenario) -> None:
+    """A schedule that broke a rule does so no more."""
+    report = carry_out(told)
+    assert report.ok, str(report)
+
+
+def test_every_menu_is_in_the_mix() -> None:
+    """Campaigns use them all."""
+    assert set(MIX) == set(MENUS)
+    assert {scenario(seed).menu for seed in range(len(MIX))} == set(MENUS)
+
+
+def test_a_failed_run_is_kept_once(tmp_path: Path) -> None:
+    """The list of regressions can be read back, and has no run twice."""
+    path = tmp_path / "regressions.toml"
+    report = Report(scenario=scenario(5), violations=('R1 q/t: lost: "it" \\ is gone',))
+    for _ in range(2):
+        add_regression(report, path)
+    assert read_regressions(path) == [report.scenario]
+
+
+def test_totals_add_up(tmp_path: Path) -> None:
+    """Totals are summed over campaigns, survive them, and begin anew on demand with a fresh seed."""
+    path = tmp_path / "results" / "totals.json"
+    failed = Report(scenario=scenario(2), violations=("R1",), rules={"R1": 1}, wall=2.0)
+    for report in (Report(scenario=scenario(1), wall=1.0), failed):
+        with updated(path) as totals:
+            totals.next_seed += 1
+            totals.add(report, "redis-server 7.0.15")
+    totals = read_totals(path)
+    assert (totals.runs, totals.wall, totals.next_seed) == (2, 3.0, 3)
+    assert [one.seed for one in totals.failed] == [2]
+    assert "| runs, each with a seed of its own | 2 |" in table(totals)
+    reset(path)
+    assert read_totals(path) == Totals(next_seed=3)

@@ -1,0 +1,123 @@
+"""Two server replicas on one Redis: workers on sockets, producers over HTTP, and either server may go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.cases import LEASE, SEEDS, SLACK, passed, small
+from tests.chaos.history import Event, What
+from tests.chaos.replicas import Replicas
+from tests.chaos.world import Outcome
+
+#: Servers do their housekeeping every 2 s, a quarter more or less.
+PASSES = 2 * 2.5
+
+
+def executed(outcome: Outcome) -> list[Event]:
+    """What the workers' handlers have begun."""
+    return [event for event in outcome.events if event.what is What.EXECUTED]
+
+
+async def test_from_one_replica_to_a_worker_on_another(folder: Path) -> None:
+    """E1, REV-E6: producers know the first server only, the worker the second one only; every task arrives."""
+    pinned = {("producer", 0): 0, ("producer", 1): 0, ("worker", 0): 1}
+    async with Replicas(folder, small(), workers=1, pinned=pinned) as world:
+        outcome = await world.run()
+    figures = passed(outcome)
+    assert figures.tasks == 400
+    assert {event.task for event in executed(outcome)} == {
+        event.task for event in outcome.events if event.what is What.PUBLISH
+    }
+    takers = {event.by for event in outcome.events if event.what is What.DELIVERED}
+    assert takers == {"server-1.1"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_killed_server(folder: Path, seed: int) -> None:
+    """Fault A6, E1: SIGKILL with leases out; workers and producers go on with the other one, nothing is lost."""
+    shape = small(tasks=600, seconds=1.0, hold=0.5)
+    pinned = {("worker", 0): 0, ("producer", 0): 0}
+    async with Replicas(folder, shape, seed=seed, pinned=pinned) as world:
+        await world.begin()
+        await world.holding("server", 0, 20)
+        await world.cast.kill(world.cast.actors["server", 0])
+        world.pinned.clear()
+        outcome = await world.finish()
+    figures = passed(outcome)
+    assert figures.tasks == 600
+    # A worker that reconnects in time keeps what it runs; the rest comes back with its lease.
+    assert figures.redelivery["killed"].worst <= LEASE + PASSES + SLACK
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_server_that_stops(folder: Path, seed: int) -> None:
+    """Fault A7: SIGTERM under load hands back at once what is not settled in time, and no attempt is spent."""
+    shape = small(tasks=600, seconds=1.0, hold=0.3)
+    async with Replicas(folder, shape, seed=seed) as world:
+        await world.begin()
+        await world.holding("server", 0, 10)
+        await world.inflict("stop", "server", 0, 0.1)
+        outcome = await world.finish()
+    figures = passed(outcome)
+    assert figures.duplicates == 0
+    assert figures.tasks == 600
+    assert waits(outcome, {"redeliver", "lost"}) <= 1.0 + SLACK
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_killed_worker(folder: Path, seed: int) -> None:
+    """Fault A1, REV-E3, OPEN-A5: its socket closes, and within a second another worker has its tasks."""
+    async with Replicas(folder, small(hold=0.5), seed=seed) as world:
+        await world.begin()
+        await world.until(lambda: running(world, 0) >= 5, "the worker runs some")
+        killed = world.log.note(What.FAULT, name="kill worker", target="worker 0")
+        victim = world.cast.actors["worker", 0]
+        await world.cast.kill(victim)
+        outcome = await world.finish()
+    passed(outcome)
+    begun: dict[str, Event] = {}
+    for event in executed(outcome):
+        if event.by == victim.name and event.at <= killed.at:
+            begun[event.receipt] = event
+    again = [
+        event.at - killed.at
+        for event in executed(outcome)
+        for one in begun.values()
+        if event.task == one.task and event.losses == one.losses + 1
+    ]
+    assert again
+    assert max(again) <= 1.0 + SLACK
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_cut_socket(folder: Path, seed: int) -> None:
+    """REV-E5, REV-E3: a worker whose link is reset comes back and keeps what it runs, or another one has it at once."""
+    async with Replicas(folder, small(hold=0.3), seed=seed) as world:
+        await world.begin()
+        for _ in range(3):
+            await world.until(lambda: running(world, 0) >= 1, "the worker runs some")
+            await world.inflict("cut", "link-worker", 0)
+        figures = passed(await world.finish())
+    assert figures.tasks == 400
+
+
+def running(world: Replicas, number: int) -> int:
+    """Return how many handlers a worker has begun."""
+    log = world.cast.actors["worker", number].log
+    return log.read_bytes().count(b'"what":"executed"') if log.exists() else 0
+
+
+def waits(outcome: Outcome, verbs: set[str]) -> float:
+    """Return the longest time from a hand-back to the next hand-out."""
+    longest = 0.0
+    delivered: dict[str, list[float]] = {}
+    for event in outcome.events:
+        if event.what is What.DELIVERED:
+            delivered.setdefault(event.task, []).append(event.at)
+    for event in outcome.events:
+        if event.what is What.SETTLED and event.verb in verbs and event.outcome == "ok":
+            later = [at for at in delivered[event.task] if at > event.at]
+            longest = max(longest, min(later) - event.at) if later else longest
+    return longest
