@@ -7,7 +7,7 @@ python3 dev.py COMMAND [--python 3.12] [arguments]
   test   run the tests (arguments go to pytest)
   check  run every static check and sum up
   bench  run the benchmarks
-  chaos  run the tests that kill, freeze and cut off processes
+  chaos  run the tests that kill, freeze and cut off processes (--seeds N: that many random runs)
   soak   run the fuzz tests at their large size
   env    only set up the environment, and say where it is
   lock   solve requirements.lock anew; pins that still fit stay, unless --upgrade is given
@@ -320,7 +320,7 @@ def carry_out(arguments: "list[str]") -> int:
         "test": ["python", "-m", "pytest"],
         "check": ["python", "tools/check.py"],
         "bench": ["python", "benchmarks/run.py"],
-        "chaos": ["python", "-m", "pytest", "-m", "chaos", "tests"],
+        "chaos": ["python", "-m", "tests.chaos"],
         "soak": ["python", "-m", "pytest", "-m", "not chaos", "-k", "fuzz", "tests/server"],
     }
     if name == "bench" and not content("benchmarks", "run.py"):

@@ -266,7 +266,7 @@ def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch
         ("run --fast", "taskqueue demo --fast"),
         ("test -k x --python=3.12 -q", "python -m pytest -k x -q"),
         ("--python 3.12 check", "python tools/check.py"),
-        ("chaos -x", "python -m pytest -m chaos tests -x"),
+        ("chaos --seeds 3", "python -m tests.chaos --seeds 3"),
         ("soak", "python -m pytest -m not chaos -k fuzz tests/server"),
     ],
 )
