@@ -22,6 +22,7 @@ __all__ = ["LAYOUT", "Scripts", "Word", "microseconds", "seconds", "source"]
 LAYOUT = "1"
 """grows when older versions could not read what newer ones write"""
 _PARTS = re.compile(r"^--@ (.*)\n")
+_FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 
 Word = bytes | str | int | float
 
@@ -38,14 +39,30 @@ def seconds(time: bytes | str | int) -> float:
 
 @cache
 def source(name: str) -> str:
-    """Return a script with the parts that its first line names."""
+    """Return a script with the parts that its first line names; those after a slash it finds in ``rarely()``."""
     folder = resources.files("taskqueue_redis") / "lua"
     text = (folder / f"{name}.lua").read_text()
     named = _PARTS.match(text)
     if named is None:
         return text
-    parts = [(folder / "lib" / f"{part}.lua").read_text() for part in named[1].split()]
+    always, _, rarely = named[1].partition("/")
+    parts = [_part(part) for part in always.split()]
+    if rarely:
+        parts.append(_lazily("".join(_part(part) for part in rarely.split())))
     return "".join([*parts, text])
+
+
+def _part(name: str) -> str:
+    return (resources.files("taskqueue_redis") / "lua" / "lib" / f"{name}.lua").read_text()
+
+
+def _lazily(parts: str) -> str:
+    """Put parts into a function, as making functions costs a script that is done in microseconds too much."""
+    names = ", ".join(f"{name} = {name}" for name in _FUNCTION.findall(parts))
+    return (
+        "local rare\nlocal function rarely()\nif not rare then\n"
+        f"{parts}rare = {{{names}}}\nend\nreturn rare\nend\n"
+    )
 
 
 @cache

@@ -1,4 +1,4 @@
---@ base record queue journal places ends receipts
+--@ base record queue / journal places ends receipts
 -- Ends deliveries as executed.
 -- ARGV: per group its key, lane, token and number, then per delivery: id, sequence of the entry, result ("" for none).
 -- Answers "ok" or "lost" per delivery.
@@ -27,7 +27,7 @@ while at <= #ARGV do
   local deadlines = call('EXISTS', q.name .. ':e') == 1
   local results, progress = call('EXISTS', q.name .. ':o') == 1, call('EXISTS', q.name .. ':p') == 1
   local written, fences, ends, changed = {}, {}, {}, {}
-  local stamp, worker = text(now) .. ':', worker_of(q, token)
+  local stamp, worker = text(now) .. ':', q.journal and rarely().worker_of(q, token)
   for i = 1, n do
     local id, fence, result = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
@@ -37,7 +37,7 @@ while at <= #ARGV do
         unpack_struct(RECORD, packed)
       local sequence = tonumber(fence)
       if state == WAITING and where == place and current_fence == sequence then
-        if sequence <= handed_out and (issued or is_adopted(q, fence, token)) then
+        if sequence <= handed_out and (issued or rarely().is_adopted(q, fence, token)) then
           packed = pack(RECORD, DONE, NOWHERE, priority, attempt, losses, prior, attempt, seq, 0, now, digest, ACK, 0,
             sequence)
           written[#written + 1], written[#written + 2] = id, packed
@@ -52,7 +52,7 @@ while at <= #ARGV do
           elseif results then
             call('HDEL', q.name .. ':o', id)
           end
-          if q.journal then note(q, 'acked', id, read_record(packed), 'done', worker) end
+          if q.journal then rarely().note(q, 'acked', id, read_record(packed), 'done', worker) end
           answer = 'ok'
           changed[id] = packed
         end
@@ -64,7 +64,9 @@ while at <= #ARGV do
   end
   if #fences > 0 then
     call('HSET', q.name .. ':t', unpack(written))
-    remember(q, ends)
+    if call('RPUSH', q.name .. ':l', unpack(ends)) == #ends then
+      call('ZADD', PARTITION .. ':forget', text(now + q.window), q.key)
+    end
     call('XACK', name, 'g', unpack(fences))
     call('XDEL', name, unpack(fences))
     if call('EXISTS', q.name .. ':a') == 1 then call('HDEL', q.name .. ':a', unpack(fences)) end

@@ -1,4 +1,4 @@
---@ base record queue cold journal places ends promote
+--@ base record queue / cold journal places ends promote
 -- Hands out up to `limit` deliveries over the keys of a consumer.
 -- ARGV: token, turn, limit, whether to look for other keys with work in any case (1), then keys that are likely to have
 -- work, the next in turn first.
@@ -13,7 +13,7 @@ if turn < current_turn then return redis.error_reply('TQ LATE the caller has giv
 lift_refusal()
 local due = call('ZRANGE', PARTITION .. ':due', 0, 0, 'WITHSCORES')
 if due[2] and tonumber(due[2]) <= now then
-  promote_due(1000)
+  rarely().promote_due(1000)
   save_all()
   due = call('ZRANGE', PARTITION .. ':due', 0, 0, 'WITHSCORES')
 end
@@ -22,10 +22,11 @@ local expired, groups, gone = {}, {}, 0
 local worker = nil
 
 local function expire(q, id, r, name, fence)
-  drop_entry(name, fence)
-  finish(q, r, id, EXPIRED, 'expired')
-  put_down(q, id, r)
-  note(q, 'expired', id, r, 'expired')
+  local rare = rarely()
+  rare.drop_entry(name, fence)
+  rare.finish(q, r, id, EXPIRED, 'expired')
+  rare.put_down(q, id, r)
+  rare.note(q, 'expired', id, r, 'expired')
   expired[#expired + 1] = {q.key, id, r.attempt}
   add(q, 'waiting', -1)
   gone = gone + 1
@@ -53,10 +54,10 @@ local function give(q, lane, name, entries)
     add(q, 'in_flight', n)
     add(q, 'delivered', n)
     if q.journal then
-      worker = worker or worker_of(q, token)
+      worker = worker or rarely().worker_of(q, token)
       for i = 2, #given, 4 do
         local id = given[i]
-        note(q, 'delivered', id, read_record(call('HGET', q.name .. ':t', id)), 'in_flight', worker)
+        rarely().note(q, 'delivered', id, read_record(call('HGET', q.name .. ':t', id)), 'in_flight', worker)
       end
     end
   end
@@ -82,9 +83,9 @@ local function serve_returned(q, priority, count)
     local id = popped[i]
     local r = read_record(call('HGET', q.name .. ':t', id))
     r.place, r.fence = AGAIN, next_seq()
-    enter_stream(q, 'r', r, id, call('HGET', q.name .. ':b', id), call('ZSCORE', q.name .. ':e', id))
+    rarely().enter_stream(q, 'r', r, id, call('HGET', q.name .. ':b', id), call('ZSCORE', q.name .. ':e', id))
     call('HDEL', q.name .. ':b', id)
-    put_down(q, id, r)
+    rarely().put_down(q, id, r)
   end
   add(q, 'back', -#popped / 2)
   return give(q, 'r' .. priority, name, read(name, #popped / 2))

@@ -1,8 +1,7 @@
 -- Ends: what is over is remembered for the queue's window, and for as long as there is a result.
 
-local function remember(q, ends)
-  local list = q.name .. ':l'
-  if call('RPUSH', list, unpack(ends)) == #ends then
+local function remember(q, id)
+  if call('RPUSH', q.name .. ':l', text(now) .. ':' .. id) == 1 then
     call('ZADD', PARTITION .. ':forget', text(now + q.window), q.key)
   end
 end
@@ -12,7 +11,7 @@ local function finish(q, r, id, state, counter)
   r.state, r.place, r.fence, r.at = state, NOWHERE, 0, now
   add(q, counter, 1)
   if call('ZREM', q.name .. ':e', id) == 1 then index(q, ':e', ':deadlines') end
-  remember(q, {text(now) .. ':' .. id})
+  remember(q, id)
 end
 
 -- Lets go of what is kept beside the record of a task that is over.

@@ -41,9 +41,9 @@ local function schedule(q, r, id, body, at)
   call('HSET', q.name .. ':b', id, body)
   call('ZADD', q.name .. ':d', at, due_member(r, id))
   add(q, 'scheduled', 1)
-  local first = call('ZSCORE', PARTITION .. ':due', q.key)
-  if not first or tonumber(at) < tonumber(first) then
+  if not q.due or tonumber(at) < q.due then
     call('ZADD', PARTITION .. ':due', at, q.key)
+    note_due(q, at)
     call('PUBLISH', PARTITION .. ':bell:', at)
   end
 end

@@ -19,8 +19,7 @@ end
 
 -- What fell due comes before what becomes available now.
 local function promote_first(q)
-  local due = call('ZSCORE', PARTITION .. ':due', q.key)
-  if due and tonumber(due) <= now then promote(q, 1000) end
+  if q.due and q.due <= now then promote(q, 1000) end
 end
 
 local function promote_due(limit)

@@ -7,8 +7,8 @@ local function queue(key)
   if not q then
     local name = PARTITION .. ':q:' .. key
     local v = call('HMGET', name, 'waiting', 'back', 'lanes', 'window', 'result_ttl', 'max_losses', 'journal',
-      'replicas')
-    q = {key = key, name = name, waiting = tonumber(v[1]), back = tonumber(v[2]) or 0, lanes = v[3] or '',
+      'replicas', 'due')
+    q = {key = key, due = tonumber(v[9]), name = name, waiting = tonumber(v[1]), back = tonumber(v[2]) or 0, lanes = v[3] or '',
       window = tonumber(v[4]) or 300000000, result_ttl = tonumber(v[5]) or 3600000000,
       max_losses = tonumber(v[6]) or 5, journal = v[7], change = {}}
     replicas = math.max(replicas, tonumber(v[8]) or 0)
@@ -65,12 +65,19 @@ end
 
 local function stream_of(q, kind, priority) return q.name .. ':' .. kind .. priority end
 
+-- Keeps with the queue when its next scheduled task falls due.
+local function note_due(q, due)
+  q.due = tonumber(due)
+  if due then call('HSET', q.name, 'due', due) else call('HDEL', q.name, 'due') end
+end
+
 -- The lowest score of a sorted set, kept in an index of the partition so that housekeeping finds the queue.
 local function index(q, set, into)
   local head = call('ZRANGE', q.name .. set, 0, 0, 'WITHSCORES')
   if head[2] then
     call('ZADD', PARTITION .. into, head[2], q.key)
-    return head[2]
+  else
+    call('ZREM', PARTITION .. into, q.key)
   end
-  call('ZREM', PARTITION .. into, q.key)
+  if into == ':due' then note_due(q, head[2]) end
 end

@@ -21,18 +21,5 @@ local function new_record(priority, digest)
     seq = 0, fence = 0, at = now, digest = digest, verb = 0, answer = 0, settled = 0}
 end
 
--- The record of a task that has just become available for the first time, packed.
-local heads, moment, tail = {}, nil, nil
-
-local function fresh_record(priority, seq, digest)
-  local head = heads[priority]
-  if not head then
-    head = pack('>BBBHHHH', WAITING, FRESH, priority, 1, 0, 0, 0)
-    heads[priority], moment, tail = head, pack('>I7', now), pack('>BBI7', 0, 0, 0)
-  end
-  local sequence = pack('>I7', seq)
-  return head .. sequence .. sequence .. moment .. digest .. tail
-end
-
 local function is_live(r) return r.state <= SCHEDULED end
 local function is_over(r) return r.state ~= DEAD and r.state > SCHEDULED end
