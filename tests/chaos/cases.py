@@ -7,9 +7,9 @@ import pytest
 from tests.chaos.checker import Figures
 from tests.chaos.world import Outcome, Shape
 
-__all__ = ["LEASE", "PASSES", "SEEDS", "SLACK", "passed", "small"]
+__all__ = ["CHAOS", "LEASE", "PASSES", "SEEDS", "SLACK", "passed", "small"]
 
-LEASE = 1.5
+LEASE = 1.2
 HOUSEKEEPING = 0.3
 PASSES = 2 * 1.5 * HOUSEKEEPING
 """two passes of housekeeping, at their slowest"""
@@ -17,17 +17,18 @@ SLACK = 1.0
 """for a machine that does other things as well"""
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 10))]
 """one in every test run, ten in `dev.py chaos`"""
+CHAOS = pytest.mark.chaos
 
 
 def small(**more: object) -> Shape:
     """Return the shape of a run that takes about two seconds."""
     fields: dict[str, object] = {
-        "tasks": 400,
+        "tasks": 300,
         "seconds": 0.5,
         "lease": LEASE,
         "housekeeping": HOUSEKEEPING,
-        "answer_timeout": 0.6,
-        "operation_timeout": 1.2,
+        "answer_timeout": 0.5,
+        "operation_timeout": 1.0,
     }
     return Shape(**{**fields, **more})  # type: ignore[arg-type]
 

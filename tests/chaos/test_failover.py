@@ -43,7 +43,7 @@ STUCK = pytest.mark.xfail(
 async def test_what_the_replica_lacked_is_lost_and_no_more(folder: Path, seed: int) -> None:
     """Faults C1 and C4: what is lost, or comes again, was confirmed in the cut; all else is kept, and in order."""
     async with Pair(
-        folder, small(tasks=600, seconds=1.5, simple=True, liveness=10.0), seed=seed
+        folder, small(tasks=400, seconds=1.2, simple=True, liveness=6.0), seed=seed
     ) as world:
         outcome = await lagging_failover(world)
     verdict = outcome.verdict
@@ -61,13 +61,13 @@ async def test_what_the_replica_lacked_is_lost_and_no_more(folder: Path, seed: i
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_nothing_confirmed_by_a_replica_is_lost(folder: Path, seed: int) -> None:
     """Fault C2: a publish is confirmed once the replica has it; who was told `PublishUnconfirmed` sends it again."""
-    shape = small(tasks=600, seconds=1.5, simple=True, liveness=10.0)
+    shape = small(tasks=400, seconds=1.2, simple=True, liveness=6.0)
     async with Pair(folder, shape, seed=seed, confirmed=True) as world:
         outcome = await lagging_failover(world)
     verdict = outcome.verdict
     assert verdict.ok, str(verdict)
     assert verdict.figures.lost == 0
-    assert verdict.figures.tasks == 600
+    assert verdict.figures.tasks == 400
     told = {event.outcome for event in outcome.events if event.what is What.PUBLISHED}
     assert "unconfirmed" in told
 
