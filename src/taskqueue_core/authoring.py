@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, overload
 
+from taskqueue_core.capabilities import Durability, QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import InvalidInput, LeaseLost, SubscriptionClosed
 from taskqueue_core.limits import LIMITS, check_json, check_name
@@ -22,6 +23,7 @@ __all__ = [
     "checked_limit",
     "checked_progress",
     "checked_results",
+    "checked_settings",
     "encodable",
     "workers_of",
 ]
@@ -180,6 +182,19 @@ def checked_progress(value: float | str) -> float | str:
     if 0 <= value <= 1:
         return value
     raise InvalidInput("progress", "a number out of range", "0 to 1, or a short text")
+
+
+def checked_settings(
+    settings: QueueSettings, kept: Collection[Durability], *, journal: bool = False
+) -> QueueSettings:
+    """Return settings whose promises the store keeps, or raise `InvalidInput`. A store may have a ``journal``."""
+    promised = settings.durability
+    if promised is not None and promised not in kept:
+        allowed = ", ".join(sorted(kept)) or "none"
+        raise InvalidInput("durability", f"{promised.value!r}", f"what this store keeps: {allowed}")
+    if settings.journal and not journal:
+        raise InvalidInput("journal", "true", "false: this store has no journal")
+    return settings
 
 
 def checked_results(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskqueue_core.authoring import checked_progress, workers_of
-from taskqueue_core.capabilities import Maintained, QueueSettings
+from taskqueue_core.authoring import checked_progress, checked_settings, workers_of
+from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import (
     DeadLetter,
@@ -37,6 +37,7 @@ class MemoryControl:
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
+        checked_settings(settings, {Durability.MEMORY}, journal=self._store.journal is not None)
         queue = self._store.queue(key)
         queue.settings = queue.settings.followed_by(settings)
         return queue.settings

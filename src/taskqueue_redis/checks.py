@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -167,7 +168,8 @@ async def _direct(link: Link, key: str, *words: str | int) -> Any:
 
 
 async def _check_channels(link: Link, settings: RedisSettings) -> None:
-    channel = _KEY % settings.prefix
+    # One that nobody else checks at the same time, for what is published there would come as an answer.
+    channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
     _, wire = await link.listener()
     try:
         for word in ("SUBSCRIBE", "UNSUBSCRIBE"):

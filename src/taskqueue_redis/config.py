@@ -14,7 +14,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.addresses import Address, Place
+from taskqueue_redis.addresses import Address, Kind, Place
 
 __all__ = ["RedisSettings"]
 
@@ -50,8 +50,8 @@ class RedisSettings(BaseSettings):
     """use a Redis on another machine without TLS or without a password"""
     prefix: str = Field("tq", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """what the names of all keys and channels begin with, after a brace"""
-    partitions: int = Field(1, ge=1, le=1024)
-    """over how many slots the queues are spread; fixed at installation"""
+    partitions: int | None = Field(None, ge=1, le=1024)
+    """over how many slots the queues are spread, fixed at installation; 1, or 8 on a cluster, unless set"""
     connections: int = Field(16, ge=1, le=1000)
     """connections for commands that wait for replicas, per server, beside the one that all others share"""
     in_flight: int = Field(1000, ge=1, le=100_000)
@@ -100,6 +100,11 @@ class RedisSettings(BaseSettings):
     def address(self) -> Address:
         """What the URL says. Raises `ConfigurationError`."""
         return Address.of(self.url.get_secret_value())
+
+    @property
+    def partitions_of(self) -> int:
+        """How many partitions there are."""
+        return self.partitions or (8 if self.address.kind is Kind.CLUSTER else 1)
 
     @property
     def user_name(self) -> str:

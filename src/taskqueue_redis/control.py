@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring import checked_progress
-from taskqueue_core.capabilities import Maintained, QueueSettings
+from taskqueue_core.authoring import checked_progress, checked_settings
+from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
 from taskqueue_core.errors import SettingsConflict
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import (
@@ -51,6 +51,8 @@ class RedisControl:
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
+        checked_settings(settings, await self._home.kept(settings.replicas), journal=True)
+        replicated = settings.durability is Durability.REPLICATED
         changed = settings.model_copy(update={"version": settings.version + 1})
         told = await self._of(
             "configure",
@@ -60,7 +62,9 @@ class RedisControl:
             microseconds(changed.dedupe_window),
             microseconds(changed.result_ttl),
             changed.max_losses,
-            "",
+            "1" if changed.journal else "",
+            changed.durability or "",
+            changed.replicas if replicated else 0,
         )
         if told != b"ok":
             raise SettingsConflict(

@@ -76,7 +76,7 @@ class Heartbeat:
             if self._closed:
                 return
         link = Link(self._settings)
-        scripts = Scripts(link, self._settings.prefix, self._settings.partitions, None)
+        scripts = Scripts(link, self._settings.prefix, self._settings.partitions_of, None)
         try:
             while not over.is_set():
                 with contextlib.suppress(TimeoutError):

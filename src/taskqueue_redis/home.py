@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 from typing import Protocol
 
+from taskqueue_core.capabilities import Durability
 from taskqueue_core.clock import Clock
-from taskqueue_core.errors import BackendUnavailable, TaskQueueError
+from taskqueue_core.errors import BackendUnavailable, ConfigurationError, TaskQueueError
 from taskqueue_core.tasks import Health
+from taskqueue_redis.checks import ServerFacts, check_server
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.durability import Durability
+from taskqueue_redis.confirming import Confirming
 from taskqueue_redis.failures import Failure
 from taskqueue_redis.heartbeat import Heartbeat
 from taskqueue_redis.link import Link
@@ -17,9 +21,18 @@ from taskqueue_redis.owned import Owned
 from taskqueue_redis.receipts import Receipts
 from taskqueue_redis.scripts import Scripts
 from taskqueue_redis.settlements import Settlements
+from taskqueue_redis.translation import translated
 from taskqueue_redis.wakeups import Wakeups
 
 __all__ = ["Home", "Member"]
+
+
+_CURES = {
+    Durability.PROCESS: "set appendonly yes",
+    Durability.DISK: "set appendonly yes and appendfsync always",
+    Durability.REPLICATED: "connect more replicas",
+}
+_log = logging.getLogger("taskqueue.redis")
 
 
 class Member(Protocol):
@@ -42,9 +55,11 @@ class Home:
         self.settings = settings
         self.process = secrets.token_hex(8)
         self.link = Link(settings)
-        self.scripts = Scripts(self.link, settings.prefix, settings.partitions, clock)
+        self.scripts = Scripts(
+            self.link, settings.prefix, settings.partitions_of, clock, self._check
+        )
         self.receipts = Receipts()
-        self.durability = Durability(self.scripts, settings.answer_timeout)
+        self.confirming = Confirming(self.scripts, settings.answer_timeout)
         self.settlements = Settlements(self.scripts, self.receipts)
         self.wakeups = Wakeups(self.link, self.scripts, self.receipts, clock, self.process)
         self.heartbeat = Heartbeat(settings, self._given_up)
@@ -52,6 +67,10 @@ class Home:
         self.subscriptions: dict[Member, None] = {}
         self.closed = False
         self._consumers = 0
+        self._facts: ServerFacts | None = None
+        self._checking = asyncio.Lock()
+        self.promises_checked = False
+        """whether this Redis is known to keep what its queues promise"""
 
     def demand_open(self) -> None:
         """Raise `BackendUnavailable` once closed."""
@@ -68,17 +87,52 @@ class Home:
         for subscription in tuple(self.subscriptions):
             await subscription.join()
 
+    async def kept(self, replicas: int) -> frozenset[Durability]:
+        """Return what the servers as they are now can promise, with so many replicas to confirm."""
+        with translated():
+            facts = await check_server(self.link, self.settings)
+        return _kept(facts, replicas)
+
     async def health(self) -> Health:
         """Ask the store."""
-        details: dict[str, str | int | float | bool | None] = {"resets": self.scripts.resets}
+        details: dict[str, str | int | float | bool | None] = {
+            "resets": self.scripts.resets,
+            "doorbell": self.wakeups.hears,
+        }
         ok = not self.closed
         if ok:
             try:
                 await self.scripts.run("queues", self.scripts.partitions.names[0])
             except (Failure, TaskQueueError) as error:
                 ok = False
-                details["error"] = type(error).__name__
+                details["error"] = str(error)
+        details["trouble"] = self.link.trouble.text
+        if self._facts is not None:
+            details |= self._facts.details()
         return Health(ok=ok, backend="redis", details=details)
+
+    async def _check(self) -> None:
+        async with self._checking:
+            if self._facts is not None:
+                return
+            facts = await check_server(self.link, self.settings)
+            for warning in facts.warnings:
+                _log.warning("%s: %s", facts.address, warning)
+            self._facts = facts
+
+    async def check_promises(self) -> None:
+        """Raise `ConfigurationError` where a queue promises what the servers can't keep."""
+        if self.promises_checked:
+            return
+        for partition in self.scripts.partitions.names:
+            for key, promised, replicas in await self.scripts.run("promises", partition):
+                durability = Durability(promised.decode())
+                if self._facts and durability not in _kept(self._facts, int(replicas)):
+                    raise ConfigurationError(
+                        f"queue {key.decode()!r} promises durability {durability.value!r}, which this Redis does not "
+                        f"keep ({_CURES[durability]})"
+                    )
+        self.promises_checked = True
 
     async def aclose(self) -> None:
         """Close everything, in order."""
@@ -92,3 +146,14 @@ class Home:
             if holder.token == token:
                 holder.revoke(self.receipts.drop(holder))
                 return
+
+
+def _kept(facts: ServerFacts, replicas: int) -> frozenset[Durability]:
+    kept = {Durability.MEMORY}
+    if facts.append_only:
+        kept.add(Durability.PROCESS)
+        if facts.appendfsync == "always":
+            kept.add(Durability.DISK)
+    if facts.replicas >= max(1, replicas):
+        kept.add(Durability.REPLICATED)
+    return frozenset(kept)

@@ -29,11 +29,14 @@ class RedisPublisher:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._scripts = home.scripts
-        self._durability = home.durability
+        self._confirming = home.confirming
         self._coalescers: dict[str, Coalescer[Task, Confirmation]] = {}
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         self._home.demand_open()
+        if not self._home.promises_checked:
+            with translated():
+                await self._home.check_promises()
         partitions = self._scripts.partitions
         if len(partitions.names) == 1 or len(tasks) == 1:
             return (
@@ -80,7 +83,7 @@ class RedisPublisher:
                 fence, receipt_token, attempt,
                 digest(task.payload), task.priority, _moment(task.deadline), encode(task),
             )  # fmt: skip
-            await self._durability.confirm(partition, replicas)
+            await self._confirming.confirm(partition, replicas)
         if answer == b"lost":
             raise LeaseLost(
                 "the receipt is not current: settled before, taken back, or never issued"
@@ -117,7 +120,7 @@ class RedisPublisher:
         try:
             with translated(AnswerLost, Refused):
                 told, replicas = await self._scripts.run("publish", partition, *words)
-                await self._durability.confirm(partition, replicas)
+                await self._confirming.confirm(partition, replicas)
         except AnswerLost as error:
             raise PublishUnconfirmed("the store's answer was lost", task_id=tasks[0].id) from error
         except Refused as error:

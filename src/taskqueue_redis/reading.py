@@ -27,20 +27,22 @@ def deliveries_of(
     tail = f".{lane}.{token}.{key}"
     priority = int(lane[1])
     for n in range(0, len(entries), ENTRY):
-        sequence, name, body, more = entries[n : n + ENTRY]
-        receipt = sequence.decode() + tail
+        receipt = entries[n].decode() + tail
+        entry = entries[n + 1 : n + ENTRY]
         try:
-            good.append(delivery_of(key, priority, receipt, at, name, body, more))
+            good.append(delivery_of(key, priority, receipt, at, entry))
         except Corrupt:
+            name, body, more = entry
             task = salvaged(key, name.decode(), priority, body)
             bad.append(_delivery(task, receipt, at, more))
     return good, bad
 
 
 def delivery_of(
-    key: str, priority: int, receipt: str, at: float, name: bytes, body: bytes, more: bytes
+    key: str, priority: int, receipt: str, at: float, entry: Sequence[bytes]
 ) -> Delivery:
-    """Read one entry whose receipt is known. Raises `Corrupt`."""
+    """Read the id, body and more of one entry whose receipt is known. Raises `Corrupt`."""
+    name, body, more = entry
     return _delivery(decode(key, name.decode(), priority, body), receipt, at, more)
 
 

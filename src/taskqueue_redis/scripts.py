@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -74,15 +74,20 @@ class Scripts:
     """Runs scripts on partitions. The first call installs them; a reset of the store is noticed by the next one."""
 
     def __init__(
-        self, link: Link, prefix: str, partitions: int | None, clock: Clock | None
+        self,
+        link: Link,
+        prefix: str,
+        partitions: int,
+        clock: Clock | None,
+        check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Do no input or output. ``partitions`` none: one on a single node. A ``clock`` is for tests."""
+        """Do no input or output. A ``clock`` is for tests. ``check`` is awaited before anything is installed."""
+        self._check = check
         self._link = link
         self._prefix = prefix
-        self._wanted = partitions
         self._clock = clock
         self._epochs: dict[str, str] = {}
-        self.partitions = Partitions(prefix, partitions or 1)
+        self.partitions = Partitions(prefix, partitions)
         self.resets = 0
         """how often the store turned out to be another one than before"""
 
@@ -127,12 +132,15 @@ class Scripts:
             return await self._link.command(
                 partition, "EVALSHA", _digest(name), *arguments, resend=resend, follow=follow
             )
-        except NoScript:
+        except NoScript as missing:
             return await self._link.command(
-                partition, "EVAL", source(name), *arguments, resend=resend, follow=follow
-            )
+                partition, "EVAL", source(name), *arguments, resend=resend, follow=follow,
+                uncertain=missing.uncertain,
+            )  # fmt: skip
 
     async def _install(self, partition: str) -> str:
+        if self._check is not None:
+            await self._check()
         fresh = secrets.token_hex(8)
         number = str(len(self.partitions.names))
         told = await self._evaluate("install", partition, (1, partition, fresh, LAYOUT, number))

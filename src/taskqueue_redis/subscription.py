@@ -129,15 +129,13 @@ class RedisSubscription(SubscriptionBase):
                 told = await self._home.scripts.run("adopt", partition, self.token, *words)
             for (place, receipt), found in zip(wanted, told, strict=True):
                 if found:
-                    name, body, more, at = found
+                    *entry, at = found
                     answers[place] = delivery_of(
                         receipt.key,
                         int(receipt.lane[1]),
                         receipts[place],
                         seconds(at),
-                        name,
-                        body,
-                        more,
+                        entry,
                     )
                     self._home.receipts.keep(receipts[place], self)
         return tuple(answers)
@@ -165,6 +163,8 @@ class RedisSubscription(SubscriptionBase):
         if len(self._joined) == len(self._partitions) or self.closed:
             return
         async with self._joining:
+            with translated():
+                await self._home.check_promises()
             if not self._attending:
                 with translated():
                     await self._home.wakeups.attend(self)

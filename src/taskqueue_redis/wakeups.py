@@ -58,6 +58,11 @@ class Wakeups:
         self.offset = 0.0
         """seconds by which the store's clock is ahead of this process's"""
 
+    @property
+    def hears(self) -> bool:
+        """Whether bells are heard, or none is listened for."""
+        return self._doorbell.works or not self._attendants
+
     def now(self) -> float:
         """Return the store's time, as well as it is known here."""
         return self._clock.now() + self.offset

@@ -3,6 +3,7 @@
 import secrets
 
 import pytest
+from pydantic import SecretStr
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.clock import ManualClock
@@ -22,7 +23,7 @@ class RedisKit(BackendSuite):
     def settings(self, prefix: str) -> RedisSettings:
         """Return what a backend with that prefix is told."""
         return RedisSettings(
-            url=self.url, prefix=prefix, partitions=self.partitions, _env_file=None
+            url=SecretStr(self.url), prefix=prefix, partitions=self.partitions, _env_file=None
         )
 
     async def open_backend(self, clock: ManualClock) -> Backend:
@@ -31,7 +32,7 @@ class RedisKit(BackendSuite):
         self.prefix = f"kit{secrets.token_hex(6)}"
         return RedisBackend(clock=clock, settings=self.settings(self.prefix))
 
-    async def replica(self, backend: Backend) -> Backend:
+    async def replica(self, backend: Backend) -> Backend:  # noqa: ARG002 - the store is known
         """Open another one on the same store."""
         return RedisBackend(clock=self.clock, settings=self.settings(self.prefix))
 

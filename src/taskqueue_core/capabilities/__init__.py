@@ -1,6 +1,11 @@
 """What a backend may have beyond the contract: one small protocol per capability, with a kit module each."""
 
-from taskqueue_core.capabilities.control import Control, Maintained, QueueSettings
+from taskqueue_core.capabilities.control import (
+    Control,
+    Durability,
+    Maintained,
+    QueueSettings,
+)
 from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.require import (
     control_of,
@@ -16,6 +21,7 @@ __all__ = [
     "Control",
     "DeadLettering",
     "DeadLetters",
+    "Durability",
     "Handover",
     "Maintained",
     "QueueSettings",

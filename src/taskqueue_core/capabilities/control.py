@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Protocol
 
 import msgspec
@@ -11,7 +12,20 @@ from taskqueue_core.errors import SettingsConflict
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Delivery, Expired, Ledger, QueueStats, TaskStatus, WorkerInfo
 
-__all__ = ["Control", "Maintained", "QueueSettings"]
+__all__ = ["Control", "Durability", "Maintained", "QueueSettings"]
+
+
+class Durability(StrEnum):
+    """What a confirmation of a publish or retry promises."""
+
+    MEMORY = "memory"
+    """it is in the store's memory"""
+    PROCESS = "process"
+    """it survives a crash of the store's process"""
+    DISK = "disk"
+    """it survives a power cut"""
+    REPLICATED = "replicated"
+    """it survives the loss of the store's machine"""
 
 
 class QueueSettings(BaseModel):
@@ -28,6 +42,12 @@ class QueueSettings(BaseModel):
     """how long after its end a task's id is remembered"""
     result_ttl: float = Field(3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
     """how long a result is kept"""
+    durability: Durability | None = None
+    """what a confirmation promises; none: whatever the store does by itself. Refused where it can't be kept"""
+    replicas: int = Field(1, ge=1, le=100)
+    """how many replicas must have a task before it is confirmed, where the durability is ``replicated``"""
+    journal: bool = False
+    """write every transition into the backend's journal. Refused where there is none"""
 
     def followed_by(self, changed: QueueSettings) -> QueueSettings:
         """Return ``changed`` with the next version. Raises `SettingsConflict` unless it was made from these."""

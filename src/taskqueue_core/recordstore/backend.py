@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.capabilities import Durability
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.recordstore.books import Books
@@ -21,7 +22,10 @@ class RecordBackend:
     """A backend on a `RecordStore`, with ``dead_letters`` and ``control``. See `taskqueue_core.backend.Backend`."""
 
     def __init__(self, name: str, store: RecordStore, clock: Clock, *, durable: bool) -> None:
-        """Put the parts together; the first call opens the store. ``durable``: its records outlive the process."""
+        """Put the parts together; the first call opens the store.
+
+        ``durable``: what it has confirmed outlives the process, and a power cut.
+        """
         self.capabilities = Capabilities(
             names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL}), durable=durable
         )
@@ -29,7 +33,8 @@ class RecordBackend:
         self._books = Books(store, clock)
         self.publisher = RecordPublisher(self._books)
         self.dead_letters = RecordDeadLetters(self._books)
-        self.control = RecordControl(self._books)
+        kept = {Durability.MEMORY, Durability.PROCESS, Durability.DISK}
+        self.control = RecordControl(self._books, kept if durable else {Durability.MEMORY})
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RecordSubscription:
         """See `taskqueue_core.backend.Backend.subscribe`."""

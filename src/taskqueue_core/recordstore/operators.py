@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import msgspec
 
-from taskqueue_core.authoring import checked_progress, encodable, workers_of
-from taskqueue_core.capabilities import Maintained, QueueSettings
+from taskqueue_core.authoring import checked_progress, checked_settings, encodable, workers_of
+from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
 from taskqueue_core.limits import check_name
 from taskqueue_core.recordstore.books import STEP, Books
 from taskqueue_core.recordstore.record import Record
@@ -86,9 +86,10 @@ class RecordDeadLetters:
 class RecordControl:
     """See `taskqueue_core.capabilities.Control`."""
 
-    def __init__(self, books: Books) -> None:
-        """Look into ``books``."""
+    def __init__(self, books: Books, kept: Collection[Durability]) -> None:
+        """Look into ``books``. ``kept``: what its store can promise."""
         self._books = books
+        self._kept = kept
 
     async def queues(self) -> tuple[str, ...]:
         """See `taskqueue_core.capabilities.Control.queues`."""
@@ -103,6 +104,7 @@ class RecordControl:
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.configure`."""
         check_name("key", key)
+        checked_settings(settings, self._kept)
         with self._books.step():
             changed = self._books.store.settings(key).followed_by(settings)
             self._books.store.configure(key, changed)

@@ -1,4 +1,4 @@
-"""What has to hold before a publish is confirmed."""
+"""Waiting for replicas before something is confirmed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from taskqueue_redis.coalescing import Coalescer
 from taskqueue_redis.failures import AnswerLost
 from taskqueue_redis.scripts import Scripts
 
-__all__ = ["Durability"]
+__all__ = ["Confirming"]
 
 
-class Durability:
+class Confirming:
     """Waits for replicas where a queue demands it."""
 
     def __init__(self, scripts: Scripts, timeout: float) -> None:
