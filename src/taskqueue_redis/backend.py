@@ -61,7 +61,7 @@ class RedisBackend:
                 TaskQueueError
             ):  # its deliveries come back when its lease is over
                 await subscription.close()
-        await self.publisher.drained()
+        await self.publisher.sent()
         await self._home.aclose()
 
 

@@ -23,37 +23,45 @@ class Coalescer(Generic[Item, Answer]):
     def __init__(
         self, send: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], most: int
     ) -> None:
-        """Send by ``send``, which answers each item; up to ``most`` items at once, or one caller's if that is more."""
+        """Send by ``send``, which answers each item; up to ``most`` items at once, or one caller's if that is more.
+
+        ``send`` must bear being cancelled.
+        """
         self._send = send
         self._most = most
         self._waiting: deque[tuple[Sequence[Item], asyncio.Future[Sequence[Answer]]]] = deque()
-        self._sending: asyncio.Task[None] | None = None
+        self._busy = False
+        self._rest: asyncio.Task[None] | None = None
+        """sends what came while the lone one that found nothing under way was sent"""
 
     async def submit(self, items: Sequence[Item]) -> Sequence[Answer]:
         """Return the answers, or raise what sending the batch raised."""
-        answer: asyncio.Future[Sequence[Answer]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((items, answer))
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._run())
-        return await answer
+        if self._busy:
+            answer: asyncio.Future[Sequence[Answer]] = asyncio.get_running_loop().create_future()
+            self._waiting.append((items, answer))
+            return await answer
+        self._busy = True
+        try:
+            return await self._send(items)
+        finally:
+            if self._waiting:
+                self._rest = asyncio.create_task(self._send_rest())
+            else:
+                self._busy = False
 
     async def sent(self) -> None:
         """Wait until what was submitted before has been answered."""
-        if self._sending is not None:
+        if self._busy:
             with contextlib.suppress(Exception):  # its callers get the failure
                 await self.submit(())
 
-    async def drained(self) -> None:
-        """Wait until nothing is under way."""
-        while self._sending is not None:
-            await asyncio.wait([self._sending])
-
-    async def _run(self) -> None:
+    async def _send_rest(self) -> None:
         try:
             while self._waiting:
                 await self._send_next()
         finally:
-            self._sending = None
+            self._busy = False
+            self._rest = None
             while self._waiting:  # only where the loop itself was ended
                 self._waiting.popleft()[1].cancel()
 

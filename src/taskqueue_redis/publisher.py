@@ -93,10 +93,10 @@ class RedisPublisher:
         status = Published.ACCEPTED if answer == b"accepted" else Published.DUPLICATE
         return Confirmation(key=task.key, task_id=task.id, status=status)
 
-    async def drained(self) -> None:
-        """Wait until no publish is under way."""
-        for coalescer in self._coalescers.values():
-            await coalescer.drained()
+    async def sent(self) -> None:
+        """Wait until the publishes that were asked for before have been answered."""
+        for coalescer in tuple(self._coalescers.values()):
+            await coalescer.sent()
 
     def _coalescer(self, partition: str) -> Coalescer[Task, Confirmation]:
         if partition not in self._coalescers:

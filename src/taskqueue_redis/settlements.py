@@ -99,11 +99,6 @@ class Settlements:
         for coalescer in tuple(self._coalescers.values()):
             await coalescer.sent()
 
-    async def drained(self) -> None:
-        """Wait until no ack is under way."""
-        for coalescer in self._coalescers.values():
-            await coalescer.drained()
-
     def _coalescer(self, partition: str) -> Coalescer[_Ack, Settled]:
         if partition not in self._coalescers:
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_redis.failures import (
@@ -17,24 +16,37 @@ from taskqueue_redis.failures import (
 __all__ = ["translated"]
 
 
-@contextmanager
-def translated(*kept: type[Failure]) -> Iterator[None]:
-    """Raise the contract's errors in place of the store's, but for the ``kept`` ones."""
-    try:
-        yield
-    except Failure as failure:
-        if isinstance(failure, kept):
-            raise
-        match failure:
-            case Misconfigured():
-                raise ConfigurationError(str(failure)) from failure
-            case NotReached():
-                raise BackendUnavailable("the store is out of reach") from failure
-            case AnswerLost():
-                raise BackendUnavailable("the store's answer was lost") from failure
-            case Refused():
-                raise BackendUnavailable(
-                    f"the store takes no writes now: {failure.why}"
-                ) from failure
-            case _:
-                raise BackendUnavailable(f"the store failed: {type(failure).__name__}") from failure
+class translated:  # noqa: N801 - reads as the verb it is
+    """Raise the contract's errors in place of the store's, but for the ``kept`` ones. For a ``with`` statement."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, *kept: type[Failure]) -> None:
+        self._kept = kept
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Translate."""
+        if isinstance(error, Failure) and not isinstance(error, self._kept):
+            raise _of(error) from error
+
+
+def _of(failure: Failure) -> ConfigurationError | BackendUnavailable:
+    match failure:
+        case Misconfigured():
+            return ConfigurationError(str(failure))
+        case NotReached():
+            return BackendUnavailable("the store is out of reach")
+        case AnswerLost():
+            return BackendUnavailable("the store's answer was lost")
+        case Refused():
+            return BackendUnavailable(f"the store takes no writes now: {failure.why}")
+        case _:
+            return BackendUnavailable(f"the store failed: {type(failure).__name__}")
