@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
+from taskqueue_core.consuming.store_link import StoreLink
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.server.channel import ABORT, Channel, Gone
 from taskqueue_core.server.greeting import adopt
 from taskqueue_core.server.pump import Pump
-from taskqueue_core.server.store_link import StoreLink
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
 from tests.server.support import eventually

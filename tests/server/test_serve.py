@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from taskqueue_core.capabilities import Maintained
+from taskqueue_core.consuming import housekeeping
+from taskqueue_core.consuming.housekeeping import keep_house
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.hooks import Connection, Hooks, hookimpl
 from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server import Server, housekeeping, serve
-from taskqueue_core.server.housekeeping import keep_house
+from taskqueue_core.server import Server, serve
 from taskqueue_core.server.logs import FIELDS, formatter, set_up_logs
 from taskqueue_core.server.racing import first, forever
 from taskqueue_core.server.registry import Registry

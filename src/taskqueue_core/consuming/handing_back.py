@@ -1,4 +1,4 @@
-"""What becomes of a subscription's deliveries when its socket has ended."""
+"""What becomes of a subscription's deliveries when its worker has left or vanished."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import logging
 from collections.abc import Sequence
 
 from taskqueue_core.backend import Subscription
+from taskqueue_core.consuming.store_link import OUTAGES, PATIENCE
 from taskqueue_core.errors import LeaseLost, TaskQueueError
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.server.store_link import OUTAGES, PATIENCE
 from taskqueue_core.tasks import Delivery
 
 __all__ = ["close", "give_up_as_lost"]
 
 _TRIES = 4
-_log = logging.getLogger("taskqueue.server.socket")
+_log = logging.getLogger("taskqueue.consuming")
 
 
 async def close(subscription: Subscription) -> None:

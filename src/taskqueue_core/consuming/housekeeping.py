@@ -14,7 +14,7 @@ __all__ = ["keep_house"]
 _EVERY = 2.0
 _JITTER = 0.25
 _PASS_SECONDS = 30.0
-_log = logging.getLogger("taskqueue.server.housekeeping")
+_log = logging.getLogger("taskqueue.housekeeping")
 
 
 async def keep_house(control: Control) -> None:

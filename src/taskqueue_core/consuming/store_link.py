@@ -1,4 +1,4 @@
-"""What a connection does while the store is out of reach: tell the worker, try again with backoff, tell it again."""
+"""What a consumer does while the store is out of reach: tell, try again with backoff, tell again."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PATIENCE = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
 
 
 class StoreLink:
-    """Shared by all that one connection does with the store."""
+    """Shared by all that one consumer does with the store."""
 
     def __init__(self, tell: Callable[[bool, str], Awaitable[None]]) -> None:
-        """``tell`` sends the worker a `Degraded` frame: ok, reason."""
+        """``tell`` hears of each change: whether the store is there, and why not."""
         self._tell = tell
         self._down = False
 
@@ -36,7 +36,7 @@ class StoreLink:
                 tries += 1
                 if not self._down:
                     self._down = True
-                    await self._tell(False, error.code)  # noqa: FBT003 - the frame's field
+                    await self._tell(False, error.code)  # noqa: FBT003 - whether it is there
                 await asyncio.sleep(PATIENCE.delay(tries))
             else:
                 if self._down:

@@ -15,6 +15,7 @@ from starlette.routing import WebSocketRoute
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
+from taskqueue_core.consuming.housekeeping import keep_house
 from taskqueue_core.server import (
     http_batch,
     http_dead_letters,
@@ -24,7 +25,6 @@ from taskqueue_core.server import (
     http_tasks,
 )
 from taskqueue_core.server.guard import Guard
-from taskqueue_core.server.housekeeping import keep_house
 from taskqueue_core.server.hub import VERSION, Hub
 from taskqueue_core.server.openapi import document
 from taskqueue_core.server.operations import Call, Operation, answer, routes

@@ -11,6 +11,7 @@ from starlette.websockets import WebSocket
 
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
+from taskqueue_core.consuming.handing_back import close
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Connection as ConnectionInfo
 from taskqueue_core.protocol.frames import (
@@ -25,7 +26,6 @@ from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.server.channel import Channel, Gone
 from taskqueue_core.server.conversation import Conversation
 from taskqueue_core.server.greeting import identify, read_hello
-from taskqueue_core.server.handing_back import close
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.racing import first
 

@@ -11,6 +11,8 @@ import msgspec
 
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import has, revocation_of
+from taskqueue_core.consuming.handing_back import close, give_up_as_lost
+from taskqueue_core.consuming.store_link import OUTAGES, StoreLink
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_RESTART, CLOSE_TIMEOUT, Hello
 from taskqueue_core.protocol.server_events import (
@@ -25,12 +27,10 @@ from taskqueue_core.protocol.server_events import (
 from taskqueue_core.protocol.server_session import ServerSession, SessionState
 from taskqueue_core.server.channel import Channel, Gone
 from taskqueue_core.server.greeting import adopt
-from taskqueue_core.server.handing_back import close, give_up_as_lost
 from taskqueue_core.server.hub import VERSION, Hub
 from taskqueue_core.server.pump import Pump
 from taskqueue_core.server.racing import first, forever
 from taskqueue_core.server.settler import Settler
-from taskqueue_core.server.store_link import OUTAGES, StoreLink
 
 __all__ = ["Conversation", "End"]
 

@@ -11,13 +11,13 @@ import msgspec
 
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import handover_of, has
+from taskqueue_core.consuming.store_link import StoreLink
 from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import CLOSE_TIMEOUT, Hello
 from taskqueue_core.protocol.server_events import Greeted, Hangup, Say
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.server.channel import Channel
-from taskqueue_core.server.store_link import StoreLink
 from taskqueue_core.tasks import Delivery
 
 __all__ = ["HELLO_SECONDS", "adopt", "identify", "read_hello"]

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Sequence
 
 from taskqueue_core.backend import Subscription
+from taskqueue_core.consuming.store_link import OUTAGES, StoreLink
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.protocol.server_session import ServerSession, SessionState
 from taskqueue_core.server.channel import Channel
-from taskqueue_core.server.store_link import OUTAGES, StoreLink
 from taskqueue_core.tasks import Delivery, Received
 
 __all__ = ["Pump"]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.errors import LeaseLost
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.consuming.settlements import Settlements
+from taskqueue_core.consuming.store_link import StoreLink
 from taskqueue_core.protocol.server_events import (
     Acked,
     Buried,
@@ -19,16 +17,12 @@ from taskqueue_core.protocol.server_events import (
     Settlement,
 )
 from taskqueue_core.protocol.server_session import ServerSession
-from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, decide
+from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater
 from taskqueue_core.server.channel import Channel, Gone
 from taskqueue_core.server.hub import Hub
-from taskqueue_core.server.store_link import StoreLink
-from taskqueue_core.settlement import settle
-from taskqueue_core.tasks import Delivery, Settled
 
 __all__ = ["Settler"]
 
-T = TypeVar("T")
 _BACKLOG = 4 * 1024 * 1024
 """bytes of unsettled results above which no more frames are read"""
 
@@ -47,11 +41,9 @@ class Settler:
         settled: Callable[[], None],
     ) -> None:
         """``settled`` is called after each report."""
-        self._hub = hub
-        self._subscription = subscription
         self._session = session
         self._channel = channel
-        self._store = store
+        self._settlements = Settlements(hub.backend, subscription, store)
         self._settled = settled
         self._queue: list[Settlement] = []
         self._bytes = 0
@@ -103,37 +95,14 @@ class Settler:
         outcomes: dict[str, bool] = {}
         acks = [s for s in batch if isinstance(s, Acked)]
         done = [pair for s in acks for pair in zip(s.deliveries, s.results, strict=True)]
-        for piece in _pieces(done):
-            deliveries = [delivery for delivery, _ in piece]
-            results = [result for _, result in piece]
-            outcomes |= await self._batch(
-                deliveries, partial(self._subscription.ack, *deliveries, results=results)
-            )
+        outcomes |= await self._settlements.ack(done)
         back = [d for s in batch if isinstance(s, HandedBack) for d in s.deliveries]
-        for part in _pieces(back):
-            outcomes |= await self._batch(part, partial(self._subscription.redeliver, *part))
+        outcomes |= await self._settlements.redeliver(back)
         for settlement in batch:
             if isinstance(settlement, RetryAsked | Buried):
                 delivery = settlement.delivery
-                outcome = await self._store.insist(partial(self._judge, delivery, settlement))
-                outcomes[delivery.receipt] = outcome.ok
+                outcomes |= await self._settlements.judge(delivery, _outcome(settlement))
         return outcomes
-
-    async def _batch(
-        self, deliveries: Sequence[Delivery], call: Callable[[], Awaitable[tuple[Settled, ...]]]
-    ) -> dict[str, bool]:
-        try:
-            answers = await self._store.insist(call)
-        except LeaseLost:
-            answers = (Settled.LEASE_LOST,)
-        pairs = zip(deliveries, answers, strict=True)
-        return {delivery.receipt: answer.ok for delivery, answer in pairs}
-
-    async def _judge(self, delivery: Delivery, settlement: RetryAsked | Buried) -> Settled:
-        # Settings are read for each verdict: a confirmed change acts on the next (law 9).
-        policy = (await self._hub.control.settings(delivery.task.key)).retry
-        verb = decide(_outcome(settlement), delivery, policy)
-        return await settle(self._hub.backend, self._subscription, delivery, verb)
 
 
 def _outcome(settlement: RetryAsked | Buried) -> Outcome:
@@ -148,8 +117,3 @@ def _size(settlement: Settlement) -> int:
     if isinstance(settlement, Acked):
         return sum(len(result) for result in settlement.results if result)
     return 0
-
-
-def _pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), LIMITS.batch):
-        yield items[start : start + LIMITS.batch]
