@@ -1,0 +1,112 @@
+"""Backends on a real server for tests, with short leases, and what can be seen of them from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from taskqueue_core.backend import Subscription
+from taskqueue_core.clock import Clock
+from taskqueue_core.tasks import Delivery, Published, Task
+from taskqueue_redis import RedisBackend
+from tests.redis.links import settings_for
+from tests.redis.servers import RedisServer
+
+__all__ = [
+    "HOUSEKEEPING",
+    "KEY",
+    "LEASE",
+    "housekept",
+    "keys_of",
+    "opened",
+    "publish",
+    "stream",
+    "take",
+    "until",
+]
+
+KEY = "work"
+LEASE = 1.0
+"""the shortest that is allowed"""
+HOUSEKEEPING = 0.25
+
+
+@asynccontextmanager
+async def opened(
+    url: str, prefix: str, *, clock: Clock | None = None, **values: Any
+) -> AsyncIterator[RedisBackend]:
+    """Give a backend, as a process of its own would have it, and close it."""
+    values = {"lease": LEASE, "housekeeping": HOUSEKEEPING, "prefix": prefix} | values
+    backend = RedisBackend(clock=clock, settings=settings_for(url, **values))
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+@asynccontextmanager
+async def housekept(backend: RedisBackend) -> AsyncIterator[None]:
+    """Do a pass of housekeeping again and again, as a server does."""
+
+    async def passes() -> None:
+        while True:
+            await backend.control.maintain()
+            await asyncio.sleep(HOUSEKEEPING)
+
+    task = asyncio.create_task(passes())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def publish(backend: RedisBackend, *ids: str, key: str = KEY, **fields: Any) -> None:
+    """Publish tasks, each of which must be accepted."""
+    for start in range(0, len(ids), 1000):
+        tasks = [Task(key=key, id=name, **fields) for name in ids[start : start + 1000]]
+        told = await backend.publisher.publish(*tasks)
+        assert all(answer.status is Published.ACCEPTED for answer in told)
+
+
+async def take(
+    subscription: Subscription, number: int, *, within: float = 5.0, limit: int | None = None
+) -> list[Delivery]:
+    """Receive exactly so many deliveries, in as many receives as that takes."""
+    found: list[Delivery] = []
+    async with asyncio.timeout(within):
+        while len(found) < number:
+            received = await subscription.receive(limit or min(1000, number - len(found)), None)
+            found += received.deliveries
+    assert len(found) == number
+    return found
+
+
+async def until(
+    holds: Callable[[], bool | Awaitable[bool]], what: str, *, within: float = 5.0
+) -> None:
+    """Wait until a condition holds."""
+    try:
+        async with asyncio.timeout(within):
+            while True:
+                answer = holds()
+                if answer if isinstance(answer, bool) else await answer:
+                    return
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"not within {within:g} s: {what}") from None
+
+
+def stream(prefix: str, lane: str = "s5", key: str = KEY) -> str:
+    """Return the name of the stream of a lane: fresh (s) or returned (r) ones of a priority."""
+    return f"{{{prefix}:0}}:q:{key}:{lane}"
+
+
+def keys_of(server: RedisServer, prefix: str) -> set[str]:
+    """Return the names of all keys of a backend, whatever its partitions."""
+    found: Iterable[bytes] = server.call("KEYS", f"{{{prefix}:*")
+    return {name.decode() for name in found}

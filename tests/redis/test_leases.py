@@ -1,0 +1,249 @@
+"""Who is alive keeps what it holds, and what the silent ones hold goes to others, all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+
+import pytest
+
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Settled
+from taskqueue_redis import RedisSettings
+from tests.chaos.proxy import FaultProxy
+from tests.redis.backends import (
+    HOUSEKEEPING,
+    KEY,
+    LEASE,
+    housekept,
+    keys_of,
+    opened,
+    publish,
+    stream,
+    take,
+    until,
+)
+from tests.redis.servers import RedisServer
+
+RECOVERY = LEASE + 2 * HOUSEKEEPING
+"""seconds from the last sign of life until a silent consumer's deliveries are with others"""
+SLACK = 1.0
+"""for a machine that does other things as well"""
+
+
+async def test_a_blocked_event_loop_costs_nothing(redis_url: str, redis_prefix: str) -> None:
+    """Fault A5, A10, A12, D14, BUG-D5: a handler that blocks its loop for longer than the lease keeps its delivery.
+
+    The sign of life comes from a thread of its own, and prolonging the lease is no further delivery.
+    """
+    stop, passes = threading.Event(), [0]
+
+    async def elsewhere() -> None:
+        async with opened(redis_url, redis_prefix) as other:
+            while not stop.is_set():
+                assert (await other.control.maintain()).recovered == 0
+                passes[0] += 1
+                await asyncio.sleep(HOUSEKEEPING)
+
+    housekeeper = threading.Thread(target=lambda: asyncio.run(elsewhere()))
+    async with opened(redis_url, redis_prefix) as backend:
+        await publish(backend, "t")
+        async with backend.subscribe([KEY], "c") as subscription:
+            (delivery,) = await take(subscription, 1)
+            housekeeper.start()
+            time.sleep(RECOVERY + HOUSEKEEPING)  # noqa: ASYNC251 - this is the handler that blocks
+            stop.set()
+            await asyncio.to_thread(housekeeper.join)
+            assert passes[0] > LEASE / HOUSEKEEPING
+            assert await subscription.ack(delivery) == (Settled.OK,)
+        stats = await backend.control.stats(KEY)
+    assert (stats.delivered, stats.redelivered, stats.lost) == (1, 0, 0)
+
+
+async def test_silence_gives_everything_to_others(
+    redis_server: RedisServer, redis_url: str, redis_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A15, A22, BUG-D3, OPEN-A5, D12: a process falls silent, and another has its tasks within a lease and two passes.
+
+    They come with their bodies, before new ones, as the same attempt with a loss, from queues of
+    every kind: several keys, priorities, and what had been returned before.
+    """
+    async with opened(redis_url, redis_prefix) as alive:
+        await publish(alive, "a", payload=b'{"n": 1}')
+        await publish(alive, "b", key="other", priority=9)
+        await publish(alive, "c", key="third")
+        async with opened(redis_url, redis_prefix) as silent, housekept(alive):
+            lost = silent.subscribe([KEY, "other", "third"], "silent")
+            (returned,) = [d for d in await take(lost, 3) if d.task.id == "c"]
+            await lost.redeliver(returned)
+            await take(lost, 1)
+            await publish(alive, "new", payload=b'"n"')
+            silent._home.heartbeat.remove(lost.token)
+            since = time.monotonic()
+            with caplog.at_level(logging.WARNING, "taskqueue.redis"):
+                async with alive.subscribe([KEY, "other", "third"], "alive") as heir:
+                    assert [d.task.id for d in await take(heir, 1)] == ["new"]
+                    found = {d.task.id: d for d in await take(heir, 3)}
+                    took = time.monotonic() - since
+                    assert found.keys() == {"a", "b", "c"}
+                    assert found["a"].task.payload == b'{"n": 1}'
+                    assert {(d.attempt, d.losses) for d in found.values()} == {(1, 1)}
+                    await heir.ack(*found.values())
+                    told = [r.message for r in caplog.records if "silent" in r.message]
+            assert told == ["worker silent fell silent: its deliveries are with others"]
+            assert LEASE * 2 / 3 <= took <= RECOVERY + LEASE / 3 + SLACK
+        assert await alive.control.workers() == ()
+    left = keys_of(redis_server, redis_prefix)
+    assert not [name for name in left if lost.token in name or ":o:" in name or ":c:" in name]
+
+
+async def test_ten_thousand_live_ones_in_front(redis_url: str, redis_prefix: str) -> None:
+    """Fault A10, X1, BUG-D5: recovery finds the one stale delivery behind 10,000 live ones at its first chance."""
+    async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
+        await publish(backend, *(f"t{n}" for n in range(10_001)))
+        async with backend.subscribe([KEY], "live") as live:
+            await take(live, 10_000)
+            lost = other.subscribe([KEY], "lost")
+            (delivery,) = await take(lost, 1)
+            assert delivery.task.id == "t10000"
+            other._home.heartbeat.remove(lost.token)
+            async with housekept(backend):
+                (again,) = await take(live, 1, within=RECOVERY + LEASE / 3 + 2 * SLACK)
+            assert (again.task.id, again.losses) == ("t10000", 1)
+            stats = await backend.control.stats(KEY)
+            assert (stats.lost, stats.redelivered) == (1, 1)
+
+
+async def test_the_dead_are_recovered_page_by_page(
+    redis_server: RedisServer, redis_url: str, redis_prefix: str
+) -> None:
+    """D12, BUG-D5, A25: one that held more than a pass can move is worked off page by page, and forgotten only then."""
+    async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
+        await publish(backend, *(f"t{n:04}" for n in range(1100)))
+        lost = other.subscribe([KEY], "lost")
+        assert [d.task.id for d in await take(lost, 1100)] == [f"t{n:04}" for n in range(1100)]
+        other._home.heartbeat.remove(lost.token)
+        await backend.control.maintain()
+        moved: list[int] = []
+        consumer = f"{{{redis_prefix}:0}}:c:{lost.token}"
+
+        async def all_moved() -> bool:
+            known = redis_server.call("EXISTS", consumer) == 1
+            assert known == (sum(moved) < 1100)
+            if number := (await backend.control.maintain()).recovered:
+                moved.append(number)
+            return sum(moved) >= 1100
+
+        await until(all_moved, "everything was taken back")
+        assert moved == [500, 500, 100]
+        assert redis_server.call("EXISTS", consumer) == 0
+        assert redis_server.call("XINFO", "CONSUMERS", stream(redis_prefix), "g") == []
+        async with backend.subscribe([KEY], "heir") as heir:
+            ids = [d.task.id for d in await take(heir, 1100)]
+        assert ids == [f"t{n:04}" for n in range(1100)]
+
+
+async def test_after_a_gap_everybody_has_a_whole_lease(redis_url: str, redis_prefix: str) -> None:
+    """Fault B10: where nobody kept house for a while, silence counts from the first pass on."""
+    async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
+        await publish(backend, "t")
+        lost = other.subscribe([KEY], "lost")
+        await take(lost, 1)
+        await backend.control.maintain()
+        other._home.heartbeat.remove(lost.token)
+        await asyncio.sleep(LEASE + HOUSEKEEPING)  # the gap: nothing is to happen in it
+        since = time.monotonic()
+        assert (await backend.control.maintain()).recovered == 0
+        async with housekept(backend), backend.subscribe([KEY], "heir") as heir:
+            await take(heir, 1)
+        assert time.monotonic() - since >= LEASE
+
+
+async def test_who_was_given_up_is_told_and_begins_anew(redis_url: str, redis_prefix: str) -> None:
+    """Fault A4, OPEN-A7, D10: its receipts are stale, its sign of life takes nothing back, and it goes on working."""
+    async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
+        await publish(backend, "t")
+        async with other.subscribe([KEY], "slow") as slow:
+            (old,) = await take(slow, 1)
+            token = slow.token
+            other._home.heartbeat.remove(token)
+            async with backend.subscribe([KEY], "heir") as heir:
+                async with housekept(backend):
+                    (new,) = await take(heir, 1)
+                other._home.heartbeat.add(token, f"{{{redis_prefix}:0}}")  # it wakes
+                async with asyncio.timeout(LEASE + SLACK):
+                    assert await slow.revoked() == (old.receipt,)
+                for settle in (slow.ack, slow.redeliver):
+                    with pytest.raises(LeaseLost):
+                        await settle(old)
+                (status,) = await backend.control.statuses(KEY, "t")
+                assert status is not None
+                assert (status.state.value, status.losses) == ("in_flight", 1)
+                await publish(backend, "u")
+                (more,) = await take(slow, 1)
+                assert slow.token != token
+                assert await slow.ack(more) == (Settled.OK,)
+                assert await heir.ack(new) == (Settled.OK,)
+        stats = await backend.control.stats(KEY)
+    assert (stats.lost, stats.ledger.done) == (1, 2)
+
+
+async def test_one_that_stops_keeps_its_leases(redis_url: str, redis_prefix: str) -> None:
+    """A13, D16, A14: one that receives no more keeps its batch until that is settled; closing returns the rest."""
+    async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
+        await publish(backend, *"abcd")
+        stopping = other.subscribe([KEY], "stopping")
+        batch = await take(stopping, 3, limit=3)
+        async with housekept(backend):
+            await asyncio.sleep(RECOVERY)  # its work; the others of the batch wait meanwhile
+            assert await stopping.ack(*batch[:2]) == (Settled.OK, Settled.OK)
+            assert other._home.receipts.of(stopping) == [batch[2].receipt]
+            assert (await backend.control.ledger(KEY)).waiting == 1
+            await stopping.close()
+            async with backend.subscribe([KEY], "heir") as heir:
+                found = await take(heir, 2, within=SLACK)
+        assert [(d.task.id, d.losses, d.attempt) for d in found] == [("c", 0, 1), ("d", 0, 1)]
+        assert (await backend.control.stats(KEY)).lost == 0
+
+
+async def test_a_slow_store_causes_no_redelivery(
+    redis_server: RedisServer, redis_url: str, redis_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault B19, A10: signs of life that take as long as two thirds of their interval are signs of life."""
+    async with FaultProxy(("127.0.0.1", redis_server.port)) as proxy:
+        slow_url = f"redis://127.0.0.1:{proxy.address[1]}"
+        async with (
+            opened(slow_url, redis_prefix, operation_timeout=0.5) as slow,
+            opened(redis_url, redis_prefix) as other,
+        ):
+            await publish(other, "t")
+            async with slow.subscribe([KEY], "c") as subscription, housekept(other):
+                (delivery,) = await take(subscription, 1)
+                proxy.delay(LEASE / 3 * 2 / 3)
+                await asyncio.sleep(RECOVERY)
+                proxy.heal()
+                assert await subscription.ack(delivery) == (Settled.OK,)
+                proxy.refuse()
+                proxy.cut()
+                await until(
+                    lambda: any("sign of life" in r.message for r in caplog.records),
+                    "a sign of life that fails is reported",
+                    within=5,
+                )
+                proxy.heal()
+    assert (await _stats(redis_url, redis_prefix)) == (1, 0)
+
+
+async def _stats(url: str, prefix: str) -> tuple[int, int]:
+    async with opened(url, prefix) as backend:
+        stats = await backend.control.stats(KEY)
+        return stats.delivered, stats.lost
+
+
+def test_defaults() -> None:
+    """D13, A12, A22: a lease of 15 s that is renewed three times within, a pass every 2 s, names below ``tq``."""
+    settings = RedisSettings(_env_file=None)
+    assert (settings.lease, settings.housekeeping, settings.prefix) == (15.0, 2.0, "tq")
+    assert settings.lease + 2 * 1.5 * settings.housekeeping <= 30
