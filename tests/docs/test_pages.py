@@ -19,7 +19,10 @@ RUN_BY = {
     r"python3 dev\.py (run|test|check)": "tests/dev, and .ci/run",
     r"pip install '(taskqueue-backends|\.)\[": "tests/examples, with the libraries that are there",
     r"pip install \./examples/taskqueue_sqlite": "tests/examples",
+    r"taskqueue serve --embedded-redis": "tests/redis/test_serving_embedded.py",
     r"taskqueue (serve|worker|result) |python publish\.py": "tests/docs/test_readme.py",
+    r"TASKQUEUE_BACKEND=redis .* taskqueue serve": "tests/docs/test_redis_page.py",
+    r"python -c .*taskqueue_redis|curl -X PUT .*/settings|redis-cli ": "tests/docs/test_redis_page.py",
     r"TASKQUEUE_BACKEND=sqlite .* taskqueue serve": "tests/examples, by the main job",
     r"pytest tests/test_conformance\.py": "test_the_kits_page, below",
 }

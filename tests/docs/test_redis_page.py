@@ -1,0 +1,235 @@
+"""The page about Redis: its commands do what it says, and its tables are what the code has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from taskqueue_core.capabilities import Durability
+from taskqueue_core.tasks import Task
+from taskqueue_redis import RedisBackend, RedisSettings
+from taskqueue_redis.scripts import source
+from tests.ports import free_port
+from tests.redis.engines import discover
+from tests.redis.servers import RedisServer, wait_until
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "redis.md").read_text()
+PATIENCE = 20.0
+KEY = "resize"
+
+
+def commands(*, containing: str) -> list[str]:
+    """Return the page's commands that contain a text."""
+    return [line for line in re.findall(r"^\$ (.+)$", PAGE, re.MULTILINE) if containing in line]
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the cells of the first table after a heading, without its head."""
+    lines = PAGE.split(f"{heading}\n", 1)[1].splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("| ---")) + 1
+    end = next((n for n, line in enumerate(lines) if n > start and not line.startswith("|")), None)
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[start:end]]
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of the test's own."""
+    engine = discover().best
+    assert engine is not None, "no redis-server was found"
+    with RedisServer(engine, tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture
+def environment(tmp_path: Path, redis: RedisServer) -> dict[str, str]:
+    """Where commands run: this environment's programs, a port of its own, and ``redis-cli`` that finds the Redis."""
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    programs = {"python": shlex.quote(sys.executable)}
+    if found := shutil.which("redis-cli"):
+        programs["redis-cli"] = f"{shlex.quote(found)} -p {redis.port}"
+    for name, command in programs.items():
+        (binaries / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (binaries / name).chmod(0o700)
+    return {
+        "PATH": f"{binaries}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "COLUMNS": "200",
+        "TASKQUEUE_PORT": str(free_port()),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+Shell = Callable[[str], str]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, environment: dict[str, str]) -> Shell:
+    """Run one command as a shell does; return what it prints."""
+
+    def run(command: str) -> str:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode(errors="replace")
+
+    return run
+
+
+@pytest.fixture
+def server(tmp_path: Path, environment: dict[str, str], redis: RedisServer) -> Iterator[str]:
+    """The page's server, on the test's Redis; gives what it says first."""
+    (command,) = commands(containing="TASKQUEUE_REDIS_URL=redis://127.0.0.1:6379 taskqueue serve")
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", f"exec env {command.replace(':6379', f':{redis.port}')}"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    yield process.stdout.readline()
+    process.terminate()
+    process.communicate(timeout=PATIENCE)
+
+
+def at_port(command: str, environment: dict[str, str]) -> str:
+    """Return a command for the test's server."""
+    return command.replace(":8420", f":{environment['TASKQUEUE_PORT']}")
+
+
+def test_set_up(server: str, shell: Shell, environment: dict[str, str], redis: RedisServer) -> None:
+    """A1, G5: the two variables are all it takes, and the queue's durability is set as the page says."""
+    assert "serving redis" in server
+    if not shutil.which("curl"):
+        pytest.skip("there is no curl")
+    (command,) = commands(containing="curl -X PUT")
+    told = json.loads(shell(at_port(command, environment)))
+    assert (told["version"], told["durability"]) == (1, "process")
+    kept = {row[0].strip("`") for row in rows("## What can be lost")}
+    assert kept == {*Durability, "unset"}
+    assert redis.call("HGET", "{tq:0}:q:resize", "durability") == b"process"
+
+
+def test_access_list(shell: Shell, tmp_path: Path, redis: RedisServer) -> None:
+    """The command writes an access list, which works once it has a password."""
+    (command,) = commands(containing="access_list")
+    shell(command)
+    written = (tmp_path / "taskqueue.acl").read_text()
+    assert re.search(r" #0{64} ", written)
+    rules = re.sub(r" #0{64} ", " >secret ", written).splitlines()
+    (user,) = [line.split()[1:] for line in rules if line.startswith("user taskqueue")]
+    redis.call("ACL", "SETUSER", *user)
+    redis.login = ("taskqueue", "secret")
+    assert redis.call("PING") == "PONG"
+    with pytest.raises(Exception, match="NOPERM"):
+        redis.call("FLUSHALL")
+    redis.login = None
+
+
+def test_a_script_is_shown_whole(shell: Shell) -> None:
+    """The command prints what Redis gets."""
+    (command,) = commands(containing="print(source(")
+    assert shell(command).rstrip("\n") == source("ack").rstrip("\n")
+
+
+def test_settings_table() -> None:
+    """Every setting is in the table, with its default."""
+    told = {row[0].strip("`").lower(): row[1].strip("`") for row in rows("## Settings")}
+    assert list(told) == list(RedisSettings.model_fields)
+    for name, field in RedisSettings.model_fields.items():
+        default = field.default
+        if isinstance(default, SecretStr):
+            default = default.get_secret_value()
+        shown = "" if default is None else str(default).lower() if default is not True else "true"
+        assert told[name] == shown.removesuffix(".0"), name
+
+
+@pytest.fixture
+async def busy(redis: RedisServer) -> RedisServer:
+    """A Redis on which everything has happened to tasks of one queue that can; a consumer still holds some."""
+    backend = RedisBackend(settings=RedisSettings(url=SecretStr(redis.url)))
+    settings = await backend.control.settings(KEY)
+    await backend.control.configure(KEY, settings.model_copy(update={"journal": True}))
+    first, second = backend.subscribe([KEY], "one"), backend.subscribe([KEY], "one")
+    later = time.time() + 3600
+    tasks = [Task(key=KEY, id=f"task-{n}", payload=b"{}") for n in range(8)]
+    tasks += [
+        Task(key=KEY, id="later", payload=b"{}", not_before=later),
+        Task(key=KEY, id="until", payload=b"{}", deadline=later, priority=4),
+    ]
+    await backend.publisher.publish(*tasks)
+    taken = (await first.receive(6, 1)).deliveries
+    await first.ack(taken[0], results=[b"1"])
+    await first.redeliver(taken[1])
+    await first.dead_letter(taken[2], "rejected", "a reason")
+    await backend.control.progress(taken[3], 0.5)
+    await second.adopt(taken[4].receipt)
+    (again,) = (await first.receive(1, 1)).deliveries
+    assert again.task.id == taken[1].task.id
+    await first.redeliver(taken[5])
+    await backend.control.maintain()
+    # Its process ends without a farewell: consumers stay where they are.
+    await backend._home.heartbeat.aclose()
+    await backend._home.wakeups.aclose()
+    await backend._home.link.aclose()
+    return redis
+
+
+async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
+    """What lies in the store is in the table, with its type; and what the table names is there."""
+    names = {
+        "P": r"\{tq:0\}",
+        "Q": rf"\{{tq:0\}}:q:{KEY}",
+        "TOKEN": "[0-9a-f]+-[0-9]+",
+        "N": "[0-9]",
+    }
+    table = {
+        row[0].strip("`"): row[1] for row in rows("## For developers: how a task lies in the store")
+    }
+    patterns = {
+        re.compile(re.sub(r"TOKEN|[PQ](?=:|$)|N$", lambda found: names[found[0]], name)): kind
+        for name, kind in table.items()
+    }
+    seen = set()
+    for key in sorted(busy.call("KEYS", "*")):
+        matching = [pattern for pattern in patterns if pattern.fullmatch(key.decode())]
+        assert len(matching) == 1, key
+        kind = {"zset": "sorted set"}.get(told := busy.call("TYPE", key), told)
+        assert kind == patterns[matching[0]], key
+        seen.add(matching[0])
+    assert {pattern.pattern for pattern in patterns if pattern not in seen} == set()
+
+
+@pytest.mark.skipif(not shutil.which("redis-cli"), reason="there is no redis-cli")
+async def test_looking_at_a_queue(busy: RedisServer, shell: Shell) -> None:
+    """Each command of the page finds what its comment says."""
+    expected = ("resize", "in_flight", "task-", "one", "later", "task-", "-1", "redelivered")
+    shown = commands(containing="redis-cli")
+    assert len(shown) == len(expected)
+    for command, text in zip(shown, expected, strict=True):
+        printed = shell(command)
+        if "xpending" in command:
+            assert re.search(r"^[0-9a-f]{16}-[0-9]+$", printed, re.MULTILINE), printed
+        else:
+            assert text in printed, command
+    wait_until(lambda: busy.call("PING") == "PONG", "Redis has survived being looked at")
