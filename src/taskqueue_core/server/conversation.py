@@ -102,6 +102,10 @@ class Conversation:
 
     async def _part(self, end: End) -> None:
         await self._settler.finish(_FLUSH_SECONDS)
+        if self._hub.draining.is_set() and self._session.busy and self._hub.handover and end.code:
+            # The worker goes on, and another server adopts what it runs: only what is left is handed back.
+            await self._channel.close(end.code, end.reason)
+            await asyncio.sleep(self._hub.handover)
         await close(self._subscription)
         if end.code is not None:
             await self._channel.close(end.code, end.reason)

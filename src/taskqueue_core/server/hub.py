@@ -7,8 +7,8 @@ import logging
 import time
 from importlib.metadata import PackageNotFoundError, version
 
-from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import control_of, dead_letters_of
+from taskqueue_core.backend import Backend, Capability
+from taskqueue_core.capabilities import control_of, dead_letters_of, has
 from taskqueue_core.config import Settings
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.observed import ObservedBackend
@@ -18,6 +18,7 @@ from taskqueue_core.server.registry import Registry
 __all__ = ["VERSION", "Hub"]
 
 _log = logging.getLogger("taskqueue.server")
+_HANDOVER_SECONDS = 2.0
 _SETTLE_SECONDS = 0.5
 """for closing sockets and handing back, once the time to drain is over"""
 
@@ -52,17 +53,23 @@ class Hub:
         """Seconds that workers still have to settle what they run."""
         return max(0.0, self._drained_at - time.monotonic())
 
+    @property
+    def handover(self) -> float:
+        """Seconds in which a worker that was sent away may take what it runs to another server of the same store."""
+        movable = has(self.backend, Capability.HANDOVER) and self.backend.capabilities.shared
+        return _HANDOVER_SECONDS if movable else 0.0
+
     async def drain(self) -> None:
         """Let nobody in, tell every worker, wait until all have settled or ``settings.drain`` is over. Idempotent.
 
-        Each connection closes itself and hands back what is left.
+        Each connection closes itself; what its worker still runs and takes nowhere else is handed back.
         """
         if not self.draining.is_set():
             self._drained_at = time.monotonic() + self.settings.drain
             self.draining.set()
             _log.info("draining", extra={"connections": len(self.registry)})
         try:
-            async with asyncio.timeout(self.drain_left + _SETTLE_SECONDS):
+            async with asyncio.timeout(self.drain_left + self.handover + _SETTLE_SECONDS):
                 await self.registry.empty()
         except TimeoutError:
             _log.warning("connections left behind", extra={"connections": len(self.registry)})

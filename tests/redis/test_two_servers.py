@@ -1,0 +1,58 @@
+"""Two servers on one Redis, and workers that move between them (A1, A13, D7, E1)."""
+
+import asyncio
+
+from taskqueue_core.tasks import State
+from taskqueue_redis import RedisBackend
+from tests.server.support import receipts, running
+
+
+async def test_from_one_server_to_the_other(redis_url: str) -> None:
+    """E1, A1: what is published through one server runs on a worker of the other, which settles it."""
+    assert redis_url
+    async with running(RedisBackend()) as here, running(RedisBackend()) as there:
+        async with there.worker(credit=5) as worker:
+            await here.publish("t1")
+            got = receipts(await worker.deliveries(1))
+            await worker.send("ack", receipts=got)
+            assert await worker.settled(1) == (got, [])
+        assert await here.count(State.DONE) == 1
+
+
+async def test_a_worker_takes_what_it_runs_along(redis_url: str) -> None:
+    """A13, D7, fault A7: a server that leaves keeps the leases until its worker is with the other server."""
+    assert redis_url
+    async with running(RedisBackend(), drain=0.1) as leaving, running(RedisBackend()) as staying:
+        await leaving.publish("t1")
+        async with leaving.worker("w", credit=1) as worker:
+            got = receipts(await worker.deliveries(1))
+            leaving.server.stop()
+            assert await worker.closed() == 1012
+        async with staying.worker("w", credit=1, holding=got) as worker:
+            assert worker.welcome["adopted"] == got
+            assert leaving.ended
+            await leaving.ended
+            await worker.send("ack", receipts=got)
+            assert await worker.settled(1) == (got, [])
+        stats = await staying.backend.control.stats("k")  # type: ignore[attr-defined]
+        assert (stats.ledger.done, stats.delivered, stats.redelivered, stats.lost) == (1, 1, 0, 0)
+
+
+async def test_what_no_worker_comes_for_goes_back(redis_url: str) -> None:
+    """A13, fault A7: what is left at a server that leaves is handed back soon, and counts as no loss."""
+    assert redis_url
+    async with running(RedisBackend(), drain=0.1) as leaving, running(RedisBackend()) as staying:
+        await leaving.publish("t1")
+        async with leaving.worker("w", credit=1) as worker:
+            got = receipts(await worker.deliveries(1))
+            leaving.server.stop()
+            assert await worker.closed() == 1012
+        assert leaving.ended
+        began = asyncio.get_running_loop().time()
+        async with staying.worker("other", credit=1) as other:
+            (again,) = await other.deliveries(1)
+            assert asyncio.get_running_loop().time() - began < 4
+            assert (again["attempt"], again.get("losses", 0)) == (1, 0)
+            await other.send("ack", receipts=got)
+            assert await other.settled(1) == ([], got)
+        await leaving.ended
