@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
+from tests.redis.engines import discover
+from tests.redis.servers import RedisServer
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -66,9 +68,17 @@ class Shell:
                     raise
                 time.sleep(0.05)
 
+    def has(self, name: str, program: Path) -> None:
+        """Put a program on the path."""
+        folder = self._folder / "bin"
+        folder.mkdir(exist_ok=True)
+        (folder / name).symlink_to(program)
+        self._environment["PATH"] = f"{folder}:{self._environment['PATH']}"
+
     def close(self) -> None:
         """End what runs in the background, the last one first."""
-        for process in reversed(self._background):
+        while self._background:
+            process = self._background.pop()
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=PATIENCE)
 
@@ -97,13 +107,28 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 def test_first_steps(shell: Shell) -> None:
     """E7, G5, G7: the README's commands do what it shows, from the server to the result."""
-    (session,) = (block for block in blocks("console") if "taskqueue serve" in block)
+    (session,) = (block for block in blocks("console") if "publish.py" in block)
     lines = [line for line in session.splitlines() if not line.startswith("$ pip install")]
     for line, following in zip(lines, [*lines[1:], "$ end"], strict=True):
         if line.startswith("$ "):
             printed = shell.insist(line.removeprefix("$ "))
             if not following.startswith("$ "):
                 assert _plain(printed) == _plain(following), line
+
+
+def test_durable_servers(shell: Shell, tmp_path: Path) -> None:
+    """G5: each of the two ways to Redis is one command."""
+    engine = discover().best
+    assert engine is not None, "no redis-server was found"
+    (session,) = (block for block in blocks("console") if "--embedded-redis" in block)
+    embedded, real = re.findall(r"^\$ (.+)$", session, flags=re.MULTILINE)
+    shell.has("redis-server", engine.binary)
+    assert "serving redis in" in _plain(shell.run(f"{embedded.partition('#')[0]} &"))
+    shell.close()
+    with RedisServer(engine, tmp_path / "redis") as redis:
+        command = f"env {real.replace(':6379', f':{redis.port}')} &"
+        assert "serving redis at http://127.0.0.1:PORT" in _plain(shell.run(command))
+        shell.close()
 
 
 def test_the_two_commands_are_the_only_set_up() -> None:
