@@ -14,8 +14,8 @@ import pytest
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.worker import Worker
 from taskqueue_core.worker.address import SOCKET_PATH, Address
-from taskqueue_core.worker.app import _unique_id
 from taskqueue_core.worker.backoff import Backoff
+from taskqueue_core.worker.base import _unique_id
 from taskqueue_core.worker.mailbox import Mailbox
 from taskqueue_core.worker.registry import Registry
 from taskqueue_core.worker.threads import Threads

@@ -20,6 +20,7 @@ from taskqueue_core.queue import open_backend
 from taskqueue_core.server import Server
 from taskqueue_core.tasks import Ledger
 from taskqueue_core.worker import Context, Worker
+from taskqueue_core.worker.link import Link
 from tests.worker.fake import running
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -54,7 +55,7 @@ async def ended(queue: Queue, count: int, seconds: float = 15.0) -> Ledger:
 def break_connection(worker: Worker) -> None:
     """Break the worker's connection from its own side, as the network would."""
     link = worker._shift and worker._shift._link
-    if link:
+    if isinstance(link, Link):
 
         def cut() -> None:
             if link._connection:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NotRequired, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NotRequired, cast, get_args, get_origin
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.worker.context import Context
 
-__all__ = ["Arguments", "InvalidPayload"]
+__all__ = ["Arguments", "BatchArguments", "InvalidPayload"]
 
 _NAMED_FAULTS = 10
 _PLAIN = {
@@ -39,24 +39,23 @@ class Arguments:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Look at a signature. Raises `ConfigurationError` where it cannot be served."""
-        self._name = getattr(function, "__qualname__", type(function).__qualname__)
         self._contexts: list[str] = []
         fields: dict[str, Any] = {}
         extra = False
-        for name, parameter in self._signature(function).parameters.items():
+        for name, parameter in _signature(function).parameters.items():
             if parameter.annotation is Context:
                 self._contexts.append(name)
             elif parameter.kind is parameter.VAR_KEYWORD:
                 extra = True
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-                raise self._fault(f"parameter {name!r} cannot be given by name")
+                raise _fault(function, f"parameter {name!r} cannot be given by name")
             else:
-                fields[name] = self._annotation(parameter)
+                fields[name] = self._annotation(function, parameter)
         try:
             self._by_name = _by_name(fields, allow_extra=extra)
             self._only = _only(fields) if len(fields) == 1 and not extra else None
         except (PydanticUserError, TypeError, NameError) as error:
-            raise self._fault(f"its annotations cannot be checked: {error}") from error
+            raise _fault(function, f"its annotations cannot be checked: {error}") from error
 
     def read(self, payload: bytes, context: Context) -> dict[str, Any]:
         """Return the keyword arguments, or raise `InvalidPayload`."""
@@ -74,20 +73,82 @@ class Arguments:
             values[name] = context
         return values
 
-    def _signature(self, function: Callable[..., Any]) -> inspect.Signature:
-        try:
-            return inspect.signature(function, eval_str=True)
-        except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
-            raise self._fault(f"its signature cannot be read: {error}") from error
-
-    def _annotation(self, parameter: inspect.Parameter) -> Any:
+    @staticmethod
+    def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
         if isinstance(parameter.default, FieldInfo):
-            raise self._fault(f"write Annotated[..., Field(...)] for {parameter.name!r}")
+            raise _fault(function, f"write Annotated[..., Field(...)] for {parameter.name!r}")
         kind = Any if parameter.annotation is parameter.empty else parameter.annotation
         return kind if parameter.default is parameter.empty else NotRequired[kind]
 
-    def _fault(self, what: str) -> ConfigurationError:
-        return ConfigurationError(f"{self._name} cannot be a task's handler: {what}")
+
+class BatchArguments:
+    """How one batch handler is called. Made once, at registration.
+
+    Its parameter annotated ``list[T]`` gets the payloads, each read as ``T`` in pydantic's lax mode for JSON; one
+    annotated ``list[Context]`` gets the contexts, in the same order. ``list`` and no annotation take any payload.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Look at a signature. Raises `ConfigurationError` where it cannot be served."""
+        self._contexts: list[str] = []
+        payloads: list[str] = []
+        item: Any = Any
+        for name, parameter in _signature(function).parameters.items():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise _fault(function, f"parameter {name!r} cannot be given by name")
+            kind = _item(parameter.annotation)
+            if kind is Context:
+                self._contexts.append(name)
+            elif kind is None:
+                raise _fault(function, f"write list[...] for {name!r}: it takes batches")
+            else:
+                payloads.append(name)
+                item = kind
+        if len(payloads) != 1:
+            raise _fault(function, f"a batch goes to one parameter, not to {len(payloads)}")
+        self._payloads = payloads[0]
+        try:
+            self._adapter: TypeAdapter[Any] = TypeAdapter(item)
+        except (PydanticUserError, TypeError, NameError) as error:
+            raise _fault(function, f"its annotations cannot be checked: {error}") from error
+
+    def read(self, payload: bytes) -> Any:
+        """Return what one payload says, or raise `InvalidPayload`."""
+        try:
+            return self._adapter.validate_json(payload)
+        except ValidationError as error:
+            raise InvalidPayload(_describe(error)) from None
+
+    def of(self, values: list[Any], contexts: list[Context]) -> dict[str, Any]:
+        """Return the keyword arguments for payloads that have been read."""
+        arguments: dict[str, Any] = {self._payloads: values}
+        for name in self._contexts:
+            arguments[name] = contexts
+        return arguments
+
+
+def _item(annotation: Any) -> Any:
+    """Return the type of a list's items, ``None`` for what is no list."""
+    if annotation in (inspect.Parameter.empty, Any, list, Sequence):
+        return Any
+    if get_origin(annotation) in (list, Sequence):
+        return get_args(annotation)[0]
+    return None
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function, eval_str=True)
+    except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
+        raise _fault(function, f"its signature cannot be read: {error}") from error
+
+
+def _fault(function: Callable[..., Any], what: str) -> ConfigurationError:
+    return ConfigurationError(f"{_name(function)} cannot be a task's handler: {what}")
 
 
 def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> TypeAdapter[dict[str, Any]]:

@@ -10,6 +10,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
 from taskqueue_core.protocol.client_outcomes import clean_text
 from taskqueue_core.protocol.frames import WireDelivery
+from taskqueue_core.tasks import Delivery
 
 __all__ = ["Context"]
 
@@ -19,7 +20,9 @@ class Context:
 
     __slots__ = ("_delivery", "_report", "_revoked")
 
-    def __init__(self, delivery: WireDelivery, report: Callable[[str, float | str], None]) -> None:
+    def __init__(
+        self, delivery: Delivery | WireDelivery, report: Callable[[str, float | str], None]
+    ) -> None:
         """``report`` sends progress; it must neither block nor raise."""
         self._delivery = delivery
         self._report = report

@@ -18,6 +18,7 @@ INVALID_RESULT = "invalid_result"
 """the reason of a dead letter whose handler returned what JSON cannot say, or too much of it"""
 
 _LONGEST_DELAY = 365 * 86_400
+_NOTHING = Success()
 
 
 class Retry(Exception):
@@ -48,7 +49,7 @@ class Reject(Exception):
 def of_value(value: object, limit: int) -> Outcome:
     """Return the outcome of a handler that returned. Nothing is stored for ``None``."""
     if value is None:
-        return Success()
+        return _NOTHING
     if isinstance(value, Retry | Reject):
         return of_error(value)
     try:

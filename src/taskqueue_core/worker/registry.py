@@ -12,9 +12,9 @@ import msgspec
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_core.worker.arguments import Arguments
+from taskqueue_core.worker.arguments import Arguments, BatchArguments
 
-__all__ = ["Handler", "Registry"]
+__all__ = ["BatchHandler", "Handler", "Registry"]
 
 
 class Handler(msgspec.Struct, frozen=True):
@@ -27,24 +27,50 @@ class Handler(msgspec.Struct, frozen=True):
     timeout: float | None
 
 
+class BatchHandler(msgspec.Struct, frozen=True):
+    """A function that takes several tasks in one call, and how to call it."""
+
+    key: str
+    function: Callable[..., Any]
+    arguments: BatchArguments
+    is_async: bool
+    timeout: float | None
+    size: int
+    """tasks of one call, at the most"""
+
+
 class Registry:
     """Handlers by key."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, Handler | BatchHandler] = {}
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys, in the order of registration."""
         return tuple(self._handlers)
 
-    def find(self, key: str) -> Handler | None:
+    @property
+    def batches(self) -> tuple[BatchHandler, ...]:
+        """The handlers that take batches."""
+        return tuple(one for one in self._handlers.values() if isinstance(one, BatchHandler))
+
+    def find(self, key: str) -> Handler | BatchHandler | None:
         """Return the handler of a key."""
         return self._handlers.get(key)
 
-    def add(self, key: str, function: Callable[..., Any], timeout: float | None = None) -> None:
-        """Register a handler. Raises `ConfigurationError` for a bad or taken key, a bad timeout or a bad signature."""
+    def add(
+        self,
+        key: str,
+        function: Callable[..., Any],
+        timeout: float | None = None,
+        batch: int | None = None,
+    ) -> None:
+        """Register a handler, with ``batch`` one that takes up to so many tasks per call.
+
+        Raises `ConfigurationError` for a bad or taken key, a bad timeout, size or signature.
+        """
         try:
             check_name("key", key)
         except InvalidInput as error:
@@ -55,6 +81,8 @@ class Registry:
             raise ConfigurationError(f"a worker may have {LIMITS.keys} keys at the most")
         if timeout is not None and not (isfinite(timeout) and timeout > 0):
             raise ConfigurationError("a timeout is a positive number of seconds")
+        if batch is not None and not 1 <= batch <= LIMITS.batch:
+            raise ConfigurationError(f"a batch has 1 to {LIMITS.batch} tasks")
         inner = function
         while isinstance(inner, partial):
             inner = inner.func
@@ -62,4 +90,8 @@ class Registry:
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise ConfigurationError(f"the handler of {key!r} is a generator, not a function")
         is_async = inspect.iscoroutinefunction(call)
-        self._handlers[key] = Handler(key, function, Arguments(function), is_async, timeout)
+        self._handlers[key] = (
+            Handler(key, function, Arguments(function), is_async, timeout)
+            if batch is None
+            else BatchHandler(key, function, BatchArguments(function), is_async, timeout, batch)
+        )

@@ -1,28 +1,27 @@
-"""Runs handlers: never more than the concurrency at once, each to exactly one verdict."""
+"""Runs handlers: never more tasks than the concurrency at once, each to exactly one verdict."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected
+from taskqueue_core.tasks import Delivery
 from taskqueue_core.worker.arguments import InvalidPayload
+from taskqueue_core.worker.calls import Call, End, Fatal, Job, raised, returned
 from taskqueue_core.worker.context import Context
+from taskqueue_core.worker.gathering import Gathering
 from taskqueue_core.worker.mailbox import Mailbox
-from taskqueue_core.worker.outcomes import INVALID_PAYLOAD, of_error, of_value
-from taskqueue_core.worker.registry import Handler, Registry
+from taskqueue_core.worker.outcomes import INVALID_PAYLOAD, of_error
+from taskqueue_core.worker.registry import BatchHandler, Handler, Registry
 from taskqueue_core.worker.threads import Threads
 
 __all__ = ["Runner", "Settler"]
 
-_OWN_FRAMES = 1
 _log = logging.getLogger("taskqueue.worker")
 
 
@@ -51,25 +50,6 @@ class Settler(Protocol):
         ...
 
 
-class _Fatal(msgspec.Struct, frozen=True):
-    """A handler raised what is meant to end the process."""
-
-    error: BaseException
-
-
-class _Job:
-    __slots__ = ("context", "delivery", "handler", "leaving", "settled", "task", "timer")
-
-    def __init__(self, delivery: WireDelivery, handler: Handler, context: Context) -> None:
-        self.delivery = delivery
-        self.handler = handler
-        self.context = context
-        self.settled = False
-        self.leaving = False
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-
-
 class Runner:
     """Takes deliveries in one event loop, and runs them there or in threads."""
 
@@ -90,22 +70,24 @@ class Runner:
         self._fatal = fatal
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(concurrency)
-        self._ended: Mailbox[tuple[_Job, Outcome | _Fatal]] = Mailbox(
-            self._loop, self._threads_ended
-        )
-        self._waiting: deque[WireDelivery] = deque()
-        self._jobs: dict[str, _Job] = {}
+        self._ended: Mailbox[tuple[Call, End]] = Mailbox(self._loop, self._threads_ended)
+        self._waiting: deque[Delivery | WireDelivery] = deque()
+        self._gathering = Gathering(registry.batches, concurrency)
+        self._batches_first = False
+        self._jobs: dict[str, Job] = {}
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def running(self) -> int:
-        """How many handlers are running."""
+        """How many tasks are running."""
         return len(self._jobs)
 
-    def deliver(self, deliveries: Sequence[WireDelivery]) -> None:
+    def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
         """Run these as soon as there is room."""
+        if self._gathering:
+            deliveries = self._gathering.add(deliveries)
         self._waiting.extend(deliveries)
         if self._stopping:
             self.return_waiting()
@@ -113,7 +95,10 @@ class Runner:
             self._fill()
 
     def revoke(self, receipts: Sequence[str]) -> None:
-        """Stop working on these: async handlers are cancelled, results of others will be discarded."""
+        """Stop working on these: async handlers are cancelled, results of others will be discarded.
+
+        The others of a batch go on.
+        """
         for receipt in receipts:
             job = self._jobs.get(receipt)
             if job is None:
@@ -121,13 +106,14 @@ class Runner:
                 continue
             job.settled = True
             job.context.revoke()
-            if job.task:
-                job.task.cancel()
+            job.call.cancel_if_settled()
 
     def return_waiting(self) -> None:
         """Hand back what has not been started."""
-        while self._waiting:
-            self._settler.finish(self._waiting.popleft().receipt, HandBack())
+        waiting = [*self._waiting, *self._gathering.take_all()]
+        self._waiting.clear()
+        for delivery in waiting:
+            self._settler.finish(delivery.receipt, HandBack())
 
     def stop(self) -> None:
         """Start nothing any more."""
@@ -145,14 +131,16 @@ class Runner:
         ended: its task goes back at once and its result will be discarded.
         """
         self.stop()
+        cancelled: set[asyncio.Task[None]] = set()
         for job in tuple(self._jobs.values()):
-            job.leaving = True
+            job.call.leaving = True
             job.context.revoke()
-            if job.task:
-                job.task.cancel()
-            else:
+            if job.call.task is None:
                 self._verdict(job, HandBack())
-        cancelled = [job.task for job in self._jobs.values() if job.task]
+            else:
+                cancelled.add(job.call.task)
+        for task in cancelled:
+            task.cancel()
         if cancelled:
             await asyncio.wait(cancelled, timeout=patience)
         for job in tuple(self._jobs.values()):
@@ -164,18 +152,32 @@ class Runner:
 
     def _forget(self, receipt: str) -> None:
         left = [delivery for delivery in self._waiting if delivery.receipt != receipt]
-        for _ in range(len(self._waiting) - len(left)):
+        for _ in range(len(self._waiting) - len(left) + self._gathering.forget(receipt)):
             self._settler.free()
         self._waiting = deque(left)
 
     def _fill(self) -> None:
+        if self._gathering:
+            # They take turns at being first, so that neither kind starves beside the other.
+            self._batches_first = not self._batches_first
+            if self._batches_first:
+                self._fill_batches()
         while self._waiting and len(self._jobs) < self._concurrency and not self._stopping:
             self._start(self._waiting.popleft())
+        if self._gathering and not self._batches_first:
+            self._fill_batches()
 
-    def _start(self, delivery: WireDelivery) -> None:
+    def _fill_batches(self) -> None:
+        while not self._stopping:
+            found = self._gathering.take(self._concurrency - len(self._jobs))
+            if found is None:
+                return
+            self._start_batch(*found)
+
+    def _start(self, delivery: Delivery | WireDelivery) -> None:
         receipt, task = delivery.receipt, delivery.task
         handler = self._registry.find(task.key)
-        if handler is None:
+        if not isinstance(handler, Handler):
             _log.error("handed back task %s: this worker has no handler for its key", task.id)
             self._settler.finish(receipt, HandBack())
             return
@@ -183,100 +185,114 @@ class Runner:
         try:
             arguments = handler.arguments.read(bytes(task.payload), context)
         except InvalidPayload as error:
-            _log.warning("task %s of %s has an invalid payload: dead letter", task.id, task.key)
-            self._settler.finish(receipt, Rejected(INVALID_PAYLOAD, str(error)))
+            self._reject(delivery, error)
             return
-        job = self._jobs[receipt] = _Job(delivery, handler, context)
-        self._idle.clear()
-        if handler.timeout is not None:
-            job.timer = self._loop.call_later(handler.timeout, self._time_out, job)
-        if handler.is_async:
-            job.task = self._loop.create_task(self._run_async(job, arguments))
-        else:
-            self._threads.submit(lambda: self._run_sync(job, arguments))
+        job = self._jobs[receipt] = Job(delivery, context)
+        self._call(Call(handler, (job,)), arguments)
 
-    async def _run_async(self, job: _Job, arguments: dict[str, Any]) -> None:
+    def _start_batch(
+        self, handler: BatchHandler, deliveries: Sequence[Delivery | WireDelivery]
+    ) -> None:
+        jobs: list[Job] = []
+        values: list[Any] = []
+        for delivery in deliveries:
+            try:
+                values.append(handler.arguments.read(bytes(delivery.task.payload)))
+            except InvalidPayload as error:
+                self._reject(delivery, error)
+                continue
+            job = Job(delivery, Context(delivery, self._settler.progress))
+            self._jobs[delivery.receipt] = job
+            jobs.append(job)
+        if jobs:
+            self._gathering.started(handler)
+            arguments = handler.arguments.of(values, [job.context for job in jobs])
+            self._call(Call(handler, jobs), arguments)
+
+    def _reject(self, delivery: Delivery | WireDelivery, error: InvalidPayload) -> None:
+        task = delivery.task
+        _log.warning("task %s of %s has an invalid payload: dead letter", task.id, task.key)
+        self._settler.finish(delivery.receipt, Rejected(INVALID_PAYLOAD, str(error)))
+
+    def _call(self, call: Call, arguments: dict[str, Any]) -> None:
+        self._idle.clear()
+        handler = call.handler
+        if handler.timeout is not None:
+            call.timer = self._loop.call_later(handler.timeout, self._time_out, call)
+        if handler.is_async:
+            call.task = self._loop.create_task(self._run_async(call, arguments))
+        else:
+            self._threads.submit(lambda: self._run_sync(call, arguments))
+
+    async def _run_async(self, call: Call, arguments: dict[str, Any]) -> None:
         try:
-            value = await job.handler.function(**arguments)
+            value = await call.handler.function(**arguments)
         except asyncio.CancelledError as error:
             # Without a request to cancel, the handler raised it by itself: a failure like any other.
             task = asyncio.current_task()
-            ours = job.leaving or (task is not None and task.cancelling() > 0)
-            self._end(job, HandBack() if ours else of_error(error))
+            ours = call.leaving or (task is not None and task.cancelling() > 0)
+            self._end(call, [HandBack() if ours else of_error(error)] * len(call.jobs))
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
-            self._end(job, self._raised(job, error))
+            self._end(call, raised(call, error))
         else:
-            self._end(job, of_value(value, self._settler.result_limit))
+            self._end(call, returned(call, value, self._settler.result_limit))
 
-    def _run_sync(self, job: _Job, arguments: dict[str, Any]) -> None:
-        outcome: Outcome | _Fatal
+    def _run_sync(self, call: Call, arguments: dict[str, Any]) -> None:
+        end: End
         try:
-            outcome = of_value(job.handler.function(**arguments), self._settler.result_limit)
+            value = call.handler.function(**arguments)
+            end = returned(call, value, self._settler.result_limit)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
-            outcome = self._raised(job, error)
-        self._ended.put((job, outcome))
+            end = raised(call, error)
+        self._ended.put((call, end))
 
-    def _raised(self, job: _Job, error: BaseException) -> Outcome | _Fatal:
-        if not isinstance(error, Exception):
-            return _Fatal(error)
-        outcome = of_error(error)
-        if isinstance(outcome, Failed) and not job.settled:
-            # Not the message: it may quote the payload. The server gets it with the retry.
-            task = job.delivery.task
-            where = "".join(traceback.format_tb(error.__traceback__)[_OWN_FRAMES:])
-            name = type(error).__name__
-            _log.warning(
-                "task %s of %s failed (attempt %d): %s\n%s",
-                task.id,
-                task.key,
-                job.delivery.attempt,
-                name,
-                where,
-            )
-        return outcome
+    def _threads_ended(self, ends: list[tuple[Call, End]]) -> None:
+        for call, end in ends:
+            self._end(call, end)
 
-    def _threads_ended(self, ends: list[tuple[_Job, Outcome | _Fatal]]) -> None:
-        for job, outcome in ends:
-            self._end(job, outcome)
+    def _time_out(self, call: Call) -> None:
+        for job in call.jobs:
+            job.context.revoke()
+            self._verdict(job, Failed(f"timeout after {call.handler.timeout:g} s"))
+        call.cancel_if_settled()
 
-    def _time_out(self, job: _Job) -> None:
-        if job.settled:
-            return
-        job.context.revoke()
-        self._verdict(job, Failed(f"timeout after {job.handler.timeout:g} s"))
-        if job.task:
-            job.task.cancel()
-
-    def _verdict(self, job: _Job, outcome: Outcome) -> None:
+    def _verdict(self, job: Job, outcome: Outcome) -> None:
         """Settle, while the handler is still there."""
         if not job.settled:
             job.settled = True
             self._judged(outcome)
             self._settler.settle(job.delivery.receipt, outcome)
 
-    def _end(self, job: _Job, outcome: Outcome | _Fatal) -> None:
-        """Settle, unless that was done before, and free the slot."""
-        receipt = job.delivery.receipt
-        self._jobs.pop(receipt, None)
-        if job.timer:
-            job.timer.cancel()
-        if isinstance(outcome, _Fatal):
-            self._end_fatally(job, outcome.error)
-        elif job.settled:
-            self._settler.free()
+    def _end(self, call: Call, end: End) -> None:
+        """Settle, unless that was done before, and free the slots."""
+        if call.timer:
+            call.timer.cancel()
+        if isinstance(call.handler, BatchHandler):
+            self._gathering.ended(call.handler)
+        if isinstance(end, Fatal):
+            self._end_fatally(call, end.error)
         else:
-            job.settled = True
-            self._judged(outcome)
-            self._settler.finish(receipt, outcome)
+            for job, outcome in zip(call.jobs, end, strict=True):
+                receipt = job.delivery.receipt
+                self._jobs.pop(receipt, None)
+                if job.settled:
+                    self._settler.free()
+                else:
+                    job.settled = True
+                    self._judged(outcome)
+                    self._settler.finish(receipt, outcome)
         self._fill()
         if not self._jobs:
             self._idle.set()
 
-    def _end_fatally(self, job: _Job, error: BaseException) -> None:
+    def _end_fatally(self, call: Call, error: BaseException) -> None:
         # The operator's interrupt is not the task's fault. Anything else may well be, so the receipt is left open and
         # counts as lost: handed back, the same task would end one worker after the other for ever.
-        if isinstance(error, KeyboardInterrupt) and not job.settled:
-            job.settled = True
-            self._settler.settle(job.delivery.receipt, HandBack())
-        self._settler.free()
+        for job in call.jobs:
+            receipt = job.delivery.receipt
+            self._jobs.pop(receipt, None)
+            if isinstance(error, KeyboardInterrupt) and not job.settled:
+                job.settled = True
+                self._settler.settle(receipt, HandBack())
+            self._settler.free()
         self._fatal(error)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
 
-from taskqueue_core.protocol.client_session import Delivered, Revoked
+from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, Outcome, Success
+from taskqueue_core.tasks import Delivery
 from taskqueue_core.worker.errors import WorkerQuarantined
-from taskqueue_core.worker.link import Link
-from taskqueue_core.worker.mailbox import Mailbox
 from taskqueue_core.worker.quarantine import Phase, Quarantine
 from taskqueue_core.worker.registry import Registry
-from taskqueue_core.worker.runner import Runner
+from taskqueue_core.worker.runner import Runner, Settler
 
-__all__ = ["Shift"]
+__all__ = ["Line", "Shift"]
 
 _CLEANUP_SECONDS = 1.0
 """for cancelled handlers, before their tasks are handed back"""
@@ -24,11 +25,33 @@ _CONFIRM_SECONDS = 5.0
 """for the server to confirm the last outcomes"""
 _log = logging.getLogger("taskqueue.worker")
 
-Work = Delivered | Revoked
+
+class Line(Settler, Protocol):
+    """Where work comes from and verdicts go: a link to a server, or a store's subscription. Runs once."""
+
+    @property
+    def ended(self) -> Future[None]:
+        """Done when it has ended, with the error that ended it."""
+        ...
+
+    def start(self) -> None:
+        """Start to fetch work."""
+        ...
+
+    def resize(self, capacity: int) -> None:
+        """Hold so many deliveries at the most, beginning with the next one."""
+        ...
+
+    def leave(self, seconds: float) -> None:
+        """End as soon as every outcome is confirmed, after ``seconds`` at the latest.
+
+        What has no outcome then counts as lost.
+        """
+        ...
 
 
 class Shift:
-    """Connects the link, the runner and the quarantine, in the event loop where it is made."""
+    """Connects the line, the runner and the quarantine, in the event loop where it is made."""
 
     def __init__(
         self,
@@ -68,10 +91,9 @@ class Shift:
         if now:
             self._now.set()
 
-    async def work(self, connect: Callable[[Callable[[Work], None]], Link]) -> None:
+    async def work(self, connect: Callable[[Shift], Line]) -> None:
         """Serve until stopped. Raises what ended it, if it was not asked to."""
-        inbox: Mailbox[Work] = Mailbox(self._loop, self._handle)
-        self._link = connect(inbox.put)
+        self._link = connect(self)
         self._runner = Runner(
             self._registry,
             self._link,
@@ -109,13 +131,19 @@ class Shift:
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    def _handle(self, batch: list[Work]) -> None:
-        for work in batch:
-            match work:
-                case Delivered(deliveries):
-                    self._runner.deliver(deliveries)
-                case Revoked(receipts):
-                    self._runner.revoke(receipts)
+    # For the line, in the event loop.
+
+    def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
+        """Run these as soon as there is room."""
+        self._runner.deliver(deliveries)
+
+    def revoke(self, receipts: Sequence[str]) -> None:
+        """Stop working on these."""
+        self._runner.revoke(receipts)
+
+    def return_waiting(self) -> None:
+        """Hand back what has not been started."""
+        self._runner.return_waiting()
 
     def _link_ended(self, ended: asyncio.Future[None]) -> None:
         error = None if ended.cancelled() else ended.exception()
