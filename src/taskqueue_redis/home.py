@@ -99,13 +99,15 @@ class Home:
             "resets": self.scripts.resets,
             "doorbell": self.wakeups.hears,
         }
-        ok = not self.closed
+        ok, anomalies = not self.closed, 0
         if ok:
             try:
-                await self.scripts.run("queues", self.scripts.partitions.names[0])
+                for partition in self.scripts.partitions.names:
+                    anomalies += int(await self.scripts.run("health", partition))
             except (Failure, TaskQueueError) as error:
                 ok = False
                 details["error"] = str(error)
+        details["anomalies"] = anomalies
         details["trouble"] = self.link.trouble.text
         if self._facts is not None:
             details |= self._facts.details()

@@ -74,12 +74,17 @@ class Intake:
         self._reads += 1
         look = self._reads % _LOOK_EVERY == 0
         taken = _Taken()
-        if len(self._partitions) == 1:
-            await self._read(
-                taken, self._partitions[0], limit, tuple(self.ready)[:limit], look=look
-            )
-        else:
-            await self._take_from_many(taken, limit, look=look)
+        try:
+            if len(self._partitions) == 1:
+                keys = tuple(self.ready)[:limit]
+                await self._read(taken, self._partitions[0], limit, keys, look=look)
+            else:
+                await self._take_from_many(taken, limit, look=look)
+        except BaseException as error:
+            self._unseen += taken.received.deliveries  # what other partitions gave
+            if isinstance(error, asyncio.CancelledError):
+                self._home.background.start(self._hand_back_unseen())
+            raise
         return taken.received
 
     def forget(self) -> None:
@@ -134,7 +139,6 @@ class Intake:
             raise BackendUnavailable("the store failed") from error
         except asyncio.CancelledError:
             self._doubt(partition)
-            self._home.background.start(self._hand_back_unseen())
             raise
         except BackendUnavailable as error:
             if isinstance(error.__cause__, AnswerLost):
@@ -193,7 +197,9 @@ class Intake:
                     good, bad = deliveries_of(
                         key.decode(), lane.decode(), token.decode(), at, entry
                     )
-                    for delivery in [*good, *bad]:
+                    if bad:
+                        self._home.background.start(self._bury(bad))
+                    for delivery in good:
                         if not self._home.receipts.holds(delivery.receipt):
                             self._home.receipts.keep(delivery.receipt, self._holder)
                             self._unseen.append(delivery)

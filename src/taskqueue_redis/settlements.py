@@ -89,7 +89,7 @@ class Settlements:
                 "dead_letter", self._scripts.partitions.of(receipt.key),
                 receipt.key, delivery.task.id, receipt.fence, receipt.token,
                 reason[: LIMITS.text].encode(errors="replace"),
-                "" if error is None else "1", text.encode(errors="replace"),
+                "" if error is None else "1", text.encode(errors="replace"), receipt.lane,
             )  # fmt: skip
         self._receipts.forget(delivery.receipt)
         return _ANSWERS[told]

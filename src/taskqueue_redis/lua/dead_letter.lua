@@ -1,12 +1,24 @@
 --@ base record queue cold journal places ends receipts
 -- Ends a delivery by putting its task among the dead letters.
--- ARGV: key, id, entry, token, reason, whether there is an error ("1"), error.
+-- ARGV: key, id, entry, token, reason, whether there is an error ("1"), error, lane.
 -- Answers "ok" or "lost".
 local q, id, fence, token, reason = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local error = ARGV[8] == '1' and ARGV[9] or nil
 lift_refusal()
 local packed = call('HGET', q.name .. ':t', id)
-if not packed then return 'lost' end
+if not packed then
+  local name = q.name .. ':' .. ARGV[10]
+  if reason == 'corrupt' and holder(name, fence) == token then -- a foreign hand has put it there
+    drop_entry(name, fence)
+    add(q, 'in_flight', -1)
+    add(q, 'waiting', 1)
+    q.ring = true
+    call('HINCRBY', META, 'anomalies', 1)
+    save_all()
+    return 'ok'
+  end
+  return 'lost'
+end
 local r = read_record(packed)
 local name, owner = current(q, r, fence, token)
 if not name then return settled_before(r, fence, BURY) end

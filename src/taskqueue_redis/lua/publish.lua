@@ -21,7 +21,10 @@ while at <= #ARGV do
   local ids = {}
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
   local records = q.known and call('HMGET', q.name .. ':t', unpack(ids)) or {}
-  if q.due and q.due <= now then rarely().promote(q, 1000) end
+  if q.due and q.due <= now then
+    be_refused(q.key)
+    rarely().promote(q, 1000)
+  end
   local written, filled, places, waiting = {}, 0, {}, q.waiting + (q.change.waiting or 0)
   for i = 1, n do
     local id, about, body = ids[i], ARGV[at + 1], ARGV[at + 2]
@@ -29,10 +32,13 @@ while at <= #ARGV do
     local packed = places[id] and written[places[id]] or records[i]
     local known = packed and read_record(packed)
     local answer
-    if known and not (is_over(known) and now >= known.at + q.window) then
+    if known and not (is_over(known) and now >= known.at + q.window) and not rarely().is_lost(q, known) then
       answer = known.digest == string.sub(about, 1, 8) and DUPLICATE or CONFLICT
     else
-      if known then rarely().forget_rest(q, id) end
+      if known then
+        be_refused(q.key)
+        rarely().forget_rest(q, id)
+      end
       answer = waiting
       local digest, priority = string.sub(about, 1, 8), string.sub(about, 9, 9)
       if #about == 9 then
@@ -41,19 +47,19 @@ while at <= #ARGV do
         call('XADD', stream_of(q, 's', priority), text(seq), id, body)
         packed = fresh_record(priority, seq, digest)
         waiting = waiting + 1
-        if q.journal then rarely().note(q, 'published', id, read_record(packed), 'waiting') end
+        if q.journal then rarely().note_published(q, id, read_record(packed), 'waiting', body) end
       else
         local not_before, deadline = string.match(about, ':(%d*):(%d*)$', 10)
         local r = new_record(tonumber(priority), digest)
         if deadline == '' then deadline = nil end
         if not_before ~= '' and tonumber(not_before) > now then
           rarely().schedule(q, r, id, body, not_before)
-          rarely().note(q, 'published', id, r, 'scheduled')
+          rarely().note_published(q, id, r, 'scheduled', body)
         else
           rarely().make_available(q, r, id, body, deadline)
           add(q, 'waiting', -1) -- counted below
           waiting = waiting + 1
-          rarely().note(q, 'published', id, r, 'waiting')
+          rarely().note_published(q, id, r, 'waiting', body)
         end
         if deadline then rarely().note_deadline(q, id, deadline) end
         packed = write_record(r)

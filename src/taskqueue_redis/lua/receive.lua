@@ -64,11 +64,14 @@ local function give(q, lane, name, entries)
   return n
 end
 
-local function read(name, count)
+local doubtful = {} -- queues whose counters and structures may differ
+
+local function read(q, name, count)
   local answer = redis.pcall('XREADGROUP', 'GROUP', 'g', token, 'COUNT', count, 'STREAMS', name, '>')
   if answer and answer.err then
     if not string.find(answer.err, 'NOGROUP', 1, true) then error(answer) end
     call('XGROUP', 'CREATE', name, 'g', '0', 'MKSTREAM')
+    doubtful[q] = true
     answer = call('XREADGROUP', 'GROUP', 'g', token, 'COUNT', count, 'STREAMS', name, '>')
   end
   return answer and answer[1][2] or {}
@@ -77,7 +80,6 @@ end
 -- Returned entries come first within their lane, by their old places: each becomes a new entry of a stream.
 local function serve_returned(q, priority, count)
   local popped = call('ZPOPMIN', q.name .. ':z' .. priority, count)
-  if #popped == 0 then return 0 end
   local name = stream_of(q, 'r', priority)
   for i = 1, #popped, 2 do
     local id = popped[i]
@@ -88,7 +90,7 @@ local function serve_returned(q, priority, count)
     rarely().put_down(q, id, r)
   end
   add(q, 'back', -#popped / 2)
-  return give(q, 'r' .. priority, name, read(name, #popped / 2))
+  return give(q, 'r' .. priority, name, read(q, name, count))
 end
 
 local function serve(q, want)
@@ -104,7 +106,7 @@ local function serve(q, want)
     local name = stream_of(q, 's', priority)
     while served < want and gone < EXPIRED_AT_MOST do
       local before = gone
-      served = served + give(q, 's' .. priority, name, read(name, want - served))
+      served = served + give(q, 's' .. priority, name, read(q, name, want - served))
       if gone == before then break end
     end
     if served >= want then break end
@@ -147,7 +149,7 @@ while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
     local n = want > 0 and serve(q, want) or 0
     left = left - n
     if n < want and gone < EXPIRED_AT_MOST then
-      if q.waiting + (q.change.waiting or 0) > 0 then call('HINCRBY', META, 'anomalies', 1) end
+      if q.waiting + (q.change.waiting or 0) > 0 then doubtful[q] = true end
     elseif q.waiting + (q.change.waiting or 0) > 0 then
       again[#again + 1] = q
     end
@@ -158,5 +160,6 @@ end
 local leftover = {}
 for i = 1, #candidates do leftover[i] = candidates[i].key end
 save_all()
+for q in pairs(doubtful) do rarely().recount(q) end
 more = more or #leftover > 0 or #others > 0 or (left > 0 and gone > 0)
 return {text(now), due[2] or '', more and 1 or 0, expired, groups, leftover, others}

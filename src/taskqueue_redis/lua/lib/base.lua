@@ -32,6 +32,9 @@ end
 
 local function text(number) return string.format('%d', number) end
 
+-- Redis refuses this where memory has run out, as long as the script has written nothing.
+local function be_refused(key) call('SADD', PARTITION .. ':queues', key) end
+
 -- A script that makes room must pass where memory has run out: Redis refuses writes that need memory
 -- only as long as a script has written nothing.
 local function lift_refusal() call('DEL', PARTITION .. ':nothing') end

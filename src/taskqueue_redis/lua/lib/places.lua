@@ -48,6 +48,17 @@ local function schedule(q, r, id, body, at)
   end
 end
 
+local function body_at(name, fence)
+  local entry = call('XRANGE', name, fence, fence)[1]
+  return entry and entry[2][2]
+end
+
+-- Whether an entry that should lie in a stream is gone, as by a foreign hand.
+local function is_lost(q, r)
+  if r.state ~= WAITING or (r.place ~= FRESH and r.place ~= AGAIN) then return false end
+  return not body_at(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence))
+end
+
 -- Who has an entry of a stream in flight, and for how many milliseconds; nothing if nobody has.
 local function holder(name, fence)
   local entry = redis.pcall('XPENDING', name, 'g', fence, fence, 1)
@@ -57,11 +68,6 @@ end
 local function drop_entry(name, fence)
   call('XACK', name, 'g', fence)
   call('XDEL', name, fence)
-end
-
-local function body_at(name, fence)
-  local entry = call('XRANGE', name, fence, fence)[1]
-  return entry and entry[2][2]
 end
 
 local function revoke(token, q, fence)
@@ -94,4 +100,34 @@ local function withdraw(q, r, id)
   end
   r.place, r.fence = NOWHERE, 0
   return body, owner
+end
+
+-- Counts anew what lies in a queue, where a counter and the structures differ: a foreign hand was here.
+-- What is missing then shows as the ledger's imbalance.
+local function recount(q)
+  local fresh, back, in_flight = 0, 0, 0
+  for i = 1, #q.lanes do
+    local priority = string.sub(q.lanes, i, i)
+    back = back + call('ZCARD', q.name .. ':z' .. priority)
+    for _, kind in ipairs({'s', 'r'}) do
+      local name = stream_of(q, kind, priority)
+      local pending = redis.pcall('XPENDING', name, 'g')
+      local held = not pending.err and tonumber(pending[1]) or 0
+      local rest = call('XLEN', name) - held
+      in_flight = in_flight + held
+      if kind == 's' then fresh = fresh + rest else back = back + rest end
+    end
+  end
+  local told = call('HMGET', q.name, 'waiting', 'back', 'in_flight')
+  if tonumber(told[1]) == fresh + back and (tonumber(told[2]) or 0) == back
+    and (tonumber(told[3]) or 0) == in_flight then
+    return
+  end
+  call('HSET', q.name, 'waiting', fresh + back, 'back', back, 'in_flight', in_flight)
+  if fresh + back > 0 then
+    call('SADD', PARTITION .. ':ready', q.key)
+  else
+    call('SREM', PARTITION .. ':ready', q.key)
+  end
+  call('HINCRBY', META, 'anomalies', 1)
 end
