@@ -1,0 +1,111 @@
+"""The books of a backend beside what its structures really hold, read from Redis by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tests.redis.servers import RedisServer
+
+__all__ = ["recounted"]
+
+_STATES = (
+    "", "waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded",
+)  # fmt: skip
+_OVER = ("done", "expired", "cancelled", "discarded")
+_LEDGER = ("published", "in_flight", *_STATES[1:])
+
+
+class _Partition:
+    def __init__(self, server: RedisServer, name: str) -> None:
+        self.connection = server.connect()
+        self.name = name
+
+    def ask(self, command: str, key: str, *words: str | int) -> Any:
+        return self.connection.call(*command.split(), f"{self.name}:{key}", *words)
+
+    def pairs(self, key: str) -> dict[str, bytes]:
+        told = self.ask("HGETALL", key)
+        return {told[n].decode(): told[n + 1] for n in range(0, len(told), 2)}
+
+    def first(self, key: str) -> int | None:
+        head = self.ask("ZRANGE", key, 0, 0, "WITHSCORES")
+        return int(head[1]) if head else None
+
+
+def recounted(server: RedisServer, prefix: str, partition: int = 0) -> dict[str, dict[str, int]]:
+    """Count what each queue's structures hold, assert that its books say the same, and return the books."""
+    part = _Partition(server, f"{{{prefix}:{partition}}}")
+    try:
+        queues = {key.decode() for key in part.ask("SMEMBERS", "queues")}
+        books = {key: _recount(part, key) for key in queues}
+        ready = {key.decode() for key in part.ask("SMEMBERS", "ready")}
+        assert ready == {key for key, book in books.items() if book["waiting"]}
+        for index, heap in (("due", "d"), ("deadlines", "e"), ("results", "k")):
+            told = part.ask("ZRANGE", index, 0, -1, "WITHSCORES")
+            found = {told[n].decode(): int(told[n + 1]) for n in range(0, len(told), 2)}
+            heads = {key: part.first(f"q:{key}:{heap}") for key in queues}
+            assert found == {key: head for key, head in heads.items() if head is not None}, index
+        _consumers(part, queues)
+    finally:
+        part.connection.close()
+    return books
+
+
+def _recount(part: _Partition, key: str) -> dict[str, int]:
+    q = f"q:{key}"
+    book = {
+        name: int(value)
+        for name, value in part.pairs(q).items()
+        if name in (*_LEDGER, "back") and value
+    }
+    book = {name: book.get(name, 0) for name in (*_LEDGER, "back")}
+    entries: dict[tuple[int, int], str] = {}
+    pending = back = 0
+    for priority in range(10):
+        back += part.ask("ZCARD", f"{q}:z{priority}")
+        for place, kind in ((1, "s"), (2, "r")):
+            name = f"{q}:{kind}{priority}"
+            for entry, fields in part.ask("XRANGE", name, "-", "+"):
+                entries[place, int(entry.split(b"-")[0])] = fields[0].decode()
+            if part.ask("EXISTS", name) and part.ask("XINFO GROUPS", name):
+                pending += _pending(part, name)
+    records = part.pairs(f"{q}:t")
+    states = Counter(_STATES[record[0]] for record in records.values())
+    for task_id, record in records.items():
+        fence, place = int.from_bytes(record[18:25], "big"), record[1]
+        if record[0] == 1 and place in {1, 2}:
+            assert entries.pop((place, fence)) == task_id
+    assert not entries, "a stream holds what no record knows"
+    assert states["waiting"] == book["waiting"] + book["in_flight"]
+    assert states["dead"] == book["dead"]
+    replaced = {state: book[state] - states[state] for state in _OVER}
+    assert min(replaced.values()) >= 0, replaced  # a retry may begin anew with what was over
+    assert len(records) + sum(replaced.values()) == book["published"]
+    assert (pending, back) == (book["in_flight"], book["back"])
+    assert part.ask("ZCARD", f"{q}:d") == book["scheduled"]
+    assert part.ask("ZCARD", f"{q}:dead") == book["dead"]
+    assert part.ask("HLEN", f"{q}:b") == book["scheduled"] + book["dead"] + back
+    assert book["published"] == sum(book[name] for name in _LEDGER[1:])
+    assert int(part.pairs(q).get("due", 0)) == (part.first(f"{q}:d") or 0)
+    return book
+
+
+def _pending(part: _Partition, name: str) -> int:
+    number, _, _, holders = part.ask("XPENDING", name, "g")
+    queue, _, lane = name.removeprefix("q:").rpartition(":")
+    for holder, _ in holders or ():
+        assert part.ask("SISMEMBER", f"o:{holder.decode()}", lane + queue) == 1
+    return int(number)
+
+
+def _consumers(part: _Partition, queues: set[str]) -> None:
+    alive = [token.decode() for token in part.ask("ZRANGE", "alive", 0, -1)]
+    subscribed = Counter(
+        key.decode() for token in alive for key in part.ask("SMEMBERS", f"k:{token}")
+    )
+    told = {key: int(number) for key, number in part.pairs("subs").items()}
+    assert told == dict(subscribed)
+    for token in alive:
+        assert part.ask("EXISTS", f"c:{token}") == 1
+        assert {lane[2:].decode() for lane in part.ask("SMEMBERS", f"o:{token}")} <= queues

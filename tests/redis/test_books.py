@@ -1,0 +1,184 @@
+"""The counters, the records and the indexes say what the streams, sorted sets and hashes hold, whatever is done."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Delivery, Task
+from taskqueue_redis import RedisBackend
+from taskqueue_redis.subscription import RedisSubscription
+from tests.redis.backends import opened
+from tests.redis.recount import recounted
+from tests.redis.servers import RedisServer
+
+KEYS = ("alpha", "beta", "gamma")
+STEPS = 400
+IDS = 150
+
+
+class Workload:
+    """Does everything that can be done to a backend, by chance."""
+
+    def __init__(self, backend: RedisBackend, clock: ManualClock, chance: random.Random) -> None:
+        self.backend = backend
+        self.clock = clock
+        self.chance = chance
+        self.held: list[Delivery] = []
+        self.consumers: list[RedisSubscription] = []
+        self.verbs: list[Callable[[], Awaitable[object]]] = [
+            self.publish, self.publish, self.receive, self.receive, self.ack, self.ack, self.redeliver, self.lose,
+            self.bury, self.retry, self.retry_by_id, self.cancel, self.purge, self.redrive, self.maintain, self.wait,
+            self.leave, self.fall_silent, self.adopt, self.progress,
+        ]  # fmt: skip
+
+    def key(self) -> str:
+        """Choose a queue."""
+        return self.chance.choice(KEYS)
+
+    def some(self) -> list[Delivery]:
+        """Choose deliveries, now and then one that was settled before."""
+        self.chance.shuffle(self.held)
+        number = self.chance.randint(1, 4)
+        chosen = self.held[:number]
+        if self.chance.random() < 0.8:
+            del self.held[:number]
+        return chosen
+
+    async def consumer(self) -> RedisSubscription:
+        """Choose a consumer, or have a new one."""
+        if len(self.consumers) < 3:
+            self.consumers.append(self.backend.subscribe(KEYS, self.chance.choice("xy")))
+        return self.chance.choice(self.consumers)
+
+    async def publish(self) -> None:
+        """Publish a few, some of them known, some for later, some with a deadline."""
+        now, chance, tasks = self.clock.now(), self.chance, []
+        for _ in range(chance.randint(1, 8)):
+            later = now + chance.uniform(0, 5) if chance.random() < 0.3 else None
+            end = now + chance.uniform(1, 9) if chance.random() < 0.3 else None
+            tasks.append(
+                Task(
+                    key=self.key(), id=str(chance.randrange(IDS)), priority=chance.choice((0, 5, 5, 9)),
+                    not_before=later, deadline=end,
+                )
+            )  # fmt: skip
+        await self.backend.publisher.publish(*tasks)
+
+    async def receive(self) -> None:
+        """Take a few."""
+        received = await (await self.consumer()).receive(self.chance.randint(1, 10), 0)
+        self.held += received.deliveries
+
+    async def ack(self) -> None:
+        """End a few, one with a result."""
+        if some := self.some():
+            results = [b"1", *[None] * (len(some) - 1)]
+            await (await self.consumer()).ack(*some, results=results)
+
+    async def redeliver(self) -> None:
+        """Hand a few back."""
+        if some := self.some():
+            await (await self.consumer()).redeliver(*some)
+
+    async def lose(self) -> None:
+        """Count a few as lost."""
+        if some := self.some():
+            await (await self.consumer()).redeliver(*some, lost=True)
+
+    async def bury(self) -> None:
+        """Put one among the dead letters."""
+        if some := self.some():
+            await (await self.consumer()).dead_letter(some[0], "why", "error")
+
+    async def retry(self) -> None:
+        """Schedule the next attempt of one in hand."""
+        for delivery in self.some()[:1]:
+            at = self.clock.now() + self.chance.uniform(-1, 4)
+            await self.backend.publisher.schedule_retry(delivery.task, at, settles=delivery)
+
+    async def retry_by_id(self) -> None:
+        """Schedule the next attempt of one that may be anywhere."""
+        task = Task(key=self.key(), id=str(self.chance.randrange(IDS)))
+        await self.backend.publisher.schedule_retry(task, self.clock.now() + 1, error="e")
+
+    async def cancel(self) -> None:
+        """End one, wherever it is."""
+        await self.backend.control.cancel(self.key(), str(self.chance.randrange(IDS)))
+
+    async def purge(self) -> None:
+        """End all that wait, rarely."""
+        if self.chance.random() < 0.1:
+            await self.backend.control.purge(self.key())
+
+    async def redrive(self) -> None:
+        """Bring the dead back, or give them up."""
+        letters = self.backend.dead_letters
+        move = letters.redrive if self.chance.random() < 0.7 else letters.discard
+        await move(self.key(), *(str(n) for n in range(self.chance.choice((0, 100)))))
+
+    async def maintain(self) -> None:
+        """Keep house."""
+        await self.backend.control.maintain()
+
+    async def wait(self) -> None:
+        """Let time pass."""
+        await self.clock.advance(self.chance.uniform(0, 2))
+
+    async def leave(self) -> None:
+        """Close a consumer."""
+        if self.consumers:
+            await self.consumers.pop().close()
+
+    async def fall_silent(self) -> None:
+        """Have a consumer die: nothing is heard of it any more, and no gap excuses that."""
+        if self.consumers:
+            token, name = (
+                self.consumers.pop(0).token,
+                self.backend._home.scripts.partitions.names[0],
+            )
+            self.backend._home.heartbeat.remove(token)
+            command = self.backend._home.link.command
+            await command(name, "ZADD", f"{name}:alive", "XX", 1, token)
+            await command(name, "HSET", f"{name}:meta", "armed", 1)
+
+    async def adopt(self) -> None:
+        """Move a few to another consumer."""
+        await (await self.consumer()).adopt(*(d.receipt for d in self.some()))
+
+    async def progress(self) -> None:
+        """Note how far one is."""
+        for delivery in self.some()[:1]:
+            self.held.append(delivery)
+            await self.backend.control.progress(delivery, 0.5)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_after_any_workload(each_redis: RedisServer, redis_prefix: str, seed: int) -> None:
+    """Laws 1 and 10, rule 10, E6, BUG-D4, A14: after each step the books equal what the structures hold."""
+    clock, chance = ManualClock(1_700_000_000.0), random.Random(seed)
+    async with opened(each_redis.url, redis_prefix, clock=clock) as backend:
+        workload = Workload(backend, clock, chance)
+        for step in range(STEPS):
+            verb = chance.choice(workload.verbs)
+            with contextlib.suppress(LeaseLost):
+                await verb()
+            if step % 10 == 0:
+                recounted(each_redis, redis_prefix)
+        for consumer in workload.consumers:
+            await consumer.close()
+        while (await backend.control.maintain()).recovered:
+            pass
+        books = recounted(each_redis, redis_prefix)
+        for key in KEYS:
+            ledger = await backend.control.ledger(key)
+            assert ledger.balanced
+            assert ledger.in_flight == 0
+            assert ledger.published == books[key]["published"] > 0
+        totals = {name: sum(book[name] for book in books.values()) for name in books[KEYS[0]]}
+        assert all(totals[name] for name in ("done", "dead", "expired", "cancelled", "discarded"))

@@ -1,0 +1,191 @@
+"""A store that was emptied, replaced or installed otherwise is noticed, said, and worked with or refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from taskqueue_core.errors import ConfigurationError, LeaseLost
+from taskqueue_core.tasks import Task
+from taskqueue_redis.resets import QueueReset
+from tests.redis.backends import KEY, LEASE, opened, publish, stream, take, until
+from tests.redis.conftest import MakeServer
+from tests.redis.engines import Engine
+from tests.redis.servers import RedisServer
+
+
+async def test_an_emptied_store(
+    make_server: MakeServer, each_engine: Engine, redis_prefix: str
+) -> None:
+    """Fault B12: FLUSHALL is said once per process, shown in health, and both go on without a restart.
+
+    What was in flight is known to be lost: its receipts are revoked and stale.
+    """
+    with make_server(each_engine) as server:
+        async with (
+            opened(server.url, redis_prefix) as backend,
+            opened(server.url, redis_prefix) as other,
+        ):
+            await publish(backend, "old", "older")
+            async with backend.subscribe([KEY], "c") as consumer:
+                (held,) = await take(consumer, 1)
+                assert (await other.health()).details["resets"] == 0
+                server.call("FLUSHALL")
+                with pytest.raises(QueueReset, match="was emptied or replaced"):
+                    await backend.publisher.publish(Task(key=KEY, id="new"))
+                await publish(backend, "new")
+                with pytest.raises(QueueReset):
+                    await other.control.ledger(KEY)
+                for each in (backend, other):
+                    health = await each.health()
+                    assert (health.ok, health.details["resets"]) == (True, 1)
+                    ledger = await each.control.ledger(KEY)
+                    assert (ledger.published, ledger.waiting) == (1, 1)
+                (again,) = await take(consumer, 1)
+                assert again.task.id == "new"
+                assert await consumer.revoked() == (held.receipt,)
+                with pytest.raises(LeaseLost):
+                    await consumer.ack(held)
+                await consumer.ack(again)
+            assert (await backend.control.ledger(KEY)).done == 1
+
+
+async def test_a_waiting_consumer_learns_of_it(make_server: MakeServer, redis_prefix: str) -> None:
+    """Fault B12: a consumer that waits is told at the first bell after, and then known to the new store."""
+    with make_server() as server:
+        async with (
+            opened(server.url, redis_prefix) as other,
+            opened(server.url, redis_prefix) as backend,
+            backend.subscribe([KEY], "c") as consumer,
+        ):
+            await consumer.receive(1, 0)
+            waiting = asyncio.create_task(consumer.receive(1, None))
+            await until(lambda: consumer.asleep, "it waits")
+            server.call("FLUSHALL")
+            await publish(other, "t")
+            async with asyncio.timeout(LEASE):
+                with pytest.raises(QueueReset):
+                    await waiting
+            await take(consumer, 1)
+            (worker,) = await other.control.workers()
+            assert (worker.worker_id, worker.in_flight) == ("c", 1)
+
+
+async def test_a_master_that_restarts_empty(make_server: MakeServer, redis_prefix: str) -> None:
+    """Fault C9: one without persistence that was restarted raises the alarm, as an emptied one does."""
+    with make_server(aof=False) as server:
+        async with opened(server.url, redis_prefix) as backend:
+            await publish(backend, "t")
+            server.kill()
+            server.start()
+            with pytest.raises(QueueReset):
+                await backend.control.ledger(KEY)
+            assert (await backend.control.ledger(KEY)).published == 0
+            assert (await backend.health()).details["resets"] == 1
+
+
+async def test_a_lost_meta_hash(
+    redis_server: RedisServer, redis_url: str, redis_prefix: str
+) -> None:
+    """Fault B12: where only the partition's own data are gone, that is said once, and what is there is worked off."""
+    async with opened(redis_url, redis_prefix) as backend:
+        await publish(backend, "a", "b")
+        async with backend.subscribe([KEY], "c") as consumer:
+            (first,) = await take(consumer, 1)
+            redis_server.call("DEL", f"{{{redis_prefix}:0}}:meta")
+            with pytest.raises(QueueReset):
+                await consumer.ack(first)
+            await consumer.ack(first, *await take(consumer, 1))
+            await publish(backend, "c")
+            await consumer.ack(*await take(consumer, 1))
+        ledger = await backend.control.ledger(KEY)
+        assert (ledger.published, ledger.done) == (3, 3)
+        assert (await backend.health()).details["resets"] == 1
+
+
+async def test_a_lost_stream(redis_server: RedisServer, redis_url: str, redis_prefix: str) -> None:
+    """Fault B12, rule 10: DEL of a stream is reported by housekeeping; consumers that wait get what comes after."""
+    async with opened(redis_url, redis_prefix) as backend:
+        await publish(backend, "a", "b")
+        redis_server.call("DEL", stream(redis_prefix))
+        async with backend.subscribe([KEY], "c") as consumer:
+            assert (await consumer.receive(1, 0)).deliveries == ()
+            waiting = asyncio.create_task(consumer.receive(1, 1.5))
+            await until(lambda: consumer.asleep, "it waits")
+            await publish(backend, "c")
+            await asyncio.wait([waiting], timeout=0.5)
+            assert waiting.done()
+            assert [d.task.id for d in waiting.result().deliveries] == ["c"]
+
+
+async def test_a_lost_group_is_made_again(
+    redis_server: RedisServer, redis_url: str, redis_prefix: str
+) -> None:
+    """Fault C6: it begins at the first entry, so nothing that waited is passed over."""
+    async with opened(redis_url, redis_prefix) as backend:
+        await publish(backend, "a", "b")
+        async with backend.subscribe([KEY], "c") as consumer:
+            await consumer.ack(*await take(consumer, 2))
+            await publish(backend, "c", "d")
+            redis_server.call("XGROUP", "DESTROY", stream(redis_prefix), "g")
+            found = await take(consumer, 2)
+            assert [d.task.id for d in found] == ["c", "d"]
+            await consumer.ack(*found)
+        ledger = await backend.control.ledger(KEY)
+        assert (ledger.done, ledger.waiting, ledger.in_flight) == (4, 0, 0)
+
+
+async def test_a_group_lost_with_deliveries_in_flight(
+    redis_server: RedisServer, redis_url: str, redis_prefix: str
+) -> None:
+    """Fault C6: what was in flight is delivered again, and what is published after is delivered."""
+    async with opened(redis_url, redis_prefix) as backend:
+        await publish(backend, "a", "b")
+        async with backend.subscribe([KEY], "c") as consumer:
+            await take(consumer, 1)
+            redis_server.call("XGROUP", "DESTROY", stream(redis_prefix), "g")
+            await consumer.ack(*await take(consumer, 2))
+            await publish(backend, "c")
+            await consumer.ack(*await take(consumer, 1, within=1))
+        ledger = await backend.control.ledger(KEY)
+        assert (ledger.done, ledger.waiting, ledger.in_flight) == (3, 0, 0)
+
+
+async def test_forgotten_scripts(each_redis: RedisServer, redis_prefix: str) -> None:
+    """Fault B13: SCRIPT FLUSH before each single call is not noticed, and costs no copy."""
+    async with opened(each_redis.url, redis_prefix) as backend:
+        each_redis.call("SCRIPT", "FLUSH")
+        await publish(backend, "t")
+        async with backend.subscribe([KEY], "c") as consumer:
+            each_redis.call("SCRIPT", "FLUSH")
+            (delivery,) = await take(consumer, 1)
+            each_redis.call("SCRIPT", "FLUSH")
+            await consumer.ack(delivery)
+            each_redis.call("SCRIPT", "FLUSH")
+            assert (await backend.control.maintain()).recovered == 0
+        each_redis.call("SCRIPT", "FLUSH")
+        ledger = await backend.control.ledger(KEY)
+        assert (ledger.published, ledger.done) == (1, 1)
+        assert (await backend.health()).details["resets"] == 0
+
+
+async def test_a_foreign_layout_is_refused(
+    redis_server: RedisServer, redis_url: str, redis_prefix: str
+) -> None:
+    """Fault B9, D13: a store that another version wrote, or with other partitions, is refused with the cure."""
+    async with opened(redis_url, redis_prefix) as backend:
+        await publish(backend, "t")
+    async with opened(redis_url, redis_prefix, partitions=3) as backend:
+        with pytest.raises(ConfigurationError, match="1 partitions, not 3: set TASKQUEUE_REDIS_"):
+            await backend.publisher.publish(Task(key="other", id="t"))
+        with pytest.raises(ConfigurationError, match="1 partitions"):
+            await backend.control.ledger("other")
+    redis_server.call("HSET", f"{{{redis_prefix}:0}}:meta", "layout", "0")
+    async with opened(redis_url, redis_prefix) as backend:
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=r"layout 0.*TASKQUEUE_REDIS_PREFIX"):
+                await backend.publisher.publish(Task(key=KEY, id="u"))
+        health = await backend.health()
+        assert not health.ok
+        assert "layout 0" in str(health.details["error"])
