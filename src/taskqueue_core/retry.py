@@ -49,13 +49,13 @@ class RetryPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    base: float = Field(1.0, ge=0, le=86_400, allow_inf_nan=False)
+    base: float = Field(default=1.0, ge=0, le=86_400, allow_inf_nan=False)
     """seconds before the first retry"""
-    cap: float = Field(30.0, ge=0, le=7 * 86_400, allow_inf_nan=False)
+    cap: float = Field(default=30.0, ge=0, le=7 * 86_400, allow_inf_nan=False)
     """the longest wait, before jitter"""
-    jitter: float = Field(0.1, ge=0, le=1, allow_inf_nan=False)
+    jitter: float = Field(default=0.1, ge=0, le=1, allow_inf_nan=False)
     """the wait varies evenly within this share of itself, either way"""
-    max_attempts: int = Field(50, ge=1, le=1000)
+    max_attempts: int = Field(default=50, ge=1, le=1000)
     """attempts in all before a task goes to the dead letters"""
 
     def delay(self, attempt: int, uniform: Callable[[], float] = random.random) -> float:

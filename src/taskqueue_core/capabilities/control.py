@@ -33,18 +33,18 @@ class QueueSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int = Field(0, ge=0)
+    version: int = Field(default=0, ge=0)
     """0 for the defaults; grows by 1 with each change"""
     retry: RetryPolicy = RetryPolicy()
-    max_losses: int = Field(5, ge=0, le=1000)
+    max_losses: int = Field(default=5, ge=0, le=1000)
     """the poison guard: an entry lost with its consumer more often than this is dead"""
-    dedupe_window: float = Field(300.0, ge=0, le=30 * 86_400, allow_inf_nan=False)
+    dedupe_window: float = Field(default=300.0, ge=0, le=30 * 86_400, allow_inf_nan=False)
     """how long after its end a task's id is remembered"""
-    result_ttl: float = Field(3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
+    result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
     """how long a result is kept"""
     durability: Durability | None = None
     """what a confirmation promises; none: whatever the store does by itself. Refused where it can't be kept"""
-    replicas: int = Field(1, ge=1, le=100)
+    replicas: int = Field(default=1, ge=1, le=100)
     """how many replicas must have a task before it is confirmed, where the durability is ``replicated``"""
     journal: bool = False
     """write every transition into the backend's journal. Refused where there is none"""
