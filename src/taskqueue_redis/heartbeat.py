@@ -19,6 +19,8 @@ from taskqueue_redis.scripts import Scripts
 
 __all__ = ["Heartbeat"]
 
+_BEATS = 3
+"""signs of life per lease"""
 _log = logging.getLogger("taskqueue.redis")
 
 
@@ -27,7 +29,15 @@ class Heartbeat:
 
     def __init__(self, settings: RedisSettings, gone: Callable[[str], None]) -> None:
         """Call ``gone`` in the event loop of the first `add` for a consumer that was given up."""
-        self._settings = settings
+        # An answer that does not come must not cost the lease: there is time for a second try.
+        patience = settings.lease / 4
+        self._settings = settings.model_copy(
+            update={
+                "answer_timeout": min(settings.answer_timeout, patience),
+                "connect_timeout": min(settings.connect_timeout, patience),
+                "operation_timeout": min(settings.operation_timeout, settings.lease / 3),
+            }
+        )
         self._gone = gone
         self._consumers: dict[str, set[str]] = {}
         self._lock = threading.Lock()
@@ -78,27 +88,31 @@ class Heartbeat:
         link = Link(self._settings)
         scripts = Scripts(link, self._settings.prefix, self._settings.partitions_of, None)
         try:
+            pause = self._settings.lease / _BEATS
             while not over.is_set():
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), self._settings.lease / 3)
+                    await asyncio.wait_for(over.wait(), pause)
                     return
+                pause = self._settings.lease / _BEATS
                 with self._lock:
                     consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}
                 for partition, tokens in consumers.items():
-                    await self._beat(scripts, partition, tokens)
+                    if not await self._beat(scripts, partition, tokens):
+                        pause /= 10  # there is no time to lose
         finally:
             await link.aclose()
 
-    async def _beat(self, scripts: Scripts, partition: str, tokens: list[str]) -> None:
+    async def _beat(self, scripts: Scripts, partition: str, tokens: list[str]) -> bool:
         if not tokens:
-            return
+            return True
         try:
             gone = await scripts.run("beat", partition, *tokens)
         except (Failure, TaskQueueError) as error:
             _log.warning("no sign of life could be given (%s)", type(error).__name__)
-            return
+            return False
         for token in gone:
             self.remove(token.decode())
             if self._home is not None:
                 with contextlib.suppress(RuntimeError):  # its loop has ended
                     self._home.call_soon_threadsafe(self._gone, token.decode())
+        return True
