@@ -4,11 +4,13 @@ from taskqueue_core.worker.app import Worker
 from taskqueue_core.worker.context import Context
 from taskqueue_core.worker.errors import WorkerQuarantined, WorkerRefused
 from taskqueue_core.worker.loading import load_worker
+from taskqueue_core.worker.local import LocalWorker
 from taskqueue_core.worker.outcomes import Reject, Retry
 from taskqueue_core.worker.quarantine import Quarantine
 
 __all__ = [
     "Context",
+    "LocalWorker",
     "Quarantine",
     "Reject",
     "Retry",

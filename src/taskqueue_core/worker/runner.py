@@ -269,10 +269,11 @@ class Runner:
             call.timer.cancel()
         if isinstance(call.handler, BatchHandler):
             self._gathering.ended(call.handler)
+        jobs, call.jobs, call.task = call.jobs, (), None  # no cycles are left to the garbage collector
         if isinstance(end, Fatal):
-            self._end_fatally(call, end.error)
+            self._end_fatally(jobs, end.error)
         else:
-            for job, outcome in zip(call.jobs, end, strict=True):
+            for job, outcome in zip(jobs, end, strict=True):
                 receipt = job.delivery.receipt
                 self._jobs.pop(receipt, None)
                 if job.settled:
@@ -285,10 +286,10 @@ class Runner:
         if not self._jobs:
             self._idle.set()
 
-    def _end_fatally(self, call: Call, error: BaseException) -> None:
+    def _end_fatally(self, jobs: Sequence[Job], error: BaseException) -> None:
         # The operator's interrupt is not the task's fault. Anything else may well be, so the receipt is left open and
         # counts as lost: handed back, the same task would end one worker after the other for ever.
-        for job in call.jobs:
+        for job in jobs:
             receipt = job.delivery.receipt
             self._jobs.pop(receipt, None)
             if isinstance(error, KeyboardInterrupt) and not job.settled:
