@@ -1,0 +1,198 @@
+"""Whoever waits is woken by a bell: nothing polls, no bell is missed, and connections do not grow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+import pytest
+
+from taskqueue_core.tasks import Received, Task
+from taskqueue_redis.subscription import RedisSubscription
+from tests.redis.backends import KEY, opened, publish, take, until
+from tests.redis.conftest import MakeServer
+from tests.redis.servers import RedisServer
+
+# Of this test and of Redis' own, whatever backends do.
+_OURS = {"cmdstat_info", "cmdstat_command", "cmdstat_client", "cmdstat_client|list"}
+
+
+def calls(server: RedisServer) -> dict[str, int]:
+    """Return how often each command has been executed, in scripts or not."""
+    told = server.info("commandstats")
+    counts = {name: int(text.split(",")[0].removeprefix("calls=")) for name, text in told.items()}
+    return {name: number for name, number in counts.items() if name not in _OURS}
+
+
+def connections(server: RedisServer) -> int:
+    """Return how many connections there are, without the one that asks."""
+    told = server.call("CLIENT", "LIST").decode()
+    return sum("name=taskqueue" in line for line in told.splitlines())
+
+
+async def all_asleep(subscriptions: Iterable[RedisSubscription]) -> None:
+    """Wait until all of them wait."""
+    for subscription in subscriptions:
+        await until(lambda: subscription.asleep, "it waits", within=15)  # noqa: B023 - awaited here
+
+
+async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
+    """A11, D8, OPEN-E2, fault E10: 300 waiting subscriptions execute nothing at all, on three connections.
+
+    They wait longer than an answer of Redis may take, as nothing is asked of it meanwhile.
+    """
+    with make_server() as server:
+        async with opened(server.url, redis_prefix, lease=60.0, answer_timeout=0.5) as backend:
+            keys = [f"{KEY}{n}" for n in range(300)]
+            waiting = [backend.subscribe([key, "all"], "c") for key in keys]
+            receives = [asyncio.create_task(one.receive(1, None)) for one in waiting]
+            await all_asleep(waiting)
+            assert connections(server) <= 2
+            before = calls(server)
+            cpu, since = time.process_time(), time.monotonic()
+            await asyncio.sleep(1.2)
+            spent = (time.process_time() - cpu) / (time.monotonic() - since)
+            assert calls(server) == before
+            assert spent < 0.05
+            assert not any(receive.done() for receive in receives)
+            # And each gets its own answer, and nobody another's.
+            await asyncio.gather(*(publish(backend, "t", key=key) for key in keys))
+            for key, receive in zip(keys, receives, strict=True):
+                (delivery,) = (await receive).deliveries
+                assert delivery.task.key == key
+            assert connections(server) <= 2
+
+
+async def test_connections_do_not_grow(make_server: MakeServer, redis_prefix: str) -> None:
+    """OPEN-E2, E6, M7: neither keys nor subscriptions nor load make more connections, and closing leaves none."""
+    with make_server() as server:
+        async with opened(server.url, redis_prefix) as backend:
+            async with backend.subscribe([KEY], "one") as one:
+                await one.receive(1, 0)
+                await publish(backend, "t")
+                few = connections(server)
+            many = [backend.subscribe([f"{n}-{k}" for k in range(50)], f"w{n}") for n in range(40)]
+            receives = [asyncio.create_task(each.receive(5, None)) for each in many]
+            await all_asleep(many)
+            tasks = [Task(key=f"{n}-{k}", id="t") for n in range(40) for k in range(5)]
+            await asyncio.gather(*(backend.publisher.publish(task) for task in tasks))
+            found = [received.deliveries for received in await asyncio.gather(*receives)]
+            assert all(found)
+            assert connections(server) == few <= 3
+        await until(lambda: connections(server) == 0, "all connections are closed")
+
+
+async def woken(receive: asyncio.Task[Received], within: float) -> list[str]:
+    """Return the ids of what a waiting receive brings."""
+    async with asyncio.timeout(within):
+        return [delivery.task.id for delivery in (await receive).deliveries]
+
+
+async def test_no_bell_is_missed(redis_server: RedisServer, redis_prefix: str) -> None:
+    """BUG-D5, fault E5: the bell's connection is killed as often as one likes; what is published meanwhile comes.
+
+    A wait that ends with nothing is no error.
+    """
+    url = redis_server.url
+    async with (
+        opened(url, redis_prefix) as other,
+        opened(url, redis_prefix) as backend,
+        backend.subscribe([KEY], "c") as consumer,
+    ):
+        for n in range(12):
+            receive = asyncio.create_task(consumer.receive(1, None))
+            await until(lambda: consumer.asleep, "it waits")
+            killing = asyncio.to_thread(kill_bells, redis_server)
+            await asyncio.gather(killing, publish(other, f"t{n}"))
+            assert await woken(receive, 5) == [f"t{n}"]
+        assert (await consumer.receive(1, 0.05)).deliveries == ()
+        await until(lambda: backend._home.wakeups.hears, "the bell works again")
+        assert (await backend.health()).details["doorbell"] is True
+
+
+def kill_bells(server: RedisServer) -> None:
+    """Close the connections that listen to bells, and no others."""
+    with server.connect() as connection:
+        told = connection.call("CLIENT", "LIST", "TYPE", "pubsub").decode()
+        for line in told.splitlines():
+            fields = dict(word.partition("=")[::2] for word in line.split())
+            connection.call("CLIENT", "KILL", "ID", fields["id"])
+
+
+async def test_between_processes(redis_url: str, redis_prefix: str) -> None:
+    """E1, A9, D11: a queue that nobody knew comes into being at its first task, wherever that is published.
+
+    Two processes wait for it, and the one task reaches just one of them.
+    """
+    async with (
+        opened(redis_url, redis_prefix) as one,
+        opened(redis_url, redis_prefix) as two,
+        opened(redis_url, redis_prefix) as three,
+    ):
+        consumers = [backend.subscribe([KEY, "unknown"], "c") for backend in (one, two)]
+        receives = [asyncio.create_task(each.receive(1, None)) for each in consumers]
+        await all_asleep(consumers)
+        await publish(three, "t")
+        await asyncio.wait(receives, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        await publish(three, "u")
+        found = [await woken(receive, 5) for receive in receives]
+        assert sorted(found) == [["t"], ["u"]]
+        assert await three.control.queues() == ("unknown", KEY)
+
+
+async def test_what_falls_due_rings(redis_url: str, redis_prefix: str) -> None:
+    """D8, A11: a scheduled task wakes a waiting consumer at its time, without one look at the clock before."""
+    async with (
+        opened(redis_url, redis_prefix) as other,
+        opened(redis_url, redis_prefix) as backend,
+        backend.subscribe([KEY], "c") as consumer,
+    ):
+        receive = asyncio.create_task(consumer.receive(1, None))
+        await until(lambda: consumer.asleep, "it waits")
+        at = backend.now() + 0.3
+        await publish(other, "later", not_before=at + 60)
+        await publish(other, "sooner", not_before=at)
+        assert await woken(receive, 5) == ["sooner"]
+        assert at <= backend.now() <= at + 0.25
+
+
+async def test_a_receive_over_many_keys(redis_url: str, redis_prefix: str) -> None:
+    """OPEN-E1, BUG-D1, D16: exactly as many as were asked for, over all keys in turn, the most urgent of each first."""
+    async with opened(redis_url, redis_prefix) as backend:
+        keys = [f"k{n}" for n in range(5)]
+        for key in keys:
+            await publish(backend, *"abc", key=key)
+            await publish(backend, "urgent", key=key, priority=9)
+        async with backend.subscribe(keys, "c") as consumer:
+            first = (await consumer.receive(5, None)).deliveries
+            assert {d.task.key for d in first} == set(keys)
+            assert {d.task.id for d in first} == {"urgent"}
+            assert len((await consumer.receive(1, None)).deliveries) == 1
+            rest = await take(consumer, 14, limit=14)
+            order = {key: [d.task.id for d in rest if d.task.key == key] for key in keys}
+            assert all("abc".endswith("".join(ids)) for ids in order.values())
+            assert (await consumer.receive(1, 0)).deliveries == ()
+
+
+async def test_a_consumer_that_leaves_passes_the_bell_on(
+    redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A11, fault E4: of several waiting in one process one is woken; if it is cancelled then, another is."""
+    async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
+        consumers = [backend.subscribe([KEY], "c") for _ in range(3)]
+        receives = [asyncio.create_task(each.receive(1, None)) for each in consumers]
+        await all_asleep(consumers)
+        wake = consumers[0].wake
+
+        def wake_and_cancel(key: str | None) -> None:
+            wake(key)
+            receives[0].cancel()
+
+        monkeypatch.setattr(consumers[0], "wake", wake_and_cancel)
+        await publish(other, "t")
+        done, _ = await asyncio.wait(receives[1:], timeout=5, return_when="FIRST_COMPLETED")
+        assert [len(receive.result().deliveries) for receive in done] == [1]
+        assert receives[0].cancelled()
+        await backend.aclose()  # ends every wait without an error
+        assert [len(receive.result().deliveries) for receive in receives[1:]] == [1, 0]
