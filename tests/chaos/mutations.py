@@ -218,7 +218,7 @@ def overtake(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
     firsts = [
         next(e for e in events if e.what is What.DELIVERED and e.task == task) for task in calm
     ]
-    blind = [e.at for e in events if e.what in {What.KILLED, What.FROZEN, What.CLOSE}]
+    blind = [e.at for e in events if e.what in {What.KILLED, What.FROZEN, What.THAWED}]
     if len(firsts) < 2 or any(event.at < at < firsts[-1].at for at in blind):
         raise _Inapplicable
     one, two = firsts[0], firsts[1]

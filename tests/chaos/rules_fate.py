@@ -164,10 +164,12 @@ def r5(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
         for handout, one in story.settlements:
             if not one.ok:
                 continue
+            # Sent again, it may be told what became of it when it was sent first.
+            first = min(o.called.at for o in handout.settlements if o.verb == one.verb)
             newer = [
                 later
                 for later in story.handouts
-                if later.order > handout.order and later.first.at < one.called.at
+                if later.order > handout.order and later.first.at < first
             ]
             if newer:
                 text = (

@@ -282,7 +282,11 @@ class History:
 
     @cached_property
     def _blind(self) -> list[float]:
-        return [e.at for e in self.of(What.BLIND, What.KILLED, What.FROZEN, What.CUT, What.CLOSE)]
+        # A call that was given up may still be carried out, when what held it up is over.
+        signs = (What.BLIND, What.KILLED, What.FROZEN, What.THAWED, What.CUT, What.MENDED)
+        events = [*self.of(*signs), *self.of(What.CLOSE)]
+        events += [e for e in self.of(What.HEALED) if e.target.startswith("redis")]
+        return sorted(event.at for event in events)
 
     def blind(self, start: float, end: float) -> bool:
         """Whether something may have been handed out between two times that nobody saw."""

@@ -154,6 +154,46 @@ async def test_the_answer_to_a_receive_is_lost(case: Case, count: int, *, silent
         assert all(told.ok for told in await subscription.ack(*found))
 
 
+@pytest.mark.xfail(
+    strict=False, reason="looking at what a lost answer has brought passes over deadlines"
+)
+async def test_a_deadline_passes_while_an_answer_is_lost(case: Case) -> None:
+    """Faults E3 and F12, law 8: what a lost answer has brought is not delivered once its deadline has passed."""
+    async with case.backend.subscribe([KEY], "c") as subscription:
+        await subscription.receive(1, 0)
+        deadline = case.backend.now() + 0.4
+        await case.backend.publisher.publish(Task(key=KEY, id="mortal", deadline=deadline))
+        case.link.lose_replies(1, after=SCRIPT)
+        with pytest.raises(BackendUnavailable):
+            await subscription.receive(1, 0)
+        await asyncio.sleep(deadline - case.backend.now() + 0.05)
+        assert (await subscription.receive(1, 0)).deliveries == ()
+
+
+@pytest.mark.xfail(
+    strict=False, reason="a receive after the lease's end hands out what the next pass takes back"
+)
+async def test_a_consumer_takes_something_after_its_lease(case: Case) -> None:
+    """Fault A4: one that wakes, and receives before it gives a sign of life, keeps what it gets (found by seed 176)."""
+    shape, control = case.world.shape, case.world.control
+    async with case.backend.subscribe([KEY], "c") as subscription:
+        await subscription.receive(1, 0)
+        await control.maintain()
+        case.backend._home.heartbeat.remove(subscription.token)  # type: ignore[attr-defined]
+        loop = asyncio.get_running_loop()
+        silent = loop.time()
+        while loop.time() < silent + shape.lease + 0.1:
+            await asyncio.sleep(shape.housekeeping / 2)
+            if loop.time() < silent + shape.lease - 0.2:
+                await control.maintain()  # else the freeze guard grants a lease more
+        await case.publish("u")
+        await case.receive(subscription)
+        await control.maintain()
+        (told,) = await control.statuses(KEY, "u")
+        assert told is not None
+        assert (told.state, told.losses) == ("in_flight", 0)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_calls_are_cancelled_anywhere(case: Case, seed: int) -> None:
     """Fault E4: 200 cancelled calls; nothing is stuck, lost or doubled, and no answer goes to another caller."""
@@ -187,10 +227,11 @@ async def test_calls_are_cancelled_anywhere(case: Case, seed: int) -> None:
 async def cancelled(call: Awaitable[T], chance: random.Random) -> T | None:
     """Cancel a call a little later; return its answer if it was faster."""
     task = asyncio.ensure_future(call)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(chance.choice([0.0, 0.0003, 0.001, 0.003])):
-            return await task
-    return None
+    await asyncio.wait([task], timeout=chance.choice([0.0, 0.0003, 0.001, 0.003]))
+    task.cancel()
+    # Not `asyncio.timeout`: it would drop the answer of a call that ends in the same moment.
+    await asyncio.wait([task])
+    return None if task.cancelled() else task.result()
 
 
 @pytest.mark.parametrize("kind", ["block", pytest.param("deafen", marks=CHAOS)])
