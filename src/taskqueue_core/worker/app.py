@@ -61,9 +61,9 @@ class Worker(BaseWorker):
     def configure(
         self,
         *,
-        url: str | None = None,
         worker_id: str | None = None,
         concurrency: int | None = None,
+        url: str | None = None,
     ) -> None:
         """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
         self._set(worker_id, concurrency)

@@ -51,6 +51,10 @@ class BaseWorker(ABC):
         self._shift: Shift | None = None
         self._set(worker_id, concurrency)
 
+    def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
+        """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
+        self._set(worker_id, concurrency)
+
     def _set(self, worker_id: str | None, concurrency: int | None) -> None:
         if self._shift is not None:
             raise ConfigurationError("this worker is serving already")

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.worker.app import Worker
+from taskqueue_core.worker.base import BaseWorker
 
 __all__ = ["load_worker"]
 
 _WORD = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 
 
-def load_worker(word: str) -> Worker:
+def load_worker(word: str) -> BaseWorker:
     """Import the worker that ``word`` names: ``package.module:attr``, or a module with exactly one worker.
 
     The current directory is searched as well, first. Raises `ConfigurationError` that says what is missing.
@@ -47,15 +47,15 @@ def load_worker(word: str) -> Worker:
                 f"module {module_name!r} has no {attribute!r}{_hint(vars(module))}"
             )
         found = getattr(found, name)
-    if not isinstance(found, Worker):
+    if not isinstance(found, BaseWorker):
         raise ConfigurationError(
             f"{word!r} is a {type(found).__name__}, not a Worker{_hint(vars(module))}"
         )
     return found
 
 
-def _only_worker(module_name: str, names: dict[str, object]) -> Worker:
-    found = {id(value): value for value in names.values() if isinstance(value, Worker)}
+def _only_worker(module_name: str, names: dict[str, object]) -> BaseWorker:
+    found = {id(value): value for value in names.values() if isinstance(value, BaseWorker)}
     if len(found) != 1:
         count = "no worker" if not found else f"{len(found)} workers"
         raise ConfigurationError(
@@ -65,7 +65,7 @@ def _only_worker(module_name: str, names: dict[str, object]) -> Worker:
 
 
 def _hint(names: dict[str, object]) -> str:
-    found = sorted(name for name, value in names.items() if isinstance(value, Worker))
+    found = sorted(name for name, value in names.items() if isinstance(value, BaseWorker))
     return f" (it has: {', '.join(found)})" if found else ""
 
 

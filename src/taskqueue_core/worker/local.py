@@ -69,9 +69,9 @@ class LocalWorker(BaseWorker):
     def configure(
         self,
         *,
-        backend: str | Backend | None = None,
         worker_id: str | None = None,
         concurrency: int | None = None,
+        backend: str | Backend | None = None,
     ) -> None:
         """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
         if concurrency is not None and self._as_many_again:

@@ -92,8 +92,10 @@ class LocalLine:
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
         """See `Settler`."""
-        self.settle(receipt, outcome)
-        if isinstance(outcome, HandBack):
+        delivery = self._held.pop(receipt, None)
+        if delivery is not None:
+            self._settler.put(delivery, outcome)
+        if type(outcome) is HandBack:
             self._intake.returned()
         else:
             self._intake.ended()

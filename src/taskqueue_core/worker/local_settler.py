@@ -38,13 +38,12 @@ class LocalSettler:
 
     def put(self, delivery: Delivery, outcome: Outcome) -> None:
         """Queue a verdict."""
-        match outcome:
-            case Success():
-                self._acks.append((delivery, outcome.result))
-            case HandBack():
-                self._back.append(delivery)
-            case _:
-                self._judgements.append((delivery, outcome))
+        if type(outcome) is Success:
+            self._acks.append((delivery, outcome.result))
+        elif type(outcome) is HandBack:
+            self._back.append(delivery)
+        else:
+            self._judgements.append((delivery, outcome))
         self.unsettled += 1
         if self._idle:
             self._idle = False

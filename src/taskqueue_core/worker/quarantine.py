@@ -64,6 +64,8 @@ class Quarantine:
 
     def succeeded(self) -> bool:
         """Count a success. Says whether the phase changed; so do the other two."""
+        if not self._failures:
+            return False
         self._failures = 0
         self._probes_failed = 0
         return self._move(self.phase if self.phase is Phase.ENDED else Phase.WORKING)

@@ -269,7 +269,11 @@ class Runner:
             call.timer.cancel()
         if isinstance(call.handler, BatchHandler):
             self._gathering.ended(call.handler)
-        jobs, call.jobs, call.task = call.jobs, (), None  # no cycles are left to the garbage collector
+        jobs, call.jobs, call.task = (
+            call.jobs,
+            (),
+            None,
+        )  # no cycles are left to the garbage collector
         if isinstance(end, Fatal):
             self._end_fatally(jobs, end.error)
         else:
@@ -282,7 +286,8 @@ class Runner:
                     job.settled = True
                     self._judged(outcome)
                     self._settler.finish(receipt, outcome)
-        self._fill()
+        if self._waiting or self._gathering:
+            self._fill()
         if not self._jobs:
             self._idle.set()
 
