@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import Harness
+from taskqueue_core.conformance import Bench, Harness
 from tests.conformance.facade import Facade
 
 
@@ -54,5 +54,5 @@ def laws(suite: Harness, test: str) -> set[str]:
 
 
 async def _run(suite: Harness, test: Callable[..., Any]) -> None:
-    async with suite.opened() as bench:
+    async with Bench.opened(suite) as bench:
         await test(bench)

@@ -42,19 +42,24 @@ def test_every_command_is_run(page: Path) -> None:
         assert any(re.match(known, f"{command} ") for known in RUN_BY), command
 
 
-def test_the_kits_page(tmp_path: Path) -> None:
-    """G6: the test class of the page for authors is all that the kit needs."""
+def _snippets() -> list[str]:
     page = (ROOT / "docs" / "writing-a-backend.md").read_text()
-    (snippet,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_conformance.py").write_text(snippet)
-    (tmp_path / "my_package.py").write_text(
-        "from taskqueue_memory import MemoryBackend as MyBackend\n"
-    )
+    return re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def _passes_the_kit(folder: Path, snippet: str) -> None:
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test_conformance.py").write_text(snippet)
+    source = ROOT / "examples" / "taskqueue_sqlite" / "src"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "tests/test_conformance.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "TASKQUEUE_KIT_EXAMPLES": "5"},
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{folder}{os.pathsep}{source}",
+            "TASKQUEUE_KIT_EXAMPLES": "5",
+            "TASKQUEUE_MINE_PATH": "of_the_environment",
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -62,3 +67,30 @@ def test_the_kits_page(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
     assert " passed" in done.stdout
+
+
+def test_the_kits_page(tmp_path: Path) -> None:
+    """G6: the test class of the page for authors is all that the kit needs."""
+    _, snippet, _ = _snippets()
+    (tmp_path / "my_package.py").write_text(
+        "from taskqueue_memory import MemoryBackend as MyBackend\n"
+    )
+    _passes_the_kit(tmp_path, snippet)
+
+
+def test_the_pages_record_store(tmp_path: Path) -> None:
+    """G3, G6: with a record store, the page's factory and its test class for a durable backend are all it takes."""
+    factory, _, snippet = _snippets()
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text(factory)
+    (package / "store.py").write_text("from taskqueue_sqlite.store import SQLiteStore as MyStore\n")
+    own = """
+
+def test_the_factory() -> None:
+    from taskqueue_core.loading import load_backend
+
+    backend = load_backend("my_package")
+    assert str(backend._books.store._path) == "of_the_environment"
+"""
+    _passes_the_kit(tmp_path, snippet + own)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
-from taskqueue_core.tasks import new_id
 
 from taskqueue_sqlite import SQLiteBackend
 
@@ -17,15 +17,21 @@ class TestSQLite(BackendSuite):
     """Dead letters and control, durable."""
 
     @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Path) -> None:
-        self.folder = tmp_path
+    def _files(self, tmp_path: Path) -> None:
+        self.files = (tmp_path / f"{number}.db" for number in itertools.count())
+        self.made: dict[Backend, tuple[Path, ManualClock]] = {}
 
     async def open_backend(self, clock: ManualClock) -> Backend:
         """Make a backend on a file that is not there."""
-        self.clock, self.path = clock, self.folder / new_id()
-        return SQLiteBackend(self.path, clock)
+        return self.make(next(self.files), clock)
 
     async def reopen(self, backend: Backend) -> Backend:
         """Make another on the same file."""
         await backend.aclose()
-        return SQLiteBackend(self.path, self.clock)
+        return self.make(*self.made[backend])
+
+    def make(self, path: Path, clock: ManualClock) -> Backend:
+        """Make one, and note on what."""
+        backend = SQLiteBackend(path, clock)
+        self.made[backend] = path, clock
+        return backend

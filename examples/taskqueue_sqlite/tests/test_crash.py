@@ -146,7 +146,7 @@ async def test_recovery_is_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def break_off(store: SQLiteStore, record: Record) -> None:
         taken.append(record)
         if len(taken) > 1:
-            raise sqlite3.OperationalError("disk I/O error")
+            raise BackendUnavailable("disk I/O error")
         save(store, record)
 
     save = SQLiteStore.save

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError, PublishUnconfirmed
 from taskqueue_core.tasks import Task
@@ -78,53 +81,82 @@ async def test_a_full_disk(tmp_path: Path) -> None:
     await backend.aclose()
 
 
-class Uncommitting:
-    """A connection whose COMMIT fails."""
+@contextmanager
+def denied(backend: SQLiteBackend, *ends: str) -> Iterator[None]:
+    """Have every COMMIT or ROLLBACK fail."""
 
-    def __init__(self, inner: sqlite3.Connection) -> None:
-        self.inner = inner
+    def decide(action: int, operation: str | None, *_: str | None) -> int:
+        denies = action == sqlite3.SQLITE_TRANSACTION and operation in ends
+        return sqlite3.SQLITE_DENY if denies else sqlite3.SQLITE_OK
 
-    def execute(self, query: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
-        """Pass on what is no COMMIT."""
-        if query == "COMMIT":
-            raise sqlite3.OperationalError("disk I/O error")
-        return self.inner.execute(query, values)
-
-    def rollback(self) -> None:
-        """Pass on."""
-        self.inner.rollback()
+    connection = connection_of(backend)
+    connection.set_authorizer(decide)
+    yield
+    connection.set_authorizer(None)
 
 
-async def test_a_failed_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publish whose COMMIT failed is unsure, any other call failed; after it everything is there and is found."""
+@pytest.mark.parametrize("ends", [("COMMIT",), ("COMMIT", "ROLLBACK")])
+async def test_a_failed_commit(tmp_path: Path, ends: tuple[str, ...]) -> None:
+    """A publish whose COMMIT failed is unsure, any other call failed; after it everything is there and is found.
+
+    So it is where the rollback failed, too.
+    """
     backend = SQLiteBackend(tmp_path / "file")
     await backend.publisher.publish(Task(key="k"))
     subscription = backend.subscribe(["k"], "worker")
-    store = backend._books.store
-    with monkeypatch.context() as broken:
-        broken.setattr(store, "_connection", Uncommitting(connection_of(backend)))
-        with pytest.raises(PublishUnconfirmed):
-            await backend.publisher.publish(Task(key="k"))
-        with pytest.raises(BackendUnavailable):
-            await subscription.receive(1, 0)
+    with denied(backend, *ends), pytest.raises(PublishUnconfirmed):
+        await backend.publisher.publish(Task(key="k"))
+    with denied(backend, *ends), pytest.raises(BackendUnavailable):
+        await subscription.receive(1, 0)
+    with denied(backend, *ends), pytest.raises(BackendUnavailable):
+        await backend.control.configure("k", QueueSettings(max_losses=1))
     assert len((await subscription.receive(9, 0)).deliveries) == 1
     assert (await backend.control.ledger("k")).in_flight == 1
+    assert await backend.control.settings("k") == QueueSettings()
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("table", ["records", "settings"])
+async def test_what_cannot_be_read(tmp_path: Path, table: str) -> None:
+    """A row that cannot be decoded is a fault of the store, and no call ends otherwise."""
+    backend = SQLiteBackend(tmp_path / "file")
+    await backend.publisher.publish(Task(key="k", id="t"))
+    await backend.control.configure("k", QueueSettings())
+    await backend.aclose()
+    with sqlite3.connect(tmp_path / "file") as connection:
+        column = {"records": "record", "settings": "value"}[table]
+        connection.execute(f"UPDATE {table} SET {column} = x'00'")  # noqa: S608
+    connection.close()
+    backend = SQLiteBackend(tmp_path / "file")
+    call = (
+        backend.control.statuses("k", "t") if table == "records" else backend.control.settings("k")
+    )
+    with pytest.raises(BackendUnavailable):
+        await call
     await backend.aclose()
 
 
 async def test_what_is_no_such_file(tmp_path: Path) -> None:
-    """A file of another kind or a later format, or one in no folder, is left alone, with a word on what is wrong."""
-    text, later = tmp_path / "text", tmp_path / "later"
+    """A file of another kind or a later format is left alone, and so is no folder; a word says what is wrong."""
+    text, later, foreign = tmp_path / "text", tmp_path / "later", tmp_path / "foreign"
     text.write_text("no database " * 1000)
-    with sqlite3.connect(later) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    for path, word in ((text, "not a database"), (tmp_path / "no" / "file", "open")):
+    for path, change in (
+        (later, "PRAGMA user_version = 99"),
+        (foreign, "CREATE TABLE records (key)"),
+    ):
+        with sqlite3.connect(path) as connection:
+            connection.execute(change)
+        connection.close()
+    before = [path.read_bytes() for path in (text, later, foreign)]
+    for path, error, word in (
+        (text, ConfigurationError, "not a database"),
+        (later, ConfigurationError, "format 99"),
+        (foreign, ConfigurationError, "format 0"),
+        (tmp_path / "no" / "file", BackendUnavailable, "open"),
+    ):
         backend = SQLiteBackend(path)
-        with pytest.raises(BackendUnavailable, match=word):
+        with pytest.raises(error, match=word):
             await backend.control.queues()
         assert word in str((await backend.health()).details)
         await backend.aclose()
-    with pytest.raises(ConfigurationError, match="format 99"):
-        await SQLiteBackend(later).control.queues()
-    assert text.read_text().startswith("no database")
+    assert [path.read_bytes() for path in (text, later, foreign)] == before

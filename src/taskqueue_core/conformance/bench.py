@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -54,6 +54,18 @@ class Bench:
         self._harness = harness
         self._opened: list[Backend] = [backend]
         self._waiting: list[asyncio.Task[Any]] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, harness: Harness) -> AsyncIterator[Bench]:
+        """Open a fresh backend; at the end its books must balance, and everything is closed."""
+        clock = ManualClock()
+        bench = cls(harness, await harness.open_backend(clock), clock)
+        try:
+            yield bench
+            await bench.check_books()
+        finally:
+            await bench.close()
 
     def needs(self, capability: Capability) -> None:
         """Skip the test on a backend that does not declare ``capability``."""
@@ -174,8 +186,11 @@ class Bench:
         return None if status is None else status.state
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass for the store."""
-        await self._harness.advance(self.clock, seconds)
+        """Let ``seconds`` pass for the store, and a little more where they are real ones."""
+        if self._harness.manual_clock:
+            await self.clock.advance(seconds)
+        else:
+            await asyncio.sleep(seconds * 1.02 + 0.002)
 
     async def hop(self, hops: int) -> None:
         """Let other coroutines run: ``hops`` rounds of the event loop, or the time a store far away takes for them."""

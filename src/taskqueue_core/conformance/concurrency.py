@@ -36,7 +36,7 @@ class ConcurrencySuite(Harness):
         for hops in _HOPS:
             await bench.publish(f"t{hops}")
             answer = await _cut(bench, subscription.receive(1, None), hops)
-            await self._all_there(bench, answer, [f"t{hops}"])
+            await _all_there(bench, answer, [f"t{hops}"])
 
     async def test_waiting_receive_cancelled(self, bench: Bench) -> None:
         """The same for one that was waiting when the task came (laws 1, 3)."""
@@ -45,7 +45,7 @@ class ConcurrencySuite(Harness):
             waiting = await bench.start(subscription.receive(5, None))
             await bench.publish(f"a{hops}", f"b{hops}")
             answer = await _cut(bench, waiting, hops)
-            await self._all_there(bench, answer, [f"a{hops}", f"b{hops}"])
+            await _all_there(bench, answer, [f"a{hops}", f"b{hops}"])
 
     async def test_receive_timed_out_by_the_caller(self, bench: Bench) -> None:
         """The same for a receive under the caller's own time limit, with the subscription used on (law 1)."""
@@ -189,14 +189,13 @@ class ConcurrencySuite(Harness):
         assert len(seen) == len(set(ids(seen))) == total, "a task was delivered twice (law 2)"
         await bench.expect(done=500)
 
-    async def _all_there(self, bench: Bench, answer: Received | None, names: list[str]) -> None:
-        async with bench.subscribe(consumer="finder") as finder:
-            seen = [] if answer is None else list(answer.deliveries)
-            seen += await bench.eventually(finder, len(names) - len(seen))
-            assert ids(seen) == names, (
-                f"a cancelled receive lost or doubled tasks: {ids(seen)} (law 1)"
-            )
-            assert {(d.attempt, d.losses) for d in seen} == {(1, 0)}, (
-                "a cancellation was counted (law 3)"
-            )
-            await finder.ack(*seen)
+
+async def _all_there(bench: Bench, answer: Received | None, names: list[str]) -> None:
+    async with bench.subscribe(consumer="finder") as finder:
+        seen = [] if answer is None else list(answer.deliveries)
+        seen += await bench.eventually(finder, len(names) - len(seen))
+        assert ids(seen) == names, f"a cancelled receive lost or doubled tasks: {ids(seen)} (law 1)"
+        assert {(d.attempt, d.losses) for d in seen} == {(1, 0)}, (
+            "a cancellation was counted (law 3)"
+        )
+        await finder.ack(*seen)

@@ -145,7 +145,7 @@ class DeadLettersSuite(Harness):
     async def test_redrive_all_and_some(self, bench: Bench) -> None:
         """Without ids all of the queue's letters move; ids that are not dead are passed over (C17)."""
         dead_letters = bench.dead_letters
-        await self._buried(bench, 4)
+        await _buried(bench, 4)
         assert await dead_letters.redrive(KEY, "t1", "unknown", "t1") == 1
         assert await dead_letters.redrive(KEY, "t1") == 0, "redrive is not idempotent"
         assert await dead_letters.redrive(OTHER) == 0
@@ -156,7 +156,7 @@ class DeadLettersSuite(Harness):
     async def test_discard(self, bench: Bench) -> None:
         """Discarded letters are accounted for and gone (law 1; C17, C26)."""
         dead_letters = bench.dead_letters
-        await self._buried(bench, 3)
+        await _buried(bench, 3)
         assert await dead_letters.discard(KEY, "t0", "unknown") == 1
         assert await dead_letters.discard(KEY, "t0") == 0, "discard is not idempotent"
         assert await dead_letters.redrive(KEY, "t0") == 0
@@ -168,16 +168,17 @@ class DeadLettersSuite(Harness):
         """Letters outlive every window and their own deadline (C26)."""
         control = bench.control
         await bench.configure(dedupe_window=bench.short / 2)
-        letters = await self._buried(bench, 2, deadline=bench.now + 5 * bench.short)
+        letters = await _buried(bench, 2, deadline=bench.now + 5 * bench.short)
         await bench.advance(6 * bench.short)
         await control.maintain()
         assert await bench.dead_letters.list(KEY) == letters
         await bench.expect(dead=2)
 
-    async def _buried(self, bench: Bench, count: int, **fields: float) -> tuple[DeadLetter, ...]:
-        dead_letters = bench.dead_letters
-        await bench.publish(*(f"t{n}" for n in range(count)), **fields)
-        subscription = bench.subscribe()
-        for delivery in await bench.take(subscription, count):
-            await bench.bury(subscription, delivery)
-        return await dead_letters.list(KEY)
+
+async def _buried(bench: Bench, count: int, **fields: float) -> tuple[DeadLetter, ...]:
+    dead_letters = bench.dead_letters
+    await bench.publish(*(f"t{n}" for n in range(count)), **fields)
+    subscription = bench.subscribe()
+    for delivery in await bench.take(subscription, count):
+        await bench.bury(subscription, delivery)
+    return await dead_letters.list(KEY)

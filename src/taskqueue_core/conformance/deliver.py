@@ -118,11 +118,11 @@ class DeliverSuite(Harness):
 
     async def test_no_key_starves_one_by_one(self, bench: Bench) -> None:
         """One task behind no other arrives before a tenth of a flooded key, taken singly (law 4; E5)."""
-        await self._flooded(bench, 1)
+        await _flooded(bench, 1)
 
     async def test_no_key_starves_in_batches(self, bench: Bench) -> None:
         """The same in batches: a full batch is not one key's alone (law 4; E5)."""
-        await self._flooded(bench, 20)
+        await _flooded(bench, 20)
 
     async def test_keys_take_turns(self, bench: Bench) -> None:
         """Three loaded keys are all served, whichever was named first (law 4; E5, OPEN-E1)."""
@@ -141,13 +141,14 @@ class DeliverSuite(Harness):
         subscription = bench.subscribe(KEY, OTHER)
         assert "quiet" in ids(await bench.take(subscription, 50))
 
-    async def _flooded(self, bench: Bench, limit: int) -> None:
-        await bench.publish(*(f"t{n}" for n in range(1000)))
-        await bench.publish("quiet", key=OTHER)
-        for keys in ((KEY, OTHER), (OTHER, KEY)):
-            subscription = bench.subscribe(*keys)
-            taken: list[Delivery] = []
-            while len(taken) < 100 and "quiet" not in ids(taken):
-                taken += await bench.take(subscription, limit)
-            assert "quiet" in ids(taken), f"{OTHER} starves behind a flooded {KEY} (law 4)"
-            await subscription.redeliver(*taken)
+
+async def _flooded(bench: Bench, limit: int) -> None:
+    await bench.publish(*(f"t{n}" for n in range(1000)))
+    await bench.publish("quiet", key=OTHER)
+    for keys in ((KEY, OTHER), (OTHER, KEY)):
+        subscription = bench.subscribe(*keys)
+        taken: list[Delivery] = []
+        while len(taken) < 100 and "quiet" not in ids(taken):
+            taken += await bench.take(subscription, limit)
+        assert "quiet" in ids(taken), f"{OTHER} starves behind a flooded {KEY} (law 4)"
+        await subscription.redeliver(*taken)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import pytest
@@ -20,7 +18,10 @@ __all__ = ["Harness"]
 
 
 class Harness:
-    """The base of every module of the kit. `open_backend` is all that an author must write."""
+    """The base of every module of the kit. `open_backend` is all that an author must write.
+
+    The names here and ``test_…`` are all that the kit takes of a class: the author's own attributes may have any other.
+    """
 
     __taskqueue_conformance__ = True
     manual_clock: ClassVar[bool] = True
@@ -56,26 +57,8 @@ class Harness:
         await backend.aclose()
         return await self.replica(backend)
 
-    async def advance(self, clock: ManualClock, seconds: float) -> None:
-        """Let ``seconds`` pass for the store, and a little more where they are real ones."""
-        if self.manual_clock:
-            await clock.advance(seconds)
-        else:
-            await asyncio.sleep(seconds * 1.02 + 0.002)
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Bench]:
-        """Open a fresh backend; at the end its books must balance, and everything is closed."""
-        clock = ManualClock()
-        bench = Bench(self, await self.open_backend(clock), clock)
-        try:
-            yield bench
-            await bench.check_books()
-        finally:
-            await bench.close()
-
     @pytest_asyncio.fixture(loop_scope="function")
     async def bench(self) -> AsyncIterator[Bench]:
         """Give the test a backend of its own."""
-        async with self.opened() as bench:
+        async with Bench.opened(self) as bench:
             yield bench

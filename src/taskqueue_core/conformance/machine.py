@@ -57,7 +57,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Open an event loop of its own."""
         super().__init__()
         self.runner = asyncio.Runner()
-        self.opened = self.harness.opened()
+        self.opened = Bench.opened(self.harness)
         self.bench: Bench = self.runner.run(self.opened.__aenter__())
         self.unit = self.bench.short / 2
         self.slack = 0.0 if self.harness.manual_clock else self.unit / 5

@@ -97,13 +97,13 @@ class PublishSuite(Harness):
         """A task is known while it is scheduled, waiting, in flight and handed back (law 7)."""
         subscription = bench.subscribe()
         await bench.publish("scheduled", not_before=bench.now + 3600)
-        await self._resent(bench, "scheduled")
+        await _resent(bench, "scheduled")
         await bench.publish("t1")
-        await self._resent(bench, "t1")
+        await _resent(bench, "t1")
         delivery = await bench.one(subscription)
-        await self._resent(bench, "t1")
+        await _resent(bench, "t1")
         await subscription.redeliver(delivery)
-        await self._resent(bench, "t1")
+        await _resent(bench, "t1")
         assert ids(await bench.take(subscription, 3)) == ["t1"], (
             "a resend made a second copy (law 7)"
         )
@@ -113,7 +113,7 @@ class PublishSuite(Harness):
         subscription = bench.subscribe()
         await bench.publish("t1")
         await subscription.ack(await bench.one(subscription))
-        await self._resent(bench, "t1")
+        await _resent(bench, "t1")
         assert await bench.take(subscription) == [], "an executed task was delivered again (law 7)"
         await bench.expect(done=1)
 
@@ -123,9 +123,9 @@ class PublishSuite(Harness):
         subscription = bench.subscribe()
         await bench.publish("t1", "t2")
         assert await control.cancel(KEY, "t1")
-        await self._resent(bench, "t1")
+        await _resent(bench, "t1")
         await bench.bury(subscription, await bench.one(subscription))
-        await self._resent(bench, "t2")
+        await _resent(bench, "t2")
         assert await bench.take(subscription) == []
 
     async def test_window_ends(self, bench: Bench) -> None:
@@ -135,7 +135,7 @@ class PublishSuite(Harness):
         await bench.publish("t1")
         await subscription.ack(await bench.one(subscription))
         await bench.advance(bench.short)
-        await self._resent(bench, "t1")
+        await _resent(bench, "t1")
         await bench.advance(bench.short * 1.5)
         await bench.publish("t1", payload="another life")
         delivery = await bench.one(subscription)
@@ -150,9 +150,10 @@ class PublishSuite(Harness):
                 f"position {answer.position} with {before} waiting"
             )
 
-    async def _resent(self, bench: Bench, task_id: str) -> None:
-        answers = await bench.backend.publisher.publish(
-            bench.task(task_id), bench.task(task_id, payload="something else")
-        )
-        expected = [Published.DUPLICATE, Published.CONFLICT]
-        assert [c.status for c in answers] == expected, f"{task_id} is not known any more (law 7)"
+
+async def _resent(bench: Bench, task_id: str) -> None:
+    answers = await bench.backend.publisher.publish(
+        bench.task(task_id), bench.task(task_id, payload="something else")
+    )
+    expected = [Published.DUPLICATE, Published.CONFLICT]
+    assert [c.status for c in answers] == expected, f"{task_id} is not known any more (law 7)"

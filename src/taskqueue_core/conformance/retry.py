@@ -37,8 +37,8 @@ class RetrySuite(Harness):
 
     async def test_settling_moves_the_entry(self, bench: Bench) -> None:
         """With the delivery in hand one step ends it and schedules the next attempt (laws 1, 2; REV-E1, G2)."""
-        subscription, delivery = await self._running(bench)
-        assert await self._retry(bench, delivery) is ACCEPTED
+        subscription, delivery = await _running(bench)
+        assert await _retry(bench, delivery) is ACCEPTED
         await bench.expect(scheduled=1)
         with pytest.raises(LeaseLost):
             await subscription.ack(delivery)
@@ -50,31 +50,31 @@ class RetrySuite(Harness):
 
     async def test_settling_twice(self, bench: Bench) -> None:
         """The same retry sent again is a duplicate and changes nothing (law 2)."""
-        subscription, delivery = await self._running(bench)
-        assert await self._retry(bench, delivery) is ACCEPTED
-        assert await self._retry(bench, delivery) is DUPLICATE
+        subscription, delivery = await _running(bench)
+        assert await _retry(bench, delivery) is ACCEPTED
+        assert await _retry(bench, delivery) is DUPLICATE
         await bench.advance(bench.short)
         (again,) = await bench.take(subscription, 2)
         assert again.attempt == 2, "a resent retry was counted (law 2)"
 
     async def test_settling_by_a_stale_receipt(self, bench: Bench) -> None:
         """A stale receipt retries nothing: `LeaseLost`, and the task stays as it is (law 2; OPEN-A7)."""
-        subscription, old = await self._running(bench)
+        subscription, old = await _running(bench)
         await subscription.redeliver(old)
         with pytest.raises(LeaseLost):
-            await self._retry(bench, old)
+            await _retry(bench, old)
         new = await bench.one(subscription)
         with pytest.raises(LeaseLost):
-            await self._retry(bench, old)
+            await _retry(bench, old)
         assert await subscription.ack(new) == (Settled.OK,)
         with pytest.raises(LeaseLost):
-            await self._retry(bench, new)
+            await _retry(bench, new)
         await bench.expect(done=1)
 
     async def test_running_task_without_its_delivery(self, bench: Bench) -> None:
         """Without the delivery the live entry is moved all the same, and its receipt ends (laws 1, 2)."""
-        subscription, delivery = await self._running(bench)
-        await self._retry_task(bench, delivery)
+        subscription, delivery = await _running(bench)
+        await _retry_task(bench, delivery)
         await bench.expect(scheduled=1)
         with pytest.raises(LeaseLost):
             await subscription.ack(delivery)
@@ -97,7 +97,7 @@ class RetrySuite(Harness):
 
     async def test_ended_task(self, bench: Bench) -> None:
         """A retry decided after the end makes a new entry of the same task: one more is published (law 1; REV-E2)."""
-        subscription, delivery = await self._running(bench)
+        subscription, delivery = await _running(bench)
         await subscription.ack(delivery)
         confirmation = await bench.backend.publisher.schedule_retry(
             delivery.task, bench.now + bench.short, error="verdict"
@@ -115,9 +115,9 @@ class RetrySuite(Harness):
     async def test_dead_task(self, bench: Bench) -> None:
         """A retry raises a dead task: its entry is moved, and its attempts before count as spent (law 1)."""
         bench.needs_atomic_retry()
-        subscription, delivery = await self._running(bench)
+        subscription, delivery = await _running(bench)
         await bench.bury(subscription, delivery)
-        await self._retry_task(bench, delivery)
+        await _retry_task(bench, delivery)
         await bench.expect(scheduled=1)
         assert await bench.dead_letters.list(KEY) == ()
         await bench.advance(bench.short)
@@ -136,7 +136,7 @@ class RetrySuite(Harness):
 
     async def test_default_token(self, bench: Bench) -> None:
         """Without a token, one retry is taken per attempt handed out (law 7)."""
-        subscription, delivery = await self._running(bench)
+        subscription, delivery = await _running(bench)
         await subscription.ack(delivery)
         for expected in (ACCEPTED, DUPLICATE, DUPLICATE):
             at = bench.now + bench.short
@@ -151,20 +151,20 @@ class RetrySuite(Harness):
 
     async def test_explicit_token(self, bench: Bench) -> None:
         """A token is taken once, in whatever state the task is by then; another one is another retry (law 7)."""
-        subscription, delivery = await self._running(bench)
+        subscription, delivery = await _running(bench)
         await subscription.ack(delivery)
-        assert await self._with_token(bench, delivery, "a") is ACCEPTED
-        assert await self._with_token(bench, delivery, "a") is DUPLICATE
+        assert await _with_token(bench, delivery, "a") is ACCEPTED
+        assert await _with_token(bench, delivery, "a") is DUPLICATE
         again = await bench.one(subscription)
-        assert await self._with_token(bench, delivery, "a") is DUPLICATE
+        assert await _with_token(bench, delivery, "a") is DUPLICATE
         assert await subscription.ack(again) == (Settled.OK,)
-        assert await self._with_token(bench, delivery, "a") is DUPLICATE
-        assert await self._with_token(bench, delivery, "b") is ACCEPTED
+        assert await _with_token(bench, delivery, "a") is DUPLICATE
+        assert await _with_token(bench, delivery, "b") is ACCEPTED
         assert (await bench.one(subscription)).attempt == 3
 
     async def test_place_in_the_lane(self, bench: Bench) -> None:
         """A retry is no hand-back: when due it goes behind what became available before (law 4; REV-E1)."""
-        subscription, delivery = await self._running(bench)
+        subscription, delivery = await _running(bench)
         await bench.publish("t2", "t3")
         await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, "failed"))
         await bench.advance(bench.short)
@@ -186,32 +186,36 @@ class RetrySuite(Harness):
 
     async def test_lost_and_retried(self, bench: Bench) -> None:
         """Losses belong to the entry that was lost: the next attempt starts without (law 3)."""
-        subscription, delivery = await self._running(bench)
+        subscription, delivery = await _running(bench)
         await subscription.redeliver(delivery, lost=True)
         delivery = await bench.one(subscription)
         await settle(bench.backend, subscription, delivery, ScheduleRetry(0, "failed"))
         again = await bench.one(subscription)
         assert (again.attempt, again.losses) == (2, 0)
 
-    async def _running(self, bench: Bench) -> tuple[Subscription, Delivery]:
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        return subscription, await bench.one(subscription)
 
-    async def _retry(self, bench: Bench, delivery: Delivery) -> Published:
-        bench.needs_atomic_retry()
-        answer = await bench.backend.publisher.schedule_retry(
-            delivery.task, bench.now + bench.short, error="failed", settles=delivery
-        )
-        return answer.status
+async def _running(bench: Bench) -> tuple[Subscription, Delivery]:
+    await bench.publish("t1")
+    subscription = bench.subscribe()
+    return subscription, await bench.one(subscription)
 
-    async def _retry_task(self, bench: Bench, delivery: Delivery) -> None:
-        bench.needs_atomic_retry()
-        answer = await bench.backend.publisher.schedule_retry(
-            delivery.task, bench.now + bench.short, error="failed"
-        )
-        assert answer.status is ACCEPTED
 
-    async def _with_token(self, bench: Bench, delivery: Delivery, token: str) -> Published:
-        answer = await bench.backend.publisher.schedule_retry(delivery.task, bench.now, token=token)
-        return answer.status
+async def _retry(bench: Bench, delivery: Delivery) -> Published:
+    bench.needs_atomic_retry()
+    answer = await bench.backend.publisher.schedule_retry(
+        delivery.task, bench.now + bench.short, error="failed", settles=delivery
+    )
+    return answer.status
+
+
+async def _retry_task(bench: Bench, delivery: Delivery) -> None:
+    bench.needs_atomic_retry()
+    answer = await bench.backend.publisher.schedule_retry(
+        delivery.task, bench.now + bench.short, error="failed"
+    )
+    assert answer.status is ACCEPTED
+
+
+async def _with_token(bench: Bench, delivery: Delivery, token: str) -> Published:
+    answer = await bench.backend.publisher.schedule_retry(delivery.task, bench.now, token=token)
+    return answer.status

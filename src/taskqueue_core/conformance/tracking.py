@@ -19,24 +19,24 @@ class TrackingSuite(Harness):
         bench.needs_atomic_retry()
         await bench.publish("t1", not_before=bench.now + bench.short)
         subscription = bench.subscribe()
-        assert (await self._status(bench)).state is State.SCHEDULED
+        assert (await _status(bench)).state is State.SCHEDULED
         await bench.advance(bench.short)
         await bench.control.maintain()
-        assert (await self._status(bench)).state is State.WAITING
+        assert (await _status(bench)).state is State.WAITING
         delivery = await bench.one(subscription)
-        status = await self._status(bench)
+        status = await _status(bench)
         assert (status.state, status.attempt, status.losses) == (State.IN_FLIGHT, 1, 0)
         assert (status.key, status.task_id) == (KEY, "t1")
         await subscription.redeliver(delivery, lost=True)
-        status = await self._status(bench)
+        status = await _status(bench)
         assert (status.state, status.attempt, status.losses) == (State.WAITING, 1, 1)
         delivery = await bench.one(subscription)
         await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, "boom"))
-        status = await self._status(bench)
+        status = await _status(bench)
         assert (status.state, status.attempt, status.error) == (State.SCHEDULED, 2, "boom")
         await bench.advance(bench.short)
         await subscription.ack(await bench.one(subscription))
-        status = await self._status(bench)
+        status = await _status(bench)
         assert (status.state, status.attempt) == (State.DONE, 2)
         assert status.updated_at <= bench.now
 
@@ -46,11 +46,11 @@ class TrackingSuite(Harness):
         await bench.publish("t1")
         subscription = bench.subscribe()
         await bench.bury(subscription, await bench.one(subscription), "poison")
-        status = await self._status(bench)
+        status = await _status(bench)
         assert status.state is State.DEAD
         assert status.error, "a dead task must say why"
         await dead_letters.redrive(KEY, "t1")
-        assert (await self._status(bench)).state is State.WAITING
+        assert (await _status(bench)).state is State.WAITING
         await bench.bury(subscription, await bench.one(subscription))
         await dead_letters.discard(KEY, "t1")
         (last,) = await control.statuses(KEY, "t1")
@@ -123,13 +123,14 @@ class TrackingSuite(Harness):
         values: tuple[float | str, ...] = (0.25, "half-way: 50 %", 1.0)
         for value in values:
             assert await control.progress(delivery, value)
-            assert (await self._status(bench)).progress == value
+            assert (await _status(bench)).progress == value
         assert not await control.progress(old, 0.0)
-        assert (await self._status(bench)).progress == 1.0
+        assert (await _status(bench)).progress == 1.0
         await subscription.ack(delivery)
         assert not await control.progress(delivery, 0.5)
 
-    async def _status(self, bench: Bench) -> TaskStatus:
-        (status,) = await bench.control.statuses(KEY, "t1")
-        assert status is not None, "a task that lives is not known"
-        return status
+
+async def _status(bench: Bench) -> TaskStatus:
+    (status,) = await bench.control.statuses(KEY, "t1")
+    assert status is not None, "a task that lives is not known"
+    return status

@@ -33,12 +33,12 @@ class WaitingSuite(Harness):
         waiting = await bench.start(subscription.receive(1, bench.short))
         await bench.advance(bench.short)
         await bench.outcome(waiting)
-        await self._wakes(bench, subscription)
+        await _wakes(bench, subscription)
 
     async def test_publish_wakes(self, bench: Bench) -> None:
         """A publish to any of the keys wakes the receive, with and without a timeout (OPEN-E1)."""
         subscription = bench.subscribe(OTHER, "gamma", KEY)
-        await self._wakes(bench, subscription)
+        await _wakes(bench, subscription)
         waiting = await bench.start(subscription.receive(5, 3600.0))
         await bench.publish("late", key=OTHER)
         assert ids((await bench.outcome(waiting)).deliveries) == ["late"]
@@ -118,8 +118,9 @@ class WaitingSuite(Harness):
             await subscriptions[1 - order].ack(*received.deliveries)
             await subscriptions[1 - order].close()
 
-    async def _wakes(self, bench: Bench, subscription: Subscription) -> None:
-        waiting = await bench.start(subscription.receive(5, None))
-        assert not waiting.done(), "receive answered although nothing was there"
-        await bench.publish("t1")
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+
+async def _wakes(bench: Bench, subscription: Subscription) -> None:
+    waiting = await bench.start(subscription.receive(5, None))
+    assert not waiting.done(), "receive answered although nothing was there"
+    await bench.publish("t1")
+    assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]

@@ -24,7 +24,7 @@ class RecordBackend:
     def __init__(self, name: str, store: RecordStore, clock: Clock, *, durable: bool) -> None:
         """Put the parts together; the first call opens the store.
 
-        ``durable``: what it has confirmed outlives the process, and a power cut.
+        ``durable``: what it has confirmed outlives the process, and a power cut: `Durability.DISK` may be asked for.
         """
         self.capabilities = Capabilities(
             names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL}), durable=durable

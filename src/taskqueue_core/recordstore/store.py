@@ -20,12 +20,16 @@ class RecordStore(ABC):
 
     All but `open`, `close` and `transaction` are called inside a transaction, and see what it wrote. None is called
     from two threads, or while another one runs. Only errors of the package leave them: where the store fails,
-    `BackendUnavailable`.
+    or holds what cannot be decoded, `BackendUnavailable`.
     """
 
     @abstractmethod
     def open(self) -> None:
-        """Take the store for this process alone, and make what it needs if it is new; a second process is refused."""
+        """Take the store for this process alone, and make what it needs if it is new.
+
+        Raises `BackendUnavailable`, at once, where another process has it, and `ConfigurationError` where it is of
+        another kind or version, and leaves it as it is. After an error core calls `close`, and `open` again later.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -35,7 +39,8 @@ class RecordStore(ABC):
     def transaction(self, unsure: type[TaskQueueError]) -> AbstractContextManager[None]:
         """Do the whole body or, if anything is raised in it, nothing. What is done survives a crash.
 
-        Raises ``unsure`` where the end failed and nobody knows which of the two it was.
+        Raises ``unsure`` where the end failed and nobody knows which of the two it was. What the body raised goes on,
+        whatever becomes of the rollback, and the next transaction finds none left open.
         """
 
     @abstractmethod
@@ -76,7 +81,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def owned(self, owner: int | None = None) -> Sequence[Record]:
-        """Return the records with this ``owner``, or with any."""
+        """Return the records with this ``owner``, or with any, in any order."""
 
     @abstractmethod
     def count(self, key: str, name: str, by: int = 1) -> None:
@@ -88,7 +93,10 @@ class RecordStore(ABC):
 
     @abstractmethod
     def settings(self, key: str) -> QueueSettings:
-        """Return the settings of a queue, the defaults unless they were configured. Asked at most moves."""
+        """Return the settings of a queue, the defaults unless they were configured.
+
+        Asked at nearly every move, so it must be cheap: cache the decoded settings, until a transaction is undone.
+        """
 
     @abstractmethod
     def configure(self, key: str, settings: QueueSettings) -> None:

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError, TaskQueueError
 from taskqueue_core.recordstore import Record, RecordStore
@@ -17,8 +19,9 @@ from taskqueue_core.tasks import State
 __all__ = ["SQLiteStore"]
 
 _FORMAT = 1
+_FAULTS = (sqlite3.Error, msgspec.DecodeError, ValidationError)
+_FOUND = "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
 _OPEN = """
-PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
 """
@@ -64,23 +67,26 @@ class SQLiteStore(RecordStore):
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._decoder = msgspec.msgpack.Decoder(Record)
+        self._settings: dict[str, QueueSettings] = {}
 
     def open(self) -> None:
         """Lock the file, until it is closed or this process ends, and make its tables if it is new."""
         with self._mapped():
             if self._connection is None:
                 self._connection = sqlite3.connect(self._path, timeout=0, isolation_level=None)
-            self._connection.executescript(_OPEN)
-            (found,) = self._connection.execute("PRAGMA user_version").fetchone()
-            if found == 0:
-                self._connection.executescript(_SCHEMA)
-            elif found != _FORMAT:
+            self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            found, tables = self._connection.execute(_FOUND).fetchone()
+            if found != _FORMAT and (found or tables):  # before anything is changed
                 raise ConfigurationError(
                     f"the file {self._path.name} has format {found}, not {_FORMAT}"
                 )
+            self._connection.executescript(_OPEN)
+            if found == 0:
+                self._connection.executescript(_SCHEMA)
 
     def close(self) -> None:
         """Let go of the file."""
+        self._settings.clear()
         if self._connection is not None:
             with self._mapped():
                 self._connection.close()
@@ -89,13 +95,15 @@ class SQLiteStore(RecordStore):
     @contextmanager
     def transaction(self, unsure: type[TaskQueueError]) -> Iterator[None]:
         """Run the body between BEGIN and COMMIT."""
+        with self._mapped():
+            self._database.rollback()  # does nothing, unless the last one failed
+            self._database.execute("BEGIN IMMEDIATE")
         try:
-            with self._mapped():
-                self._run("BEGIN IMMEDIATE")
-                yield
+            yield
             with self._mapped(unsure):
-                self._run("COMMIT")
+                self._database.execute("COMMIT")
         except BaseException:
+            self._settings.clear()
             with suppress(sqlite3.Error):
                 self._database.rollback()
             raise
@@ -104,10 +112,12 @@ class SQLiteStore(RecordStore):
     def _mapped(self, to: type[TaskQueueError] = BackendUnavailable) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
+        except _FAULTS as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith("SQLITE_BUSY"):
                 raise BackendUnavailable(f"another process has {self._path.name} open") from error
-            raise to(f"the file {self._path.name} failed: {error}") from error
+            kind = ConfigurationError if name == "SQLITE_NOTADB" else to
+            raise kind(f"the file {self._path.name} failed: {error}") from error
 
     @property
     def _database(self) -> sqlite3.Connection:
@@ -115,16 +125,19 @@ class SQLiteStore(RecordStore):
             raise BackendUnavailable(f"the file {self._path.name} is not open")
         return self._connection
 
-    def _run(self, query: str, *values: object) -> sqlite3.Cursor:
-        return self._database.execute(query, values)
+    def _run(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._mapped():
+            return self._database.execute(query, values).fetchall()
 
     def _select(self, condition: str, *values: object) -> list[Record]:
         query = f"SELECT record FROM records WHERE {condition}"  # noqa: S608 - all of them stand below
-        return [self._decoder.decode(blob) for (blob,) in self._run(query, *values)]
+        rows = self._run(query, *values)
+        with self._mapped():
+            return [self._decoder.decode(blob) for (blob,) in rows]
 
     def last_place(self) -> int:
         """Read the end of an index."""
-        (place,) = self._run("SELECT coalesce(max(seq), 0) FROM records").fetchone()
+        ((place,),) = self._run("SELECT coalesce(max(seq), 0) FROM records")
         return int(place)
 
     def load(self, key: str, task_id: str) -> Record | None:
@@ -189,14 +202,18 @@ class SQLiteStore(RecordStore):
         return Counter(dict(self._run("SELECT name, value FROM counters WHERE key = ?", key)))
 
     def settings(self, key: str) -> QueueSettings:
-        """Read what was configured, or return the defaults."""
-        for (text,) in self._run("SELECT value FROM settings WHERE key = ?", key):
-            return QueueSettings.model_validate_json(text)
-        return QueueSettings()
+        """Read what was configured, once; or return the defaults."""
+        if key not in self._settings:
+            rows = self._run("SELECT value FROM settings WHERE key = ?", key)
+            with self._mapped():
+                read = [QueueSettings.model_validate_json(text) for (text,) in rows]
+            self._settings[key] = read[0] if read else QueueSettings()
+        return self._settings[key]
 
     def configure(self, key: str, settings: QueueSettings) -> None:
         """Write settings over the former ones."""
         self._run("REPLACE INTO settings VALUES (?, ?)", key, settings.model_dump_json())
+        self._settings[key] = settings
 
     def queues(self) -> set[str]:
         """Read the keys of both tables."""
