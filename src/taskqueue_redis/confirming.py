@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from taskqueue_redis.coalescing import Coalescer
 from taskqueue_redis.failures import AnswerLost
-from taskqueue_redis.scripts import Scripts
+from taskqueue_redis.scripts import Scripts, Word
 
 __all__ = ["Confirming"]
 
+_REMEMBERED = 10_000
+
 
 class Confirming:
-    """Waits for replicas where a queue demands it."""
+    """Runs scripts whose answer counts only once enough replicas have what they wrote."""
 
     def __init__(self, scripts: Scripts, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds."""
+        """Wait up to ``timeout`` seconds, less than a connection waits for any answer."""
         self._scripts = scripts
         self._timeout = timeout
-        self._coalescers: dict[str, Coalescer[int, None]] = {}
+        self._replicated: set[str] = set()
+        """keys of queues that wait for replicas, as far as is known"""
 
-    async def confirm(self, partition: str, replicas: int) -> None:
-        """Return once as many replicas have everything written so far. Raises `AnswerLost` if they don't in time."""
-        if replicas:
-            await self._coalescer(partition).submit([replicas])
+    async def run(self, name: str, partition: str, keys: Iterable[str], *words: Word) -> Any:
+        """Run an idempotent script that answers its result and how many replicas must have it; return its result.
 
-    def _coalescer(self, partition: str) -> Coalescer[int, None]:
-        if partition not in self._coalescers:
+        Raises `AnswerLost` where the replicas do not confirm in time, and what `Scripts.run` raises.
+        """
+        if self._replicated.isdisjoint(keys):
+            result, replicas = await self._scripts.run(name, partition, *words)
+            if not replicas:
+                return result
+            # WAIT counts what was written by its own connection, and to the master of that moment: so the whole again,
+            # which changes nothing where the first time counts, and is made up for where a failover came between.
+            if len(self._replicated) < _REMEMBERED:
+                self._replicated.update(keys)
+            (_, replicas), reached = await self._scripts.run(
+                name, partition, *words, follow=self._wait
+            )
+        else:
+            (result, replicas), reached = await self._scripts.run(
+                name, partition, *words, follow=self._wait
+            )
+        if replicas and (reached or 0) < replicas:
+            raise AnswerLost(f"{reached} of {replicas} replicas have confirmed")
+        return result
 
-            async def send(wanted: Sequence[int]) -> Sequence[None]:
-                return await self._wait(partition, wanted)
-
-            self._coalescers[partition] = Coalescer(send, 10_000)
-        return self._coalescers[partition]
-
-    async def _wait(self, partition: str, wanted: Sequence[int]) -> Sequence[None]:
-        # WAIT counts from the last write of its own connection, so that one writes first.
-        command = ("WAIT", max(wanted), round(self._timeout * 1000))
-        _, reached = await self._scripts.run("mark", partition, follow=lambda _: command)
-        if reached < max(wanted):
-            raise AnswerLost(f"{reached} of {max(wanted)} replicas have confirmed")
-        return [None] * len(wanted)
+    def _wait(self, told: Any) -> Sequence[Word] | None:
+        return ("WAIT", told[1], round(self._timeout * 1000)) if told[1] else None

@@ -36,7 +36,7 @@ class RedisControl:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._anomalies = 0
+        self._anomalies: dict[str, int] = {}
 
     async def queues(self) -> tuple[str, ...]:
         names: set[str] = set()
@@ -168,8 +168,8 @@ class RedisControl:
     def _tell(self, partition: str, anomalies: int, given_up: list[list[bytes]]) -> None:
         for _, worker in given_up:
             _log.warning("worker %s fell silent: its deliveries are with others", worker.decode())
-        if anomalies > self._anomalies:
-            self._anomalies = anomalies
+        if anomalies > self._anomalies.get(partition, 0):
+            self._anomalies[partition] = anomalies
             _log.error("partition %s: %d entries were not as they should be", partition, anomalies)
 
     async def _of(self, script: str, key: str, *words: Word) -> Any:

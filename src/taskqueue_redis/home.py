@@ -56,10 +56,15 @@ class Home:
         self.process = secrets.token_hex(8)
         self.link = Link(settings)
         self.scripts = Scripts(
-            self.link, settings.prefix, settings.partitions_of, clock, self._check
+            self.link,
+            settings.prefix,
+            settings.partitions_of,
+            clock,
+            self._check,
+            journal_length=settings.journal_length,
         )
         self.receipts = Receipts()
-        self.confirming = Confirming(self.scripts, settings.answer_timeout)
+        self.confirming = Confirming(self.scripts, settings.answer_timeout * 0.8)
         self.settlements = Settlements(self.scripts, self.receipts)
         self.wakeups = Wakeups(self.link, self.scripts, self.receipts, clock, self.process)
         self.heartbeat = Heartbeat(settings, self._given_up)
@@ -96,7 +101,6 @@ class Home:
     async def health(self) -> Health:
         """Ask the store."""
         details: dict[str, str | int | float | bool | None] = {
-            "resets": self.scripts.resets,
             "doorbell": self.wakeups.hears,
         }
         ok, anomalies = not self.closed, 0
@@ -108,6 +112,7 @@ class Home:
                 ok = False
                 details["error"] = str(error)
         details["anomalies"] = anomalies
+        details["resets"] = self.scripts.resets
         details["trouble"] = self.link.trouble.text
         if self._facts is not None:
             details |= self._facts.details()

@@ -76,14 +76,13 @@ class RedisPublisher:
         partition = self._scripts.partitions.of(task.key)
         text = "" if error is None else error[: LIMITS.text]
         with translated():
-            answer, replicas = await self._scripts.run(
-                "schedule_retry", partition,
+            answer = await self._confirming.run(
+                "schedule_retry", partition, (task.key,),
                 task.key, task.id, microseconds(at), token or "",
                 "" if error is None else "1", text.encode(errors="replace"),
                 fence, receipt_token, attempt,
                 digest(task.payload), task.priority, _moment(task.deadline), encode(task),
             )  # fmt: skip
-            await self._confirming.confirm(partition, replicas)
         if answer == b"lost":
             raise LeaseLost(
                 "the receipt is not current: settled before, taken back, or never issued"
@@ -119,8 +118,7 @@ class RedisPublisher:
                 words += (task.id, _about(task), encode(task))
         try:
             with translated(AnswerLost, Refused):
-                told, replicas = await self._scripts.run("publish", partition, *words)
-                await self._confirming.confirm(partition, replicas)
+                told = await self._confirming.run("publish", partition, by_key, *words)
         except AnswerLost as error:
             raise PublishUnconfirmed("the store's answer was lost", task_id=tasks[0].id) from error
         except Refused as error:

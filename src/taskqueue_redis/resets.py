@@ -8,9 +8,9 @@ __all__ = ["QueueReset"]
 
 
 class QueueReset(BackendUnavailable):
-    """The store was flushed, or replaced by an empty or older one: tasks that it held are gone.
+    """A partition of the store was flushed, or replaced by another one: tasks that it held are gone.
 
-    Raised once per process; the next call works on what is there now.
+    Raised by the call that notices, and logged as an error; the next call works on what is there now.
     """
 
     code = "queue_reset"

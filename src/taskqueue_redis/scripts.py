@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,6 +24,8 @@ LAYOUT = "1"
 """grows when older versions could not read what newer ones write"""
 _PARTS = re.compile(r"^--@ (.*)\n")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
+
+_log = logging.getLogger("taskqueue.redis")
 
 Word = bytes | str | int | float
 
@@ -80,9 +83,12 @@ class Scripts:
         partitions: int,
         clock: Clock | None,
         check: Callable[[], Awaitable[None]] | None = None,
+        *,
+        journal_length: int = 1_000_000,
     ) -> None:
         """Do no input or output. A ``clock`` is for tests. ``check`` is awaited before anything is installed."""
         self._check = check
+        self._journal_length = journal_length
         self._link = link
         self._prefix = prefix
         self._clock = clock
@@ -115,6 +121,7 @@ class Scripts:
             if self._epochs.get(partition) == epoch:
                 del self._epochs[partition]
                 self.resets += 1
+                _log.error("%s was emptied or replaced: what it held is gone", partition)
             raise QueueReset(
                 f"the partition {partition} was emptied or replaced: what it held is gone"
             ) from error
@@ -143,7 +150,9 @@ class Scripts:
             await self._check()
         fresh = secrets.token_hex(8)
         number = str(len(self.partitions.names))
-        told = await self._evaluate("install", partition, (1, partition, fresh, LAYOUT, number))
+        told = await self._evaluate(
+            "install", partition, (1, partition, fresh, LAYOUT, number, self._journal_length)
+        )
         epoch, layout, partitions = (str(value, "ascii") for value in told)
         if layout != LAYOUT:
             raise ConfigurationError(

@@ -20,6 +20,8 @@ _ANSWERS = {b"ok": Settled.OK, b"dead": Settled.DEAD, b"lost": Settled.LEASE_LOS
 class _Ack(NamedTuple):
     tail: str
     """of the receipt: lane, token and key"""
+    known: bool
+    """whether this process has it out, so that nobody can have made it up"""
     task_id: str
     fence: str
     result: bytes
@@ -50,7 +52,8 @@ class Settlements:
                 continue
             places, acks = by_partition.setdefault(partition, ([], []))
             places.append(place)
-            acks.append(_Ack(tail, delivery.task.id, head, result or b""))
+            known_here = self._receipts.holds(delivery.receipt)
+            acks.append(_Ack(tail, known_here, delivery.task.id, head, result or b""))
         for partition, (places, acks) in by_partition.items():
             told = await self._coalescer(partition).submit(acks)
             for place, answer in zip(places, told, strict=True):
@@ -109,13 +112,13 @@ class Settlements:
         return self._coalescers[partition]
 
     async def _ack(self, partition: str, acks: Sequence[_Ack]) -> Sequence[Settled]:
-        groups: dict[str, list[int]] = {}
+        groups: dict[tuple[str, bool], list[int]] = {}
         for place, ack in enumerate(acks):
-            groups.setdefault(ack.tail, []).append(place)
+            groups.setdefault((ack.tail, ack.known), []).append(place)
         words: list[Word] = []
-        for tail, places in groups.items():
+        for (tail, known), places in groups.items():
             lane, token, key = tail.split(".", 2)
-            words += (key, lane, token, len(places))
+            words += (key, lane, token, int(known), len(places))
             for place in places:
                 ack = acks[place]
                 words += (ack.task_id, ack.fence, ack.result)

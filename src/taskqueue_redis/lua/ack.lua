@@ -1,31 +1,23 @@
 --@ base record queue / journal places ends receipts
 -- Ends deliveries as executed.
--- ARGV: per group its key, lane, token and number, then per delivery: id, sequence of the entry, result ("" for none).
+-- ARGV: per group its key, lane, token, whether the caller knows them to be its process's own (1) and number, then per
+-- delivery: id, sequence of the entry, result ("" for none).
 -- Answers "ok" or "lost" per delivery.
 local answers = {}
 lift_refusal()
 
--- The last sequence that a group has handed out: what is current and not above it is in flight.
-local function last_handed_out(name)
-  local group = redis.pcall('XINFO', 'GROUPS', name)
-  if group.err or not group[1] then return 0 end
-  for i = 1, #group[1], 2 do
-    if group[1][i] == 'last-delivered-id' then return tonumber(string.match(group[1][i + 1], '^%d+')) end
-  end
-end
-
 local at = 3
 while at <= #ARGV do
-  local q, lane, token, n = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
-  at = at + 4
-  local name, place = q.name .. ':' .. lane, string.sub(lane, 1, 1) == 's' and FRESH or AGAIN
+  local q, lane, token, known, n = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] == '1', tonumber(ARGV[at + 4])
+  at = at + 5
+  local name, place = q.name .. '/' .. lane, string.sub(lane, 1, 1) == 's' and FRESH or AGAIN
   local ids = {}
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
-  local records = call('HMGET', q.name .. ':t', unpack(ids))
-  local issued = call('EXISTS', PARTITION .. ':c:' .. token) == 1 -- else only what was adopted is current
-  local handed_out = last_handed_out(name)
-  local deadlines = call('EXISTS', q.name .. ':e') == 1
-  local results, progress = call('EXISTS', q.name .. ':o') == 1, call('EXISTS', q.name .. ':p') == 1
+  local records = call('HMGET', q.name .. '/t', unpack(ids))
+  local handed_out = tonumber(call('HGET', q.name, lane)) or 0 -- what is current and not above it is in flight
+  local deadlines = q.extras and call('EXISTS', q.name .. '/e') == 1
+  local results = q.extras and call('EXISTS', q.name .. '/o') == 1
+  local progress = q.extras and call('EXISTS', q.name .. '/p') == 1
   local written, fences, ends, changed = {}, {}, {}, {}
   local stamp, worker = text(now) .. ':', q.journal and rarely().worker_of(q, token)
   for i = 1, n do
@@ -37,20 +29,21 @@ while at <= #ARGV do
         unpack_struct(RECORD, packed)
       local sequence = tonumber(fence)
       if state == WAITING and where == place and current_fence == sequence then
-        if sequence <= handed_out and (issued or rarely().is_adopted(q, fence, token)) then
+        if sequence <= handed_out and (known or rarely().current(q, read_record(packed), fence, token)) then
           packed = pack(RECORD, DONE, NOWHERE, priority, attempt, losses, prior, attempt, seq, 0, now, digest, ACK, 0,
             sequence)
           written[#written + 1], written[#written + 2] = id, packed
           fences[#fences + 1] = fence
           ends[#ends + 1] = stamp .. id
-          if deadlines then call('ZREM', q.name .. ':e', id) end
-          if progress then call('HDEL', q.name .. ':p', id) end
+          if deadlines then call('ZREM', q.name .. '/e', id) end
+          if progress then call('HDEL', q.name .. '/p', id) end
           if result ~= '' then
-            call('HSET', q.name .. ':o', id, result)
-            call('ZADD', q.name .. ':k', text(now + q.result_ttl), id)
-            index(q, ':k', ':results')
+            note_extras(q)
+            call('HSET', q.name .. '/o', id, result)
+            call('ZADD', q.name .. '/k', text(now + q.result_ttl), id)
+            index(q, '/k', ':results')
           elseif results then
-            call('HDEL', q.name .. ':o', id)
+            call('HDEL', q.name .. '/o', id)
           end
           if q.journal then rarely().note(q, 'acked', id, read_record(packed), 'done', worker) end
           answer = 'ok'
@@ -63,16 +56,16 @@ while at <= #ARGV do
     answers[#answers + 1] = answer
   end
   if #fences > 0 then
-    call('HSET', q.name .. ':t', unpack(written))
-    if call('RPUSH', q.name .. ':l', unpack(ends)) == #ends then
+    call('HSET', q.name .. '/t', unpack(written))
+    if call('RPUSH', q.name .. '/l', unpack(ends)) == #ends then
       call('ZADD', PARTITION .. ':forget', text(now + q.window), q.key)
     end
     call('XACK', name, 'g', unpack(fences))
     call('XDEL', name, unpack(fences))
-    if call('EXISTS', q.name .. ':a') == 1 then call('HDEL', q.name .. ':a', unpack(fences)) end
+    if q.extras and call('EXISTS', q.name .. '/a') == 1 then call('HDEL', q.name .. '/a', unpack(fences)) end
     add(q, 'in_flight', -#fences)
     add(q, 'done', #fences)
-    if deadlines then index(q, ':e', ':deadlines') end
+    if deadlines then index(q, '/e', ':deadlines') end
   end
 end
 save_all()

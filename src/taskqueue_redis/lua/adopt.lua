@@ -8,7 +8,7 @@ if not identity then return redis.error_reply('TQ GONE no such consumer') end
 lift_refusal()
 for at = 4, #ARGV, 4 do
   local q, lane, fence, token = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local name = q.name .. ':' .. lane
+  local name = q.name .. '/' .. lane
   local owner, idle = holder(name, fence)
   local answer = {}
   if owner and (owner == token or is_adopted(q, fence, token))
@@ -18,9 +18,10 @@ for at = 4, #ARGV, 4 do
       if owner ~= heir then
         call('XCLAIM', name, 'g', heir, 0, fence, 'JUSTID')
         if heir == token then
-          call('HDEL', q.name .. ':a', fence)
+          call('HDEL', q.name .. '/a', fence)
         else
-          call('HSET', q.name .. ':a', fence, token)
+          note_extras(q)
+          call('HSET', q.name .. '/a', fence, token)
         end
         call('SADD', PARTITION .. ':o:' .. heir, lane .. q.key)
       end

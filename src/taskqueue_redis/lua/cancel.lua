@@ -2,7 +2,7 @@
 -- Ends a live task as cancelled, wherever it is. ARGV: key, id. Answers 1, or 0 where it was not live.
 local q, id = queue(ARGV[3]), ARGV[4]
 lift_refusal()
-local packed = call('HGET', q.name .. ':t', id)
+local packed = call('HGET', q.name .. '/t', id)
 local r = packed and read_record(packed)
 if not r or not is_live(r) then return 0 end
 end_live(q, id, r, CANCELLED, 'cancelled')

@@ -16,7 +16,7 @@ if ARGV[10] ~= '' then call('HSET', q.name, 'durability', ARGV[10]) else call('H
 if ARGV[11] ~= '0' then call('HSET', q.name, 'replicas', ARGV[11]) else call('HDEL', q.name, 'replicas') end
 if ARGV[9] == '1' then call('HSET', q.name, 'journal', '1') else call('HDEL', q.name, 'journal') end
 call('SADD', PARTITION .. ':queues', q.key)
-local first = call('LINDEX', q.name .. ':l', 0)
+local first = call('LINDEX', q.name .. '/l', 0)
 if first then
   call('ZADD', PARTITION .. ':forget', text(string.match(first, '^(%d+):') + ARGV[6]), q.key)
 end

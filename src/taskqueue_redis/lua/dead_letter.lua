@@ -5,9 +5,9 @@
 local q, id, fence, token, reason = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local error = ARGV[8] == '1' and ARGV[9] or nil
 lift_refusal()
-local packed = call('HGET', q.name .. ':t', id)
+local packed = call('HGET', q.name .. '/t', id)
 if not packed then
-  local name = q.name .. ':' .. ARGV[10]
+  local name = q.name .. '/' .. ARGV[10]
   if reason == 'corrupt' and holder(name, fence) == token then -- a foreign hand has put it there
     drop_entry(name, fence)
     add(q, 'in_flight', -1)
@@ -31,7 +31,7 @@ r.handed, r.verb, r.answer, r.settled = r.attempt, BURY, 0, r.fence
 bury(q, r, id, body, cold)
 write_cold(q, id, cold)
 put_down(q, id, r)
-call('HDEL', q.name .. ':a', fence)
+call('HDEL', q.name .. '/a', fence)
 drop_entry(name, fence)
 add(q, 'in_flight', -1)
 note(q, 'dead_lettered', id, r, 'dead', worker, error, reason)

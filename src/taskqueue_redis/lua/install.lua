@@ -1,7 +1,9 @@
--- Makes the partition ready, once. KEYS[1]: the partition. ARGV: a fresh epoch, the layout, the number of partitions.
+-- Makes the partition ready, once. KEYS[1]: the partition. ARGV: a fresh epoch, the layout, the number of partitions,
+-- the length of the journal.
 -- Answers the epoch, layout and number of partitions in force.
 local meta = KEYS[1] .. ':meta'
 if redis.call('EXISTS', meta) == 0 then
   redis.call('HSET', meta, 'epoch', ARGV[1], 'layout', ARGV[2], 'partitions', ARGV[3])
 end
+redis.call('HSET', meta, 'journal_length', ARGV[4])
 return redis.call('HMGET', meta, 'epoch', 'layout', 'partitions')

@@ -24,13 +24,13 @@ local expired = {}
 local late = call('ZRANGEBYSCORE', PARTITION .. ':deadlines', '-inf', text(now), 'LIMIT', 0, budget)
 for i = 1, #late do
   local q = queue(late[i])
-  local ids = call('ZRANGEBYSCORE', q.name .. ':e', '-inf', text(now), 'LIMIT', 0, budget - #expired)
+  local ids = call('ZRANGEBYSCORE', q.name .. '/e', '-inf', text(now), 'LIMIT', 0, budget - #expired)
   for j = 1, #ids do
-    local r = read_record(call('HGET', q.name .. ':t', ids[j]))
+    local r = read_record(call('HGET', q.name .. '/t', ids[j]))
     end_live(q, ids[j], r, EXPIRED, 'expired')
     expired[#expired + 1] = {q.key, ids[j], r.attempt}
   end
-  index(q, ':e', ':deadlines')
+  index(q, '/e', ':deadlines')
   if #expired >= budget then more = true break end
 end
 
@@ -48,14 +48,14 @@ end
 
 local forgotten = 0
 local function forget(q, id, at)
-  local packed = call('HGET', q.name .. ':t', id)
+  local packed = call('HGET', q.name .. '/t', id)
   if not packed then return end
   local r = read_record(packed)
   if not is_over(r) or (at and r.at ~= at) then return end
-  if r.at + q.window > now or call('ZSCORE', q.name .. ':k', id) then return end
-  call('HDEL', q.name .. ':t', id)
-  call('HDEL', q.name .. ':x', id)
-  call('HDEL', q.name .. ':p', id)
+  if r.at + q.window > now or call('ZSCORE', q.name .. '/k', id) then return end
+  call('HDEL', q.name .. '/t', id)
+  call('HDEL', q.name .. '/x', id)
+  call('HDEL', q.name .. '/p', id)
   forgotten = forgotten + 1
 end
 
@@ -63,14 +63,14 @@ local old = call('ZRANGEBYSCORE', PARTITION .. ':results', '-inf', text(now), 'L
 local looked = 0
 for i = 1, #old do
   local q = queue(old[i])
-  local ids = call('ZRANGEBYSCORE', q.name .. ':k', '-inf', text(now), 'LIMIT', 0, budget - looked)
+  local ids = call('ZRANGEBYSCORE', q.name .. '/k', '-inf', text(now), 'LIMIT', 0, budget - looked)
   for j = 1, #ids do
-    call('ZREM', q.name .. ':k', ids[j])
-    call('HDEL', q.name .. ':o', ids[j])
+    call('ZREM', q.name .. '/k', ids[j])
+    call('HDEL', q.name .. '/o', ids[j])
     forget(q, ids[j])
   end
   looked = looked + #ids
-  index(q, ':k', ':results')
+  index(q, '/k', ':results')
   if looked >= budget then more = true break end
 end
 
@@ -78,7 +78,7 @@ looked = 0
 local ended = call('ZRANGEBYSCORE', PARTITION .. ':forget', '-inf', text(now), 'LIMIT', 0, budget)
 for i = 1, #ended do
   local q = queue(ended[i])
-  local list = q.name .. ':l'
+  local list = q.name .. '/l'
   local items = call('LRANGE', list, 0, budget - looked - 1)
   local n, head = 0, nil
   for j = 1, #items do

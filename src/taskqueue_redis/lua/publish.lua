@@ -20,7 +20,7 @@ while at <= #ARGV do
   at = at + 2
   local ids = {}
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
-  local records = q.known and call('HMGET', q.name .. ':t', unpack(ids)) or {}
+  local records = q.known and call('HMGET', q.name .. '/t', unpack(ids)) or {}
   if q.due and q.due <= now then
     be_refused(q.key)
     rarely().promote(q, 1000)
@@ -72,7 +72,7 @@ while at <= #ARGV do
     answers[answered] = answer
   end
   if filled > 0 then
-    call('HSET', q.name .. ':t', unpack(written))
+    call('HSET', q.name .. '/t', unpack(written))
     add(q, 'published', filled / 2)
     add(q, 'waiting', waiting - q.waiting - (q.change.waiting or 0))
     q.ring = true

@@ -8,7 +8,7 @@ local purged = 0
 lift_refusal()
 
 local function purge(id)
-  local r = read_record(call('HGET', q.name .. ':t', id))
+  local r = read_record(call('HGET', q.name .. '/t', id))
   end_live(q, id, r, CANCELLED, 'cancelled')
   purged = purged + 1
 end
@@ -27,13 +27,13 @@ end
 for i = 1, #q.lanes do
   local priority = string.sub(q.lanes, i, i)
   if purged < budget then
-    local ids = call('ZRANGEBYSCORE', q.name .. ':z' .. priority, '-inf', text(upto), 'LIMIT', 0, budget - purged)
+    local ids = call('ZRANGEBYSCORE', q.name .. '/z' .. priority, '-inf', text(upto), 'LIMIT', 0, budget - purged)
     for j = 1, #ids do purge(ids[j]) end
   end
-  if purged < budget then purge_stream(q.name .. ':s' .. priority) end
+  if purged < budget then purge_stream(q.name .. '/s' .. priority) end
 end
 if purged < budget then
-  local members = call('ZRANGE', q.name .. ':d', 0, budget - purged - 1)
+  local members = call('ZRANGE', q.name .. '/d', 0, budget - purged - 1)
   for i = 1, #members do
     if tonumber(string.sub(members[i], 1, 17)) <= upto then purge(string.sub(members[i], 18)) end
   end

@@ -40,7 +40,7 @@ local function give(q, lane, name, entries)
     local id, more = fields[1], fields[4]
     local deadline = more and tonumber(string.match(more, '%d*$'))
     if deadline and deadline <= now then
-      expire(q, id, read_record(call('HGET', q.name .. ':t', id)), name, fence)
+      expire(q, id, read_record(call('HGET', q.name .. '/t', id)), name, fence)
     else
       given[n + 1], given[n + 2], given[n + 3], given[n + 4] = string.sub(fence, 1, -3), id, fields[2], more or ''
       n = n + 4
@@ -50,6 +50,7 @@ local function give(q, lane, name, entries)
   if n > 0 then
     groups[#groups + 1] = {q.key, lane, given}
     call('SADD', PARTITION .. ':o:' .. token, lane .. q.key)
+    call('HSET', q.name, lane, given[4 * n - 3])
     add(q, 'waiting', -n)
     add(q, 'in_flight', n)
     add(q, 'delivered', n)
@@ -57,7 +58,7 @@ local function give(q, lane, name, entries)
       worker = worker or rarely().worker_of(q, token)
       for i = 2, #given, 4 do
         local id = given[i]
-        rarely().note(q, 'delivered', id, read_record(call('HGET', q.name .. ':t', id)), 'in_flight', worker)
+        rarely().note(q, 'delivered', id, read_record(call('HGET', q.name .. '/t', id)), 'in_flight', worker)
       end
     end
   end
@@ -79,14 +80,14 @@ end
 
 -- Returned entries come first within their lane, by their old places: each becomes a new entry of a stream.
 local function serve_returned(q, priority, count)
-  local popped = call('ZPOPMIN', q.name .. ':z' .. priority, count)
+  local popped = call('ZPOPMIN', q.name .. '/z' .. priority, count)
   local name = stream_of(q, 'r', priority)
   for i = 1, #popped, 2 do
     local id = popped[i]
-    local r = read_record(call('HGET', q.name .. ':t', id))
+    local r = read_record(call('HGET', q.name .. '/t', id))
     r.place, r.fence = AGAIN, next_seq()
-    rarely().enter_stream(q, 'r', r, id, call('HGET', q.name .. ':b', id), call('ZSCORE', q.name .. ':e', id))
-    call('HDEL', q.name .. ':b', id)
+    rarely().enter_stream(q, 'r', r, id, call('HGET', q.name .. '/b', id), call('ZSCORE', q.name .. '/e', id))
+    call('HDEL', q.name .. '/b', id)
     rarely().put_down(q, id, r)
   end
   add(q, 'back', -#popped / 2)

@@ -8,7 +8,7 @@ local answers = {}
 lift_refusal()
 for at = 4, #ARGV, 4 do
   local q, id, fence, token = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local packed = call('HGET', q.name .. ':t', id)
+  local packed = call('HGET', q.name .. '/t', id)
   local answer = 'lost'
   if packed then
     local r = read_record(packed)
@@ -16,7 +16,7 @@ for at = 4, #ARGV, 4 do
     if not name then
       answer = settled_before(r, fence, verb)
     elseif verb == REDELIVER or owner == loser then
-      call('HDEL', q.name .. ':a', fence)
+      call('HDEL', q.name .. '/a', fence)
       local worker = worker_of(q, owner)
       local dead = hand_back(q, id, r, name, fence, body_at(name, fence), verb == LOST, verb, worker)
       answer = dead and 'dead' or 'ok'

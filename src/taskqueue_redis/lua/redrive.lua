@@ -10,12 +10,12 @@ if not discard then promote_first(q) end
 if #ARGV > 6 then
   for i = 7, #ARGV do ids[#ids + 1] = ARGV[i] end
 else
-  ids = call('ZRANGEBYSCORE', q.name .. ':dead', '-inf', text(upto), 'LIMIT', 0, budget)
+  ids = call('ZRANGEBYSCORE', q.name .. '/dead', '-inf', text(upto), 'LIMIT', 0, budget)
 end
 for i = 1, #ids do
   local id = ids[i]
-  if call('ZSCORE', q.name .. ':dead', id) then
-    local r, cold = read_record(call('HGET', q.name .. ':t', id)), read_cold(q, id)
+  if call('ZSCORE', q.name .. '/dead', id) then
+    local r, cold = read_record(call('HGET', q.name .. '/t', id)), read_cold(q, id)
     local body, deadline = unearth(q, id, cold)
     if discard then
       write_cold(q, id, cold)

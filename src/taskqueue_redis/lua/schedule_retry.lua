@@ -9,7 +9,7 @@ local fence, receipt_token, attempt = ARGV[9], ARGV[10], ARGV[11]
 local digest, priority, deadline, body = ARGV[12], tonumber(ARGV[13]), ARGV[14], ARGV[15]
 local settles = fence ~= ''
 lift_refusal()
-local packed = call('HGET', q.name .. ':t', id)
+local packed = call('HGET', q.name .. '/t', id)
 local r = packed and read_record(packed) or new_record(priority, digest)
 local cold = packed and read_cold(q, id) or {h = {}, k = {}}
 local name, owner
@@ -21,7 +21,10 @@ end
 if token == '' then
   token = 'attempt:' .. (settles and attempt or packed and text(owner and r.attempt or r.handed) or '0')
 end
-if cold.k[token] then return {'duplicate', replicas} end
+if cold.k[token] then
+  mark()
+  return {'duplicate', replicas}
+end
 if settles and not name then return {'lost', 0} end
 
 local live = packed and is_live(r)

@@ -9,7 +9,7 @@ end
 
 for i = 1, #q.lanes do
   local priority = string.sub(q.lanes, i, i)
-  consider(tonumber(call('ZRANGE', q.name .. ':z' .. priority, 0, 0, 'WITHSCORES')[2]))
+  consider(tonumber(call('ZRANGE', q.name .. '/z' .. priority, 0, 0, 'WITHSCORES')[2]))
   local name = stream_of(q, 's', priority)
   local group = redis.pcall('XINFO', 'GROUPS', name)
   local last = '-'

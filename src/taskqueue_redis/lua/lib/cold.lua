@@ -2,12 +2,12 @@
 local HISTORY = 20
 
 local function read_cold(q, id)
-  local packed = call('HGET', q.name .. ':x', id)
+  local packed = call('HGET', q.name .. '/x', id)
   if packed then return cmsgpack.unpack(packed) end
   return {h = {}, k = {}}
 end
 
-local function write_cold(q, id, cold) call('HSET', q.name .. ':x', id, cmsgpack.pack(cold)) end
+local function write_cold(q, id, cold) call('HSET', q.name .. '/x', id, cmsgpack.pack(cold)) end
 
 local function fail(cold, attempt, error)
   if #cold.h >= HISTORY then table.remove(cold.h, 1) end

@@ -1,7 +1,7 @@
 -- Ends: what is over is remembered for the queue's window, and for as long as there is a result.
 
 local function remember(q, id)
-  if call('RPUSH', q.name .. ':l', text(now) .. ':' .. id) == 1 then
+  if call('RPUSH', q.name .. '/l', text(now) .. ':' .. id) == 1 then
     call('ZADD', PARTITION .. ':forget', text(now + q.window), q.key)
   end
 end
@@ -10,45 +10,46 @@ end
 local function finish(q, r, id, state, counter)
   r.state, r.place, r.fence, r.at = state, NOWHERE, 0, now
   add(q, counter, 1)
-  if call('ZREM', q.name .. ':e', id) == 1 then index(q, ':e', ':deadlines') end
+  if call('ZREM', q.name .. '/e', id) == 1 then index(q, '/e', ':deadlines') end
   remember(q, id)
 end
 
 -- Lets go of what is kept beside the record of a task that is over.
 local function forget_rest(q, id)
-  call('HDEL', q.name .. ':x', id)
-  call('HDEL', q.name .. ':p', id)
-  if call('HDEL', q.name .. ':o', id) == 1 then call('ZREM', q.name .. ':k', id) end
+  call('HDEL', q.name .. '/x', id)
+  call('HDEL', q.name .. '/p', id)
+  if call('HDEL', q.name .. '/o', id) == 1 then call('ZREM', q.name .. '/k', id) end
 end
 
-local function put_down(q, id, r) call('HSET', q.name .. ':t', id, write_record(r)) end
+local function put_down(q, id, r) call('HSET', q.name .. '/t', id, write_record(r)) end
 
 local function bury(q, r, id, body, cold)
-  local deadline = call('ZSCORE', q.name .. ':e', id)
+  local deadline = call('ZSCORE', q.name .. '/e', id)
   if deadline then
     cold.d = deadline
-    call('ZREM', q.name .. ':e', id)
-    index(q, ':e', ':deadlines')
+    call('ZREM', q.name .. '/e', id)
+    index(q, '/e', ':deadlines')
   end
   r.state, r.place, r.fence, r.at = DEAD, PARKED, 0, now
-  call('HSET', q.name .. ':b', id, body)
-  call('ZADD', q.name .. ':dead', text(next_seq()), id)
+  call('HSET', q.name .. '/b', id, body)
+  call('ZADD', q.name .. '/dead', text(next_seq()), id)
   add(q, 'dead', 1)
 end
 
 -- Takes a dead entry out of the dead letters. Answers its body and its deadline.
 local function unearth(q, id, cold)
-  local body, deadline = call('HGET', q.name .. ':b', id), cold.d
-  call('HDEL', q.name .. ':b', id)
-  call('ZREM', q.name .. ':dead', id)
+  local body, deadline = call('HGET', q.name .. '/b', id), cold.d
+  call('HDEL', q.name .. '/b', id)
+  call('ZREM', q.name .. '/dead', id)
   add(q, 'dead', -1)
   cold.d = nil
   return body, deadline
 end
 
 local function note_deadline(q, id, deadline)
-  call('ZADD', q.name .. ':e', deadline, id)
-  index(q, ':e', ':deadlines')
+  note_extras(q)
+  call('ZADD', q.name .. '/e', deadline, id)
+  index(q, '/e', ':deadlines')
 end
 
 -- Ends a live entry wherever it is; who has it in flight is told.

@@ -5,7 +5,7 @@ local journal_length = nil
 -- `more`: further fields and values.
 local function note(q, event, id, r, state, worker, error, reason, more)
   if not q.journal then return end
-  journal_length = journal_length or call('HGET', META, 'journal_length') or '1000000'
+  journal_length = journal_length or call('HGET', META, 'journal_length')
   local n = call('HINCRBY', META, 'journal_seq', 1)
   call('XADD', JOURNAL, 'MAXLEN', '~', journal_length, '*', 'v', 1, 'seq', n, 'ts', text(now), 'event', event,
     'key', q.key, 'task_id', id, 'attempt', r.attempt, 'losses', r.losses, 'state', state, 'priority', r.priority,

@@ -26,8 +26,8 @@ end
 
 -- At its old place, ahead of what has not been delivered yet.
 local function put_back(q, r, id, body)
-  call('HSET', q.name .. ':b', id, body)
-  call('ZADD', q.name .. ':z' .. r.priority, text(r.seq), id)
+  call('HSET', q.name .. '/b', id, body)
+  call('ZADD', q.name .. '/z' .. r.priority, text(r.seq), id)
   r.state, r.place, r.fence, r.at = WAITING, PARKED, 0, now
   add(q, 'waiting', 1)
   add(q, 'back', 1)
@@ -38,8 +38,8 @@ local function due_member(r, id) return string.format('%017d', r.seq) .. id end
 
 local function schedule(q, r, id, body, at)
   r.state, r.place, r.seq, r.fence, r.at = SCHEDULED, PARKED, next_seq(), 0, now
-  call('HSET', q.name .. ':b', id, body)
-  call('ZADD', q.name .. ':d', at, due_member(r, id))
+  call('HSET', q.name .. '/b', id, body)
+  call('ZADD', q.name .. '/d', at, due_member(r, id))
   add(q, 'scheduled', 1)
   if not q.due or tonumber(at) < q.due then
     call('ZADD', PARTITION .. ':due', at, q.key)
@@ -79,22 +79,22 @@ end
 local function withdraw(q, r, id)
   local body, owner
   if r.state == SCHEDULED then
-    call('ZREM', q.name .. ':d', due_member(r, id))
-    index(q, ':d', ':due')
-    body = call('HGET', q.name .. ':b', id)
-    call('HDEL', q.name .. ':b', id)
+    call('ZREM', q.name .. '/d', due_member(r, id))
+    index(q, '/d', ':due')
+    body = call('HGET', q.name .. '/b', id)
+    call('HDEL', q.name .. '/b', id)
     add(q, 'scheduled', -1)
   elseif r.place == PARKED then
-    call('ZREM', q.name .. ':z' .. r.priority, id)
-    body = call('HGET', q.name .. ':b', id)
-    call('HDEL', q.name .. ':b', id)
+    call('ZREM', q.name .. '/z' .. r.priority, id)
+    body = call('HGET', q.name .. '/b', id)
+    call('HDEL', q.name .. '/b', id)
     add(q, 'waiting', -1)
     add(q, 'back', -1)
   else
     local name, fence = stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence)
     body, owner = body_at(name, fence), holder(name, fence)
     drop_entry(name, fence)
-    call('HDEL', q.name .. ':a', fence)
+    call('HDEL', q.name .. '/a', fence)
     if owner then r.handed = r.attempt end
     add(q, owner and 'in_flight' or 'waiting', -1)
   end
@@ -108,7 +108,7 @@ local function recount(q)
   local fresh, back, in_flight = 0, 0, 0
   for i = 1, #q.lanes do
     local priority = string.sub(q.lanes, i, i)
-    back = back + call('ZCARD', q.name .. ':z' .. priority)
+    back = back + call('ZCARD', q.name .. '/z' .. priority)
     for _, kind in ipairs({'s', 'r'}) do
       local name = stream_of(q, kind, priority)
       local pending = redis.pcall('XPENDING', name, 'g')

@@ -1,19 +1,19 @@
 -- What has fallen due becomes available, in the order of its times.
 
 local function promote(q, limit)
-  local due = call('ZRANGEBYSCORE', q.name .. ':d', '-inf', text(now), 'LIMIT', 0, limit)
+  local due = call('ZRANGEBYSCORE', q.name .. '/d', '-inf', text(now), 'LIMIT', 0, limit)
   for i = 1, #due do
     local id = string.sub(due[i], 18)
-    local r = read_record(call('HGET', q.name .. ':t', id))
-    local body = call('HGET', q.name .. ':b', id)
-    call('HDEL', q.name .. ':b', id)
-    call('ZREM', q.name .. ':d', due[i])
+    local r = read_record(call('HGET', q.name .. '/t', id))
+    local body = call('HGET', q.name .. '/b', id)
+    call('HDEL', q.name .. '/b', id)
+    call('ZREM', q.name .. '/d', due[i])
     add(q, 'scheduled', -1)
-    make_available(q, r, id, body, call('ZSCORE', q.name .. ':e', id))
-    call('HSET', q.name .. ':t', id, write_record(r))
+    make_available(q, r, id, body, call('ZSCORE', q.name .. '/e', id))
+    call('HSET', q.name .. '/t', id, write_record(r))
     note(q, 'available', id, r, 'waiting')
   end
-  if #due > 0 then index(q, ':d', ':due') end
+  if #due > 0 then index(q, '/d', ':due') end
   return #due
 end
 
@@ -28,7 +28,7 @@ local function promote_due(limit)
   for i = 1, #keys do
     local q = queue(keys[i])
     local n = promote(q, limit - promoted)
-    if n == 0 then index(q, ':d', ':due') end
+    if n == 0 then index(q, '/d', ':due') end
     promoted = promoted + n
     if promoted >= limit then break end
   end

@@ -7,8 +7,8 @@ local function queue(key)
   if not q then
     local name = PARTITION .. ':q:' .. key
     local v = call('HMGET', name, 'waiting', 'back', 'lanes', 'window', 'result_ttl', 'max_losses', 'journal',
-      'replicas', 'due')
-    q = {key = key, due = tonumber(v[9]), name = name, waiting = tonumber(v[1]), back = tonumber(v[2]) or 0, lanes = v[3] or '',
+      'replicas', 'due', 'extras')
+    q = {key = key, due = tonumber(v[9]), extras = v[10], name = name, waiting = tonumber(v[1]), back = tonumber(v[2]) or 0, lanes = v[3] or '',
       window = tonumber(v[4]) or 300000000, result_ttl = tonumber(v[5]) or 3600000000,
       max_losses = tonumber(v[6]) or 5, journal = v[7], change = {}}
     replicas = math.max(replicas, tonumber(v[8]) or 0)
@@ -42,12 +42,18 @@ local function save(q)
   q.waiting = after
   q.back = q.back + (q.change.back or 0)
   q.change = {}
-  if q.ring and (before == 0 or q.loud) then call('PUBLISH', PARTITION .. ':bell:' .. q.key, '') end
+  if q.ring and before == 0 then call('PUBLISH', PARTITION .. ':bell:' .. q.key, '') end
   q.ring = false
+end
+
+-- Writes in any case where replicas must confirm: WAIT counts from what its connection wrote last.
+local function mark()
+  if replicas > 0 then call('HINCRBY', META, 'marks', 1) end
 end
 
 local function save_all()
   for _, q in pairs(queues) do save(q) end
+  mark()
   keep_seq()
 end
 
@@ -63,7 +69,15 @@ local function use_lane(q, priority)
   call('HSET', q.name, 'lanes', q.lanes)
 end
 
-local function stream_of(q, kind, priority) return q.name .. ':' .. kind .. priority end
+local function stream_of(q, kind, priority) return q.name .. '/' .. kind .. priority end
+
+-- Keeps with the queue that it has deadlines, results, progress or adopted deliveries, or once had.
+local function note_extras(q)
+  if not q.extras then
+    q.extras = '1'
+    call('HSET', q.name, 'extras', '1')
+  end
+end
 
 -- Keeps with the queue when its next scheduled task falls due.
 local function note_due(q, due)

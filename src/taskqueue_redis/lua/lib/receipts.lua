@@ -1,6 +1,6 @@
 -- Receipts: whether one is current, and what a settlement that comes again is told.
 
-local function is_adopted(q, fence, token) return call('HGET', q.name .. ':a', fence) == token end
+local function is_adopted(q, fence, token) return call('HGET', q.name .. '/a', fence) == token end
 
 -- The stream and the owner of a current receipt; nothing where it is stale.
 local function current(q, r, fence, token)

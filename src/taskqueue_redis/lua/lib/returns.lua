@@ -44,8 +44,8 @@ local function take_back(token, lost, budget)
       local fence = string.sub(pending[j][1], 1, -3)
       local fields = call('XRANGE', name, fence, fence)[1]
       local id = fields and fields[2][1]
-      local packed = id and call('HGET', q.name .. ':t', id)
-      call('HDEL', q.name .. ':a', fence)
+      local packed = id and call('HGET', q.name .. '/t', id)
+      call('HDEL', q.name .. '/a', fence)
       if packed then
         hand_back(q, id, read_record(packed), name, fence, fields[2][2], lost, nil, worker)
       else
