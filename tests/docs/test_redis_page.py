@@ -207,7 +207,7 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
         row[0].strip("`"): row[1] for row in rows("## For developers: how a task lies in the store")
     }
     patterns = {
-        re.compile(re.sub(r"TOKEN|[PQ](?=:|$)|N$", lambda found: names[found[0]], name)): kind
+        re.compile(re.sub(r"TOKEN|[PQ](?=[:/]|$)|N$", lambda found: names[found[0]], name)): kind
         for name, kind in table.items()
     }
     seen = set()
