@@ -2,8 +2,12 @@
 
 import asyncio
 
+import pytest
+
+from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.tasks import State
 from taskqueue_redis import RedisBackend
+from tests.redis.conftest import MakeServer
 from tests.server.support import receipts, running
 
 
@@ -56,3 +60,14 @@ async def test_what_no_worker_comes_for_goes_back(redis_url: str) -> None:
             await other.send("ack", receipts=got)
             assert await other.settled(1) == ([], got)
         await leaving.ended
+
+
+async def test_a_redis_that_would_lose_tasks_is_not_served(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault B9: a server on a Redis that may evict tasks ends at once, and names the cure."""
+    server = make_server(config={"maxmemory-policy": "allkeys-lru"}).start()
+    monkeypatch.setenv("TASKQUEUE_REDIS_URL", server.url)
+    with pytest.raises(ConfigurationError, match="noeviction"):
+        async with running(RedisBackend()):
+            pass

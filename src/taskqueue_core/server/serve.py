@@ -16,7 +16,7 @@ import uvicorn
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
-from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import open_backend
 from taskqueue_core.server.app import create_app
@@ -28,6 +28,7 @@ from taskqueue_core.server.racing import first
 __all__ = ["Server", "serve"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3
 """for the last requests to be answered, before what is still open is cut"""
 _FORCED_SECONDS = 0.5
@@ -73,13 +74,27 @@ class Server:
         self.hub: Hub | None = None
 
     async def run(self) -> None:
-        """Serve until `stop`, or until a signal comes if this is the main thread."""
+        """Serve until `stop`, or until a signal comes if this is the main thread.
+
+        Raises `ConfigurationError` for a store that refuses its configuration; one that is away is waited for.
+        """
         app = create_app(self._backend, self._settings)
+        await self._ask_store(app.state.hub)
         with _listen(self._settings) as listener:
             self.url = _url(listener)
             self.hub = app.state.hub
             self._program = _Program(app, app.state.hub, self._accepting)
             await self._program.serve([listener])
+
+    async def _ask_store(self, hub: Hub) -> None:
+        try:
+            async with asyncio.timeout(_STORE_SECONDS):
+                await hub.control.queues()
+        except ConfigurationError:
+            await hub.backend.aclose()
+            raise
+        except (TaskQueueError, TimeoutError) as error:
+            _log.warning("the store does not answer yet", extra={"kind": type(error).__name__})
 
     def stop(self) -> None:
         """Ask for a graceful end, and when asked again for an immediate one."""
