@@ -103,7 +103,7 @@ async def until(
 
 def stream(prefix: str, lane: str = "s5", key: str = KEY) -> str:
     """Return the name of the stream of a lane: fresh (s) or returned (r) ones of a priority."""
-    return f"{{{prefix}:0}}:q:{key}:{lane}"
+    return f"{{{prefix}:0}}:q:{key}/{lane}"
 
 
 def keys_of(server: RedisServer, prefix: str) -> set[str]:

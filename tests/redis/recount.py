@@ -44,7 +44,7 @@ def recounted(server: RedisServer, prefix: str, partition: int = 0) -> dict[str,
         for index, heap in (("due", "d"), ("deadlines", "e"), ("results", "k")):
             told = part.ask("ZRANGE", index, 0, -1, "WITHSCORES")
             found = {told[n].decode(): int(told[n + 1]) for n in range(0, len(told), 2)}
-            heads = {key: part.first(f"q:{key}:{heap}") for key in queues}
+            heads = {key: part.first(f"q:{key}/{heap}") for key in queues}
             assert found == {key: head for key, head in heads.items() if head is not None}, index
         _consumers(part, queues)
     finally:
@@ -63,14 +63,14 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     entries: dict[tuple[int, int], str] = {}
     pending = back = 0
     for priority in range(10):
-        back += part.ask("ZCARD", f"{q}:z{priority}")
+        back += part.ask("ZCARD", f"{q}/z{priority}")
         for place, kind in ((1, "s"), (2, "r")):
-            name = f"{q}:{kind}{priority}"
+            name = f"{q}/{kind}{priority}"
             for entry, fields in part.ask("XRANGE", name, "-", "+"):
                 entries[place, int(entry.split(b"-")[0])] = fields[0].decode()
             if part.ask("EXISTS", name) and part.ask("XINFO GROUPS", name):
                 pending += _pending(part, name)
-    records = part.pairs(f"{q}:t")
+    records = part.pairs(f"{q}/t")
     states = Counter(_STATES[record[0]] for record in records.values())
     for task_id, record in records.items():
         fence, place = int.from_bytes(record[18:25], "big"), record[1]
@@ -83,17 +83,17 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     assert min(replaced.values()) >= 0, replaced  # a retry may begin anew with what was over
     assert len(records) + sum(replaced.values()) == book["published"]
     assert (pending, back) == (book["in_flight"], book["back"])
-    assert part.ask("ZCARD", f"{q}:d") == book["scheduled"]
-    assert part.ask("ZCARD", f"{q}:dead") == book["dead"]
-    assert part.ask("HLEN", f"{q}:b") == book["scheduled"] + book["dead"] + back
+    assert part.ask("ZCARD", f"{q}/d") == book["scheduled"]
+    assert part.ask("ZCARD", f"{q}/dead") == book["dead"]
+    assert part.ask("HLEN", f"{q}/b") == book["scheduled"] + book["dead"] + back
     assert book["published"] == sum(book[name] for name in _LEDGER[1:])
-    assert int(part.pairs(q).get("due", 0)) == (part.first(f"{q}:d") or 0)
+    assert int(part.pairs(q).get("due", 0)) == (part.first(f"{q}/d") or 0)
     return book
 
 
 def _pending(part: _Partition, name: str) -> int:
     number, _, _, holders = part.ask("XPENDING", name, "g")
-    queue, _, lane = name.removeprefix("q:").rpartition(":")
+    queue, _, lane = name.removeprefix("q:").rpartition("/")
     for holder, _ in holders or ():
         assert part.ask("SISMEMBER", f"o:{holder.decode()}", lane + queue) == 1
     return int(number)
