@@ -1,8 +1,7 @@
 """Our backend, through its public contract alone.
 
-Modes: ``subscription`` receives and acknowledges batches of 100; ``handler`` starts one coroutine call
-per task and acknowledges what has ended meanwhile, together; ``batch`` makes one call per batch and
-receives the next one meanwhile.
+Modes: ``subscription`` receives and acknowledges batches of 100; ``handler`` is a local worker with one
+coroutine call per task, ``batch`` one with a call per batch of up to 100.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.loading import load_backend
 from taskqueue_core.tasks import Delivery, Published
+from taskqueue_core.worker import LocalWorker
 
 BULK = 1000
 """tasks of one publish call, the contract's limit"""
@@ -39,7 +39,7 @@ class Handlers:
         """Handle one task."""
         self._book.note(number, sent)
 
-    async def batch(self, payloads: Sequence[dict[str, Any]]) -> None:
+    async def batch(self, payloads: list[dict[str, Any]]) -> None:
         """Handle a batch."""
         for payload in payloads:
             self._book.note(payload["number"], payload["sent"])
@@ -72,9 +72,19 @@ class Ours:
 
     async def work(self, book: Book) -> None:
         """Drain one key."""
-        drain = {"subscription": _drain, "handler": _each, "batch": _batches}[self._mode]
-        async with self._backend.subscribe(["k0"], "bench") as subscription:
-            await drain(subscription, book)
+        if self._mode == "subscription":
+            async with self._backend.subscribe(["k0"], "bench") as subscription:
+                await _drain(subscription, book)
+            return
+        handlers = Handlers(book)
+        worker = LocalWorker(self._backend, concurrency=CONCURRENCY)
+        if self._mode == "batch":
+            worker.task("k0", batch=BATCH)(handlers.batch)
+        else:
+            worker.task("k0")(handlers.one)
+        book.when_full(worker.stop)
+        await worker.serve()
+        book.end()  # we pay for the last acknowledgement
 
     async def idle_many(self, seconds: float, subscriptions: int) -> dict[str, float]:
         """Let subscriptions wait, each on a key of its own."""
@@ -135,62 +145,6 @@ async def _drain(subscription: Subscription, book: Book) -> None:
             book.note(payload["number"], payload["sent"])
         await _ack(subscription, deliveries)
     book.end()  # we pay for the last acknowledgement
-
-
-async def _batches(subscription: Subscription, book: Book) -> None:
-    handlers = Handlers(book)
-    following = asyncio.ensure_future(subscription.receive(BATCH, None))
-    settling: asyncio.Future[None] | None = None
-    taken = 0
-    while taken < book.expected:
-        deliveries = (await following).deliveries
-        taken += len(deliveries)
-        if taken < book.expected:  # the next batch comes while this one is handled and settled
-            following = asyncio.ensure_future(subscription.receive(BATCH, None))
-        await handlers.batch([_payload.decode(one.task.payload) for one in deliveries])
-        if settling is not None:
-            await settling
-        settling = asyncio.ensure_future(_ack(subscription, deliveries))
-    if settling is not None:
-        await settling
-    book.end()
-
-
-async def _each(subscription: Subscription, book: Book) -> None:
-    handlers = Handlers(book)
-    slots = asyncio.Semaphore(CONCURRENCY)
-    ended: list[Delivery] = []
-    some = asyncio.Event()
-    received = 0
-
-    async def run(delivery: Delivery) -> None:
-        await handlers.one(**_payload.decode(delivery.task.payload))
-        slots.release()
-        ended.append(delivery)
-        some.set()
-
-    async def settle() -> None:
-        settled = 0
-        while settled < book.expected:
-            await some.wait()
-            some.clear()
-            batch = ended[:]
-            ended.clear()
-            settled += len(batch)
-            await _ack(subscription, batch)
-
-    settling = asyncio.create_task(settle())
-    running: set[asyncio.Task[None]] = set()
-    while received < book.expected:
-        deliveries = (await subscription.receive(BATCH, None)).deliveries
-        received += len(deliveries)
-        for delivery in deliveries:
-            await slots.acquire()
-            task = asyncio.create_task(run(delivery))
-            running.add(task)
-            task.add_done_callback(running.discard)
-    await settling
-    book.end()
 
 
 async def _ack(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
