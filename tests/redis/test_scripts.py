@@ -1,0 +1,258 @@
+"""The Lua scripts: what they may use, that they end, and that each stays within the partition it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+from contextlib import AsyncExitStack
+from importlib import resources
+
+import pytest
+
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Task
+from taskqueue_redis.keys import Partitions
+from taskqueue_redis.rights import CLIENT_COMMANDS, SCRIPT_COMMANDS, access_list
+from taskqueue_redis.scripts import source
+from tests.redis.backends import opened, publish, take, until
+from tests.redis.conftest import MakeServer
+from tests.redis.servers import RedisServer
+from tests.redis.test_books import Workload
+
+FOLDER = resources.files("taskqueue_redis") / "lua"
+NAMES = sorted(
+    path.name.removesuffix(".lua") for path in FOLDER.iterdir() if path.name.endswith(".lua")
+)
+PARTS = sorted(path.name.removesuffix(".lua") for path in (FOLDER / "lib").iterdir())
+CALL = re.compile(r"\b(?:redis\.p?call|call)\(\s*(?:'(\w+)'(?:,\s*'([A-Z]+)')?)?")
+KEYS = (
+    "KEYS[1]",
+    "PARTITION ..",
+    "META",
+    "JOURNAL",
+    "q.name",
+    "name",
+    "meta",
+    "consumer",
+    "owns",
+    "list",
+    "stream_of(",
+)
+"""what keys of scripts begin with: each is the partition, or begins with it"""
+CONTAINERS = {"XGROUP", "XINFO"}
+
+
+def code(name: str) -> str:
+    """Return a script, without its comments."""
+    return re.sub(r"--[^\n]*", "", source(name))
+
+
+def commands(text: str) -> set[str]:
+    """Return the commands that a script calls, all of which it must name."""
+    found = set()
+    for match in CALL.finditer(text):
+        assert match[1], f"a command that is not named: {match[0]}"
+        word = match[1]
+        found.add(f"{word} {match[2]}" if word in CONTAINERS else word)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_are_allowed(name: str) -> None:
+    """E6, fault E9: each command in a script is named, and among those that the access list grants."""
+    allowed = {
+        f"{words[0]} {words[1]}" if words[0] in CONTAINERS else words[0]
+        for words in SCRIPT_COMMANDS
+    }
+    assert commands(code(name)) <= allowed
+
+
+def test_no_command_is_allowed_in_vain() -> None:
+    """The access list grants nothing that no script needs, and nothing that walks or empties the whole store."""
+    used = {word.split()[0] for name in NAMES for word in commands(code(name))}
+    assert used == {words[0] for words in SCRIPT_COMMANDS}
+    granted = set(re.findall(r"\+(\S+)", access_list("tq")))
+    assert granted == {name.lower().replace(" ", "|") for name in {*used, *CLIENT_COMMANDS}}
+    assert not granted & {"keys", "scan", "flushall", "flushdb", "config", "xtrim", "swapdb"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_trimmed_or_forgotten_unseen(name: str) -> None:
+    """D15, law 1: no stream of tasks is cut by length; consumers of a group go only where nothing is pending.
+
+    Only the journal has a length.
+    """
+    text = code(name)
+    for line in text.splitlines():
+        if "MAXLEN" in line or "MINID" in line:
+            assert "JOURNAL" in line
+        assert not re.search(r"'(XTRIM|XSETID|SETID|NOACK|BLOCK)'", line)
+    if "DELCONSUMER" in text:
+        before = text[: text.index("DELCONSUMER")]
+        assert "if taken >= budget and #pending > 0 then return taken, false end" in before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loops_end(name: str) -> None:
+    """X6, rule 5: loops run over what is there, or up to a bound that each round comes nearer to; none waits."""
+    text = code(name)
+    assert not re.search(r"\brepeat\b|\bgoto\b|while true", text)
+    for condition in re.findall(r"\bwhile\b(.*?)\bdo\b", text, re.DOTALL):
+        assert re.search(r"[<>]=?", condition), condition
+    for loop in re.findall(r"\bfor\b(.*?)\bdo\b", text, re.DOTALL):
+        assert re.search(r"=[^,]+,|\bi?pairs\(", loop), loop
+    # What grows with a queue is read in pieces.
+    for line in text.splitlines():
+        for call in re.findall(r"call\('ZRANGEBYSCORE'.*", line):
+            assert "'LIMIT'" in call, line
+        for call in re.findall(r"call\('XRANGE'.*", line):
+            assert "'COUNT'" in call or re.search(r"(\S+), \1\)", call), line
+        for call in re.findall(r"call\('LRANGE'.*", line):
+            assert "budget" in call, line
+        for call in re.findall(r"call\('HGETALL'.*", line):
+            assert "q.name)" in call, line
+    assert not re.search(r"'(HKEYS|HVALS|SMEMBERS)', (?!PARTITION|owns)", text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_are_built_from_the_partition(name: str) -> None:
+    """D18, rule 21: no script names a key of its own, nor takes a key's name from its arguments."""
+    text = code(name)
+    assert "KEYS[2]" not in text
+    for words in re.findall(r"call\('(?!TIME)\w+', ([^\n]*)", text):
+        key = re.sub(r"^('[^']*', )*(token, 'COUNT', count, 'STREAMS', )?", "", words)
+        assert key.startswith(KEYS), words
+    assert re.findall(r"KEYS\[1\]", text), "it is given its partition"
+
+
+def test_parts_are_used() -> None:
+    """Each part is a part of something, and each script is one that is called."""
+    heads = {
+        word
+        for name in NAMES
+        for word in (FOLDER / f"{name}.lua").read_text().split("\n")[0].split()
+    }
+    assert {part.removesuffix(".lua") for part in PARTS} <= heads
+    package = resources.files("taskqueue_redis")
+    python = "".join(p.read_text() for p in package.iterdir() if p.name.endswith(".py"))
+    for name in NAMES:
+        assert f'"{name}"' in python, f"nobody runs {name}"
+
+
+def test_each_script_loads(each_redis: RedisServer) -> None:
+    """D13, fault M6: each engine compiles each script, under the hash that we call it by."""
+    with each_redis.connect() as connection:
+        for name in NAMES:
+            text = source(name)
+            digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+            assert connection.call("SCRIPT", "LOAD", text).decode() == digest
+
+
+async def test_scripts_keep_to_their_partition(make_server: MakeServer, redis_prefix: str) -> None:
+    """D18: every command of every script, seen by MONITOR, touches keys and channels of its own partition alone."""
+    clock = ManualClock(1_700_000_000.0)
+    with make_server() as server, server.connect() as monitor:
+        monitor.call("MONITOR")
+        async with AsyncExitStack() as opening:
+            backend = await opening.enter_async_context(
+                opened(server.url, redis_prefix, clock=clock, partitions=4)
+            )
+            await everything(Workload(backend, clock, random.Random(7)))
+        server.call("PING", "the end")
+        owner, seen, digests = "", 0, set()
+        for words in iter(lambda: monitored(monitor._reader.readline()), ["PING", "the end"]):
+            if words[0] in {"EVALSHA", "EVAL"}:
+                owner = words[3]
+                digests.add(words[1])
+            elif words[0] == "lua":
+                touched = named(words[1:])
+                seen += 1
+                assert all(name == owner or name.startswith(f"{owner}:") for name in touched), words
+        assert seen > 5000
+        called = {
+            hashlib.sha1(source(n).encode(), usedforsecurity=False).hexdigest() for n in NAMES
+        }
+        digests = {word for word in digests if len(word) == 40}
+        assert called - digests == set(), [
+            n
+            for n in NAMES
+            if hashlib.sha1(source(n).encode(), usedforsecurity=False).hexdigest() not in digests
+        ]
+
+
+async def everything(workload: Workload) -> None:
+    """Run each script at least once."""
+    backend = workload.backend
+    for _ in range(300):
+        verb = workload.chance.choice(workload.verbs)
+        try:
+            await verb()
+        except LeaseLost:
+            continue
+    control = backend.control
+    for key in ("alpha", "beta"):
+        settings = await control.settings(key)
+        await control.configure(key, settings.model_copy(update={"journal": True}))
+    for _ in range(60):
+        try:
+            await workload.chance.choice(workload.verbs)()
+        except LeaseLost:
+            continue
+    consumer = backend.subscribe(["alpha"], "c")
+    await publish(backend, "last", priority=9, key="alpha")
+    (delivery,) = await take(consumer, 1, limit=1)
+    consumer._intake._doubt(backend._home.scripts.partitions.of("alpha"))
+    await consumer.receive(1, 0)
+    await consumer.dead_letter(delivery, "why")
+    await control.workers()
+    await control.queues()
+    await control.results("alpha", "1")
+    await control.statuses("alpha", "1")
+    await backend.dead_letters.list("alpha")
+    await backend.health()
+    due = Task(key="alpha", id="due", not_before=workload.clock.now() + 1)
+    await backend.publisher.publish(due)
+    waiting = asyncio.create_task(consumer.receive(1000, None))
+    await until(lambda: consumer.asleep or waiting.done(), "it waits")
+    await workload.clock.advance(2)
+    await asyncio.wait_for(waiting, 5)
+    for token in [consumer.token]:  # a sign of life, without waiting for it
+        for partition in backend._home.scripts.partitions.names:
+            await backend._home.scripts.run("beat", partition, token)
+
+
+def monitored(line: bytes) -> list[str]:
+    """Return the words of a command that MONITOR shows, after "lua" where a script has called it."""
+    text = line.decode("utf-8", "replace")
+    words = re.findall(r'"((?:[^"\\]|\\.)*)"', text)
+    return ["lua", *words] if re.search(r"\[\d+ lua\]", text) else words
+
+
+def named(words: list[str]) -> list[str]:
+    """Return the keys and channels of a command."""
+    match words[0].upper():
+        case "TIME":
+            return []
+        case "XREADGROUP":
+            start = words.index("STREAMS") + 1
+            return words[start : start + (len(words) - start) // 2]
+        case "XGROUP" | "XINFO":
+            return [words[2]]
+        case "DEL" | "EXISTS" | "SINTER":
+            return words[1:]
+        case _:
+            return [words[1]]
+
+
+def test_partitions() -> None:
+    """D18, rule 21: the names of a partition have one hash tag, and a queue lies in one of them, always the same."""
+    partitions = Partitions("tq", 8)
+    assert partitions.names == tuple(f"{{tq:{n}}}" for n in range(8))
+    keys = tuple(f"key-{n}" for n in range(1000))
+    grouped = partitions.group(keys)
+    assert sorted(key for some in grouped.values() for key in some) == sorted(keys)
+    assert min(map(len, grouped.values())) > 60
+    assert all(partitions.of(key) == name for name, some in grouped.items() for key in some)
