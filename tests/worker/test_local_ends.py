@@ -1,0 +1,183 @@
+"""How a local worker ends: asked to, by a handler, or for want of a store."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.errors import SubscriptionClosed
+from taskqueue_core.tasks import State
+from taskqueue_core.worker import LocalWorker, Quarantine
+from taskqueue_core.worker import WorkerQuarantined as Quarantined
+from taskqueue_memory import MemoryBackend
+from tests.server.flaky import Flaky
+from tests.worker.local import ledger_when, publish, serving, status, until
+
+
+async def test_stopping_finishes_what_runs_and_hands_back_the_rest() -> None:
+    """A13: a worker that stops takes nothing new; nothing that it hands back counts as an attempt or a loss."""
+    backend = MemoryBackend()
+    worker = LocalWorker(backend, concurrency=2)
+    go_on = asyncio.Event()
+    started: list[int] = []
+
+    @worker.task("work")
+    async def wait(n: int) -> None:
+        started.append(n)
+        await go_on.wait()
+
+    ids = await publish(backend, *range(5))
+    async with serving(worker) as ended:
+        await until(lambda: len(started) == 2)
+        worker.stop()
+        await asyncio.sleep(0.01)
+        go_on.set()
+        await ended
+        await ledger_when(backend, lambda ledger: (ledger.done, ledger.waiting) == (2, 3))
+    rest = [await status(backend, one) for one in ids[2:]]
+    assert [(one.state, one.attempt, one.losses) for one in rest] == [(State.WAITING, 1, 0)] * 3
+
+
+@pytest.mark.parametrize("cancel", [True, False])
+async def test_what_outlasts_the_grace_is_handed_back(*, cancel: bool) -> None:
+    """D10: coroutines are cancelled, threads are left; both tasks are back before the worker has ended."""
+    backend = MemoryBackend()
+    worker = LocalWorker(backend, grace=0.05)
+    hang = threading.Event()
+    started: list[str] = []
+
+    @worker.task("work")
+    async def wait() -> None:
+        started.append("work")
+        await asyncio.sleep(60)
+
+    @worker.task("sync")
+    def block() -> None:
+        started.append("sync")
+        hang.wait(10)
+
+    await publish(backend, None)
+    await publish(backend, None, key="sync")
+    async with serving(worker) as ended:
+        await until(lambda: len(started) == 2)
+        if cancel:
+            ended.cancel()
+        else:
+            worker.stop()
+        await asyncio.wait([ended])
+        for key in ("work", "sync"):
+            ledger = await control_of(backend).ledger(key)
+            assert (ledger.waiting, ledger.in_flight) == (1, 0)
+            assert (await control_of(backend).stats(key)).lost == 0
+    hang.set()
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"), [(SystemExit(7), 1), (KeyboardInterrupt(), 0)], ids=("exit", "interrupt")
+)
+async def test_a_handler_that_ends_the_process(error: BaseException, lost: int) -> None:
+    """Fault A11: other tasks are finished; an exit counts as a loss of its task, an interrupt does not."""
+    backend = MemoryBackend()
+    worker = LocalWorker(backend)
+    running = asyncio.Event()
+
+    @worker.task("work")
+    async def leave() -> None:
+        await running.wait()
+        raise error
+
+    @worker.task("other")
+    async def wait() -> None:
+        running.set()
+        await asyncio.sleep(0.05)
+
+    (one,) = await publish(backend, None)
+    await publish(backend, None, key="other")
+    with pytest.raises(type(error)):
+        await worker.serve()
+    assert (await control_of(backend).ledger("other")).done == 1
+    found = await status(backend, one)
+    assert (found.state, found.attempt, found.losses) == (State.WAITING, 1, lost)
+
+
+async def test_outages_only_delay(caplog: pytest.LogCaptureFixture) -> None:
+    """Fault B1, fault E2: what was executed while the store was away is acked once it is back, and not run again."""
+    backend = Flaky()
+    worker = LocalWorker(backend, concurrency=5)
+    runs: list[int] = []
+    go_on = asyncio.Event()
+
+    @worker.task("work")
+    async def note(n: int) -> None:
+        runs.append(n)
+        await go_on.wait()
+
+    await publish(backend, *range(20))
+    async with serving(worker) as ended:
+        await until(lambda: len(runs) == 5)
+        backend.down.set()
+        go_on.set()
+        await asyncio.sleep(0.05)
+        backend.lost = 2
+        backend.down.clear()
+        await ledger_when(backend, lambda ledger: ledger.done == 20)
+        assert not ended.done()
+    assert sorted(runs) == list(range(20))
+    assert "the store is out of reach" in caplog.text
+
+
+async def test_stopping_does_not_wait_for_a_store_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time to confirm is bounded; what is unconfirmed then is the store's to find out."""
+    monkeypatch.setattr("taskqueue_core.worker.shift._CONFIRM_SECONDS", 0.05)
+    monkeypatch.setattr("taskqueue_core.consuming.handing_back._TRIES", 1)
+    backend = Flaky()
+    worker = LocalWorker(backend)
+
+    @worker.task("work")
+    async def cut() -> None:
+        backend.down.set()
+
+    await publish(backend, None)
+    async with serving(worker) as ended:
+        await backend.down.wait()
+        worker.stop()
+        await asyncio.wait_for(ended, 5)
+
+
+async def test_a_closed_backend_ends_the_worker() -> None:
+    """It says so, rather than idle for ever."""
+    backend = MemoryBackend()
+    worker = LocalWorker(backend)
+
+    @worker.task("work")
+    async def act() -> None:
+        """Do nothing."""
+
+    async with serving(worker) as ended:
+        await asyncio.sleep(0.01)
+        await backend.aclose()
+        with pytest.raises(SubscriptionClosed):
+            await ended
+
+
+async def test_a_worker_that_only_fails_is_quarantined() -> None:
+    """D6: it rests, tries one task at a time, and gives up."""
+    backend = MemoryBackend()
+    worker = LocalWorker(
+        backend, concurrency=3, quarantine=lambda: Quarantine(3, cooldown=0.01, probes=2)
+    )
+
+    @worker.task("work")
+    async def fail() -> None:
+        raise ValueError
+
+    await publish(backend, *[None] * 20)
+    with pytest.raises(Quarantined):
+        await worker.serve()
+    ledger = await control_of(backend).ledger("work")
+    assert (ledger.in_flight, ledger.waiting + ledger.scheduled) == (0, 20)
