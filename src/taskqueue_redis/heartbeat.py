@@ -30,7 +30,7 @@ class Heartbeat:
     def __init__(self, settings: RedisSettings, gone: Callable[[str], None]) -> None:
         """Call ``gone`` in the event loop of the first `add` for a consumer that was given up."""
         # An answer that does not come must not cost the lease: there is time for a second try.
-        patience = settings.lease / 4
+        patience = settings.lease / 3
         self._settings = settings.model_copy(
             update={
                 "answer_timeout": min(settings.answer_timeout, patience),

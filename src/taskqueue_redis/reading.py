@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Delivery, Task, encode_json
-from taskqueue_redis.envelope import Corrupt, decode
+from taskqueue_redis.envelope import decode
 
 __all__ = ["CORRUPT", "ENTRY", "deliveries_of", "delivery_of", "salvaged"]
 
@@ -31,17 +32,16 @@ def deliveries_of(
         entry = entries[n + 1 : n + ENTRY]
         try:
             good.append(delivery_of(key, priority, receipt, at, entry))
-        except Corrupt:
-            name, body, more = entry
-            task = salvaged(key, name.decode(), priority, body)
-            bad.append(_delivery(task, receipt, at, more))
+        except ValueError:  # whatever it is, it must not take the others of the answer along
+            task = salvaged(key, _name_of(entry[0], receipt), priority, entry[1])
+            bad.append(_delivery(task, receipt, at, b""))
     return good, bad
 
 
 def delivery_of(
     key: str, priority: int, receipt: str, at: float, entry: Sequence[bytes]
 ) -> Delivery:
-    """Read the id, body and more of one entry whose receipt is known. Raises `Corrupt`."""
+    """Read the id, body and more of one entry whose receipt is known. Raises `ValueError`."""
     name, body, more = entry
     return _delivery(decode(key, name.decode(), priority, body), receipt, at, more)
 
@@ -55,6 +55,15 @@ def salvaged(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
         payload=encode_json("payload", envelope[:100_000].hex()),
         headers={"taskqueue-corrupt": "hexadecimal"},
     )
+
+
+def _name_of(name: bytes, receipt: str) -> str:
+    try:
+        text = name.decode()
+        check_name("id", text)
+    except ValueError:
+        return f"corrupt:{receipt.partition('.')[0]}"  # no record has it, so the entry is just dropped
+    return text
 
 
 def _delivery(task: Task, receipt: str, at: float, more: bytes) -> Delivery:

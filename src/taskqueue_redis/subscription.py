@@ -18,6 +18,8 @@ from taskqueue_redis.translation import translated
 __all__ = ["RedisSubscription"]
 
 _HANDED_BACK_AT_ONCE = 200
+_LOOKS = 100
+"""receives in a row that give nothing although more is said to be there"""
 
 
 class RedisSubscription(SubscriptionBase):
@@ -64,6 +66,7 @@ class RedisSubscription(SubscriptionBase):
     async def _receive(self, limit: int, timeout: float | None) -> Received:
         end = None if timeout is None else self._home.wakeups.now() + timeout
         received = Received()
+        looked = 0
         while not self._is_closed():
             await self.join()
             self.asleep = True  # before it looks, so that no bell is missed in between
@@ -78,6 +81,10 @@ class RedisSubscription(SubscriptionBase):
             over = end is not None and end <= self._home.wakeups.now()
             if received.deliveries or received.expired or over:
                 break
+            if received.again and looked < _LOOKS:
+                looked += 1  # what came was set aside, and there is more
+                continue
+            looked = 0
             await self._wait(end)
         return Received() if self._is_closed() else received
 
