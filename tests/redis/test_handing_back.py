@@ -1,0 +1,229 @@
+"""What consumers hold and give back: openly, each to its own queue, in batches; and what a store can promise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.capabilities import Durability, QueueSettings
+from taskqueue_core.errors import ConfigurationError, InvalidInput, LeaseLost, PublishUnconfirmed
+from taskqueue_core.loading import load_backend
+from taskqueue_core.tasks import Settled, Task
+from tests.redis.backends import KEY, keys_of, opened, publish, stream, take, until
+from tests.redis.conftest import MakeServer
+from tests.redis.recount import recounted
+from tests.redis.servers import RedisServer, wait_until
+
+PAGE = Path(__file__).parents[2] / "docs/redis.md"
+
+
+async def test_handed_back_at_once(each_redis: RedisServer, redis_prefix: str) -> None:
+    """D10, BUG-D1: what is handed back is available at once, in its place ahead of new ones, and no loss is counted."""
+    async with (
+        opened(each_redis.url, redis_prefix, lease=60.0) as backend,
+        opened(each_redis.url, redis_prefix, lease=60.0) as other,
+    ):
+        await publish(backend, *"abc")
+        async with backend.subscribe([KEY], "one") as one, other.subscribe([KEY], "two") as two:
+            held = await take(one, 3)
+            await publish(backend, "d", "e")
+            waiting = await take(two, 1)
+            assert waiting[0].task.id == "d"
+            since = time.monotonic()
+            assert await one.redeliver(held[2], held[0]) == (Settled.OK, Settled.OK)
+            found = await take(two, 3)
+            assert time.monotonic() - since < 1.0
+            assert [d.task.id for d in found] == ["a", "c", "e"]
+            assert {(d.attempt, d.losses) for d in found} == {(1, 0)}
+            with pytest.raises(LeaseLost):
+                await one.ack(held[0])
+            await one.close()
+            (last,) = await take(two, 1, within=1)
+            assert (last.task.id, last.losses) == ("b", 0)
+        stats = await backend.control.stats(KEY)
+        assert (stats.lost, stats.redelivered) == (0, 8)
+
+
+async def test_to_the_queue_it_came_from(redis_url: str, redis_prefix: str) -> None:
+    """E2, A14: one id in two queues is two tasks: each is settled, returned and buried in its own."""
+    async with opened(redis_url, redis_prefix) as backend:
+        for key in ("left", "right"):
+            await publish(backend, "same", "other", key=key)
+        async with backend.subscribe(["left", "right"], "c") as both:
+            held = {(d.task.key, d.task.id): d for d in await take(both, 4)}
+            receipts = backend._home.receipts
+            assert set(receipts.of(both)) == {d.receipt for d in held.values()}
+            assert await both.ack(held.pop(("left", "same"))) == (Settled.OK,)
+            assert set(receipts.of(both)) == {d.receipt for d in held.values()}
+            assert await both.redeliver(held["right", "same"]) == (Settled.OK,)
+            async with backend.subscribe(["left"], "c") as left:
+                assert (await left.receive(1, 0)).deliveries == ()
+            async with backend.subscribe(["right"], "c") as right:
+                (again,) = await take(right, 1)
+                assert (again.task.key, again.task.id) == ("right", "same")
+                await right.dead_letter(again, "why")
+            assert await backend.dead_letters.list("left") == ()
+            assert len(await backend.dead_letters.list("right")) == 1
+            assert await both.ack(held["left", "other"], held["right", "other"])
+            assert receipts.of(both) == []
+
+
+@pytest.mark.parametrize("number", [1, 7, 1000])
+async def test_batches_of_any_size(each_redis: RedisServer, redis_prefix: str, number: int) -> None:
+    """D16, A17: a batch is one receive and one settlement, whatever its size."""
+    async with opened(each_redis.url, redis_prefix) as backend:
+        await publish(backend, *(f"t{n}" for n in range(number)), payload=b'"' + b"x" * 100 + b'"')
+        async with backend.subscribe([KEY], "c") as consumer:
+            deliveries = (await consumer.receive(number, None)).deliveries
+            assert [d.task.id for d in deliveries] == [f"t{n}" for n in range(number)]
+            assert set(await consumer.ack(*deliveries)) == {Settled.OK}
+            with pytest.raises(InvalidInput):
+                await consumer.receive(0, 0)
+        assert recounted(each_redis, redis_prefix)[KEY]["done"] == number
+
+
+async def test_more_than_a_batch(each_redis: RedisServer, redis_prefix: str) -> None:
+    """D16, E6, law 1: thousands in one call are published, handed back and settled whole, as single ones are."""
+    tasks = [Task(key=KEY, id=f"t{n}") for n in range(9000)]
+    async with opened(each_redis.url, redis_prefix) as backend:
+        assert all(told.stored for told in await backend.publisher.publish(*tasks))
+        async with backend.subscribe([KEY], "c") as consumer:
+            for settle in (consumer.redeliver, consumer.ack):
+                held = await take(consumer, 9000, limit=9000)
+                assert set(await settle(*held)) == {Settled.OK}
+        assert recounted(each_redis, redis_prefix)[KEY]["done"] == 9000
+
+
+async def test_names_in_the_store(
+    redis_server: RedisServer, redis_url: str, redis_prefix: str
+) -> None:
+    """D13, D11: all names begin with the prefix; making a queue again is harmless, and so is reading an unknown one."""
+    async with opened(redis_url, redis_prefix) as one, opened(redis_url, redis_prefix) as two:
+        for backend in (one, two):
+            async with backend.subscribe([KEY], "c") as consumer:
+                await consumer.receive(1, 0)
+        assert await one.control.ledger("never") == await two.control.ledger("never")
+        assert await one.control.queues() == ()
+        await publish(one, "a")
+        for backend in (one, two):
+            async with backend.subscribe([KEY], "c") as consumer:
+                await consumer.redeliver(*await take(consumer, 1))
+        groups = redis_server.call("XINFO", "GROUPS", stream(redis_prefix))
+        assert len(groups) == 1
+        assert await two.control.queues() == (KEY,)
+    names = {name.split("}")[0] for name in keys_of(redis_server, redis_prefix)}
+    assert names == {f"{{{redis_prefix}:0"}
+
+
+async def test_nothing_is_left_behind(redis_url: str, redis_prefix: str) -> None:
+    """M7, A13, fault M7: a backend that was closed leaves neither tasks nor threads, and closing again is no error."""
+    before = asyncio.all_tasks(), threads()
+    async with opened(redis_url, redis_prefix) as backend:
+        await publish(backend, "t", not_before=time.time() + 60)
+        consumers = [backend.subscribe([KEY], "c") for _ in range(3)]
+        receives = [asyncio.create_task(each.receive(1, None)) for each in consumers]
+        await until(lambda: all(each.asleep for each in consumers), "all wait")
+    assert [(await receive).deliveries for receive in receives] == [(), (), ()]
+    assert (asyncio.all_tasks(), threads()) == before
+    await backend.aclose()
+
+
+def threads() -> list[str]:
+    """Return the names of the threads that are ours: the event loop has some, and ends them itself."""
+    return [thread.name for thread in threading.enumerate() if "taskqueue" in thread.name]
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ({"appendonly": "no"}, {"memory"}),
+        ({"appendonly": "yes", "appendfsync": "everysec"}, {"memory", "process"}),
+        ({"appendonly": "yes", "appendfsync": "always"}, {"memory", "process", "disk"}),
+    ],
+)
+async def test_promises_are_checked(
+    make_server: MakeServer, redis_prefix: str, config: dict[str, str], kept: set[str]
+) -> None:
+    """D17, fault B9: a class that the store does not keep is refused when it is asked for.
+
+    What each class can lose is in the documentation.
+    """
+    with make_server(config=config) as server:
+        async with opened(server.url, redis_prefix) as backend:
+            for durability in Durability:
+                settings = QueueSettings(durability=durability)
+                key = f"q-{durability}"
+                if durability in kept:
+                    await backend.control.configure(key, settings)
+                    await publish(backend, "t", key=key)
+                else:
+                    with pytest.raises(InvalidInput, match="what this store keeps: "):
+                        await backend.control.configure(key, settings)
+    page = PAGE.read_text()
+    for durability in Durability:
+        assert re.search(rf"^\| `{durability}` \|[^|]*\| [^|]{{9,}} \|$", page, re.MULTILINE)
+
+
+async def test_a_promise_that_is_kept_no_more(make_server: MakeServer, redis_prefix: str) -> None:
+    """D17, fault B9: a process that starts on a store that lost what a queue promises is told which, and the cure."""
+    with make_server(aof=True) as server:
+        async with opened(server.url, redis_prefix) as backend:
+            await backend.control.configure(KEY, QueueSettings(durability=Durability.PROCESS))
+            await publish(backend, "t")
+        server.call("CONFIG", "SET", "appendonly", "no")
+        async with opened(server.url, redis_prefix) as backend:
+            with pytest.raises(
+                ConfigurationError, match=f"queue '{KEY}'.*'process'.*appendonly yes"
+            ):
+                await backend.publisher.publish(Task(key=KEY, id="u"))
+            async with backend.subscribe([KEY], "c") as consumer:
+                with pytest.raises(ConfigurationError, match="appendonly yes"):
+                    await consumer.receive(1, 0)
+
+
+async def test_confirmed_by_replicas_or_not_at_all(
+    make_server: MakeServer, redis_prefix: str
+) -> None:
+    """D17, fault C2: without its replica a publish is unconfirmed, and confirmed when it is sent again with it."""
+    with make_server(aof=True) as master:
+        replica = make_server(aof=True, config={"replicaof": f"127.0.0.1 {master.port}"})
+        with replica:
+            await asyncio.to_thread(linked, master)
+            async with opened(master.url, redis_prefix, answer_timeout=0.5) as backend:
+                settings = QueueSettings(durability=Durability.REPLICATED)
+                await backend.control.configure(KEY, settings)
+                await publish(backend, "safe")
+                replica.freeze()
+                with pytest.raises(PublishUnconfirmed) as raised:
+                    await backend.publisher.publish(Task(key=KEY, id="unsafe"))
+                assert raised.value.task_id == "unsafe"
+                replica.thaw()
+
+                async def confirmed() -> bool:
+                    with contextlib.suppress(PublishUnconfirmed):
+                        told = await backend.publisher.publish(Task(key=KEY, id="unsafe"))
+                        return told[0].stored
+                    return False
+
+                await until(confirmed, "it is confirmed")
+                assert (await backend.control.ledger(KEY)).published == 2
+                assert replica.call("XLEN", stream(redis_prefix)) == 2
+
+
+def linked(master: RedisServer) -> None:
+    """Wait until a replica follows."""
+    wait_until(lambda: "state=online" in master.info("replication").get("slave0", ""), "a replica")
+
+
+def test_a_stronger_store_can_be_plugged_in() -> None:
+    """D17: backends are loaded by their names or paths, so that one with another promise takes this one's place."""
+    for word in ("redis", "taskqueue_redis:create_backend"):
+        backend = load_backend(word)
+        assert backend.capabilities.durable
+        assert backend.capabilities.shared
