@@ -38,7 +38,7 @@ class RedisKit(BackendSuite):
 
 
 class TestRedis70(RedisKit):
-    """On a server of 7.0."""
+    """On a server of 7.0: fault M6, and random histories against the model of the kit (fault M1)."""
 
     __test__ = True
 

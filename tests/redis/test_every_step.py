@@ -1,0 +1,120 @@
+"""A process that dies at each of its calls to the store in turn, before it and after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.tasks import Settled, Task
+from taskqueue_redis import RedisBackend
+from tests.redis.backends import KEY, opened, publish, take
+from tests.redis.links import settings_for
+from tests.redis.servers import RedisServer
+
+TASKS = [f"t{n}" for n in range(4)]
+
+
+class Died(Exception):
+    """The process is no more: nothing of it goes on."""
+
+
+class Mortal:
+    """Lets a backend die at its n-th call: before the store has it, or after, its answer unread."""
+
+    def __init__(self, backend: RedisBackend, at: int, *, after: bool) -> None:
+        self.calls = 0
+        self._at = at
+        self._after = after
+        self._command = backend._home.link.command
+        backend._home.link.command = self.command  # type: ignore[method-assign]
+
+    async def command(self, *words: Any, **options: Any) -> Any:
+        """Pass a call on, or die."""
+        self.calls += 1
+        if self.calls > self._at or (self.calls == self._at and not self._after):
+            raise Died
+        answer = await self._command(*words, **options)
+        if self.calls == self._at:
+            raise Died
+        return answer
+
+
+async def live(backend: RedisBackend) -> None:
+    """Use every verb once."""
+    await publish(backend, *TASKS)
+    subscription = backend.subscribe([KEY], "mortal")
+    first, second, third, fourth = await take(subscription, 4)
+    assert await subscription.ack(first) == (Settled.OK,)
+    await subscription.redeliver(second)
+    await backend.publisher.schedule_retry(
+        third.task, backend.now() - 1, error="failed", settles=third
+    )
+    await subscription.dead_letter(fourth, "enough")
+    (second,) = await take(subscription, 1, limit=1)
+    await subscription.redeliver(second, lost=True)
+    await backend.dead_letters.redrive(KEY)
+    (some,) = await take(subscription, 1, limit=1)
+    await backend.control.cancel(KEY, some.task.id)
+    await backend.control.maintain()
+
+
+async def survives(server: RedisServer, prefix: str) -> dict[str, str]:
+    """Take over what the dead one held, run all that is left, and say how each task ended."""
+    partition = f"{{{prefix}:0}}"
+    async with opened(server.url, prefix) as heir:
+        for token in server.call("ZRANGE", f"{partition}:alive", 0, -1):
+            server.call("ZADD", f"{partition}:alive", "XX", 0, token)  # silent for very long
+        await heir.control.maintain()
+        server.call("HSET", f"{partition}:meta", "armed", 1)
+        await heir.control.maintain()
+        assert (await heir.control.ledger(KEY)).balanced
+        assert (await heir.control.ledger(KEY)).in_flight == 0
+        known = await heir.control.statuses(KEY, *TASKS)
+        lost = [name for name, status in zip(TASKS, known, strict=True) if status is None]
+        assert not lost or len(lost) == len(TASKS), "a publish came through in part"
+        await heir.publisher.publish(
+            *(Task(key=KEY, id=name) for name in TASKS)
+        )  # the producer can't know
+        async with heir.subscribe([KEY], "heir") as subscription:
+            while (received := await subscription.receive(10, 0)).deliveries:
+                await subscription.ack(*received.deliveries)
+        ledger = await heir.control.ledger(KEY)
+        assert ledger.balanced
+        assert (ledger.published, ledger.waiting, ledger.in_flight, ledger.scheduled) == (
+            4,
+            0,
+            0,
+            0,
+        )
+        ended = await heir.control.statuses(KEY, *TASKS)
+        return {status.task_id: status.state for status in ended if status is not None}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_a_crash_at_every_step(
+    redis_server: RedisServer, redis_prefix: str, *, after: bool
+) -> None:
+    """Fault M4, law 1: whichever call to the store is the last, every task is accounted for and can be finished."""
+    at, died = 0, True
+    while died:
+        at += 1
+        prefix = f"{redis_prefix}-{at}"
+        backend = RedisBackend(
+            settings=settings_for(redis_server.url, prefix=prefix, lease=1.0, housekeeping=0.25)
+        )
+        mortal = Mortal(backend, at, after=after)
+        died = False
+        try:
+            await live(backend)
+        except (Died, TaskQueueError):
+            died = True
+        backend._home.closed = True  # its connections end, and nothing is handed back
+        await backend._home.heartbeat.aclose()
+        await backend._home.wakeups.aclose()
+        await backend._home.link.aclose()
+        states = await survives(redis_server, prefix)
+        assert len(states) == len(TASKS)
+        assert set(states.values()) <= {"done", "dead", "cancelled"}
+    assert at > 15, "the story has more steps than that"
