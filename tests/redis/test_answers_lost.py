@@ -101,7 +101,7 @@ async def drained(consumer: RedisSubscription, number: int) -> list[Delivery]:
 
 @pytest.mark.parametrize("partitions", [1, 4])
 async def test_a_cancelled_receive(redis_url: str, redis_prefix: str, partitions: int) -> None:
-    """Fault E4, A9, D8: whichever point it was cancelled at, each task comes to somebody once, and without a loss."""
+    """A9, D8, fault E4: whichever point it was cancelled at, each task comes to somebody once, and without a loss."""
     async with opened(redis_url, redis_prefix, partitions=partitions) as backend:
 
         async def case(point: int, *, late: bool) -> bool:
@@ -169,7 +169,7 @@ async def test_a_cancelled_publish(
 async def test_a_cancelled_settlement(
     redis_server: RedisServer, redis_url: str, redis_prefix: str, verb: str
 ) -> None:
-    """Fault E4, E2, A14: it took effect or not, the same again takes effect once, and nothing is out afterwards."""
+    """A14, faults E4 and E2: it took effect or not, the same again takes effect once, and nothing is out afterwards."""
     ends = {
         "ack": "done", "redeliver": "waiting", "dead_letter": "dead", "schedule_retry": "scheduled",
     }  # fmt: skip
@@ -246,7 +246,7 @@ async def test_a_lost_answer_is_read_again_before_anything_new(
 
 
 async def test_a_late_receive_takes_nothing(redis_url: str, redis_prefix: str) -> None:
-    """Fault E3, X14c: a receive that was given up and arrives after the look for what it brought is refused."""
+    """Fault E3: a receive that was given up and arrives after the look for what it brought is refused."""
     async with (
         opened(redis_url, redis_prefix) as backend,
         backend.subscribe([KEY], "c") as consumer,
@@ -267,7 +267,7 @@ async def test_a_late_receive_takes_nothing(redis_url: str, redis_prefix: str) -
 async def test_one_partition_of_several_fails(
     redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault E3, A9: what others gave before one failed is delivered, and what the failed one gave is found again."""
+    """A9, fault E3: what others gave before one failed is delivered, and what the failed one gave is found again."""
     async with (
         opened(redis_url, redis_prefix, partitions=4) as backend,
         backend.subscribe(KEYS, "c") as consumer,

@@ -25,7 +25,7 @@ VERBS = ["ack", "result", "redeliver", "lose", "bury", "retry", "progress", "clo
 async def test_a_store_without_memory(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str
 ) -> None:
-    """Fault B8, E6, BUG-D4: with maxmemory reached a publish is refused with a reason; every other verb goes on.
+    """E6, BUG-D4, fault B8: with maxmemory reached a publish is refused with a reason; every other verb goes on.
 
     A publish that is refused changed nothing, and the queue drains to its end, on each engine.
     """

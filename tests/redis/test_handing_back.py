@@ -122,7 +122,7 @@ async def test_names_in_the_store(
 
 
 async def test_nothing_is_left_behind(redis_url: str, redis_prefix: str) -> None:
-    """M7, A13, fault M7: a backend that was closed leaves neither tasks nor threads, and closing again is no error."""
+    """A13, fault M7: a backend that was closed leaves neither tasks nor threads, and closing again is no error."""
     before = asyncio.all_tasks(), threads()
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "t", not_before=time.time() + 60)

@@ -173,7 +173,7 @@ async def test_forgotten_scripts(each_redis: RedisServer, redis_prefix: str) -> 
 async def test_a_foreign_layout_is_refused(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """Fault B9, D13: a store that another version wrote, or with other partitions, is refused with the cure."""
+    """D13, fault B9: a store that another version wrote, or with other partitions, is refused with the cure."""
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "t")
     async with opened(redis_url, redis_prefix, partitions=3) as backend:

@@ -65,7 +65,7 @@ async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
 
 
 async def test_connections_do_not_grow(make_server: MakeServer, redis_prefix: str) -> None:
-    """OPEN-E2, E6, M7: neither keys nor subscriptions nor load make more connections, and closing leaves none."""
+    """OPEN-E2, E6, fault M7: neither keys nor subscriptions nor load make more connections, and closing leaves none."""
     with make_server() as server:
         async with opened(server.url, redis_prefix) as backend:
             async with backend.subscribe([KEY], "one") as one:
