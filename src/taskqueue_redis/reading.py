@@ -62,7 +62,9 @@ def _name_of(name: bytes, receipt: str) -> str:
         text = name.decode()
         check_name("id", text)
     except ValueError:
-        return f"corrupt:{receipt.partition('.')[0]}"  # no record has it, so the entry is just dropped
+        return (
+            f"corrupt:{receipt.partition('.')[0]}"  # no record has it, so the entry is just dropped
+        )
     return text
 
 

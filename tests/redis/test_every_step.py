@@ -104,7 +104,7 @@ async def test_a_crash_at_every_step(
         backend = RedisBackend(
             settings=settings_for(redis_server.url, prefix=prefix, lease=1.0, housekeeping=0.25)
         )
-        mortal = Mortal(backend, at, after=after)
+        Mortal(backend, at, after=after)
         died = False
         try:
             await live(backend)

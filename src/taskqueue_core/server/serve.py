@@ -174,7 +174,8 @@ class _Program(uvicorn.Server):
         await self._hub.drain()
         if self.server_state.tasks:
             await asyncio.wait(
-                self.server_state.tasks, timeout=self._hub.drain_left + self._hub.handover + _LEFT_OVER_SECONDS
+                self.server_state.tasks,
+                timeout=self._hub.drain_left + self._hub.handover + _LEFT_OVER_SECONDS,
             )
 
     async def _forced_end(self) -> None:
