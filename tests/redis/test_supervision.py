@@ -1,0 +1,85 @@
+"""What runs in the background does not end by an error that nobody has thought of: it says so, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from taskqueue_core.tasks import Settled
+from taskqueue_redis.doorbell import Doorbell
+from taskqueue_redis.scripts import Scripts
+from tests.redis.backends import (
+    HOUSEKEEPING,
+    KEY,
+    LEASE,
+    housekept,
+    opened,
+    publish,
+    take,
+    until,
+)
+from tests.redis.servers import RedisServer
+from tests.redis.test_wakeups import kill_bells
+
+
+@pytest.mark.xfail(strict=True, reason="the thread ends")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_signs_of_life_go_on(
+    redis_url: str,
+    redis_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A10, A12, BUG-D5: a sign of life that fails in a way of its own is reported, and the next one is given."""
+    real, failed = Scripts.run, [0]
+
+    async def run(self: Scripts, name: str, *words: Any, **more: Any) -> Any:
+        if name == "beat" and not failed[0]:
+            failed[0] += 1
+            raise RuntimeError("nobody has thought of this")
+        return await real(self, name, *words, **more)
+
+    monkeypatch.setattr(Scripts, "run", run)
+    async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
+        await publish(backend, "t")
+        async with backend.subscribe([KEY], "c") as consumer, housekept(other):
+            (delivery,) = await take(consumer, 1)
+            with caplog.at_level(logging.WARNING):
+                await asyncio.sleep(LEASE + 3 * HOUSEKEEPING)
+            assert failed[0]
+            assert await consumer.ack(delivery) == (Settled.OK,)
+    assert any("RuntimeError" in f"{r.message} {r.exc_text}" for r in caplog.records)
+
+
+@pytest.mark.xfail(strict=True, reason="the bell's task ends")
+async def test_the_bell_goes_on(
+    redis_server: RedisServer,
+    redis_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A11, fault E5: a bell whose work fails in a way of its own says so, connects again, and is heard."""
+    real, failed = Doorbell._serve, [0]
+
+    async def serve(self: Doorbell, *rest: Any) -> None:
+        if not failed[0]:
+            failed[0] += 1
+            raise RuntimeError("nobody has thought of this")
+        await real(self, *rest)
+
+    async with (
+        opened(redis_server.url, redis_prefix) as backend,
+        backend.subscribe([KEY], "c") as consumer,
+    ):
+        receive = asyncio.create_task(consumer.receive(1, None))
+        await until(lambda: consumer.asleep, "it waits")
+        monkeypatch.setattr(Doorbell, "_serve", serve)
+        await asyncio.to_thread(kill_bells, redis_server)
+        await until(lambda: failed[0] == 1, "it has failed")
+        await publish(backend, "t")
+        async with asyncio.timeout(3):
+            assert [d.task.id for d in (await receive).deliveries] == ["t"]
+    assert any("RuntimeError" in f"{r.message} {r.exc_text}" for r in caplog.records)
