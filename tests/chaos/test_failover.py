@@ -33,7 +33,6 @@ def in_the_cut(world: Pair, outcome: Outcome, what: What, *outcomes: str) -> int
 
 
 STUCK = pytest.mark.xfail(
-    strict=False,
     reason="an ack that a failover has undone leaves the entry with a consumer who is alive and has forgotten it",
 )
 
