@@ -15,7 +15,7 @@ from taskqueue_redis.failures import ErrorReply, Lost, Misconfigured, NotReached
 from taskqueue_redis.link import Link
 from taskqueue_redis.rights import SCRIPT_COMMANDS
 
-__all__ = ["MINIMUM", "ServerFacts", "check_server"]
+__all__ = ["MINIMUM", "ServerFacts", "check_server", "histories_of", "parsed"]
 
 MINIMUM = (6, 2)
 _SYNCS = {"no": 0, "everysec": 1, "always": 2}
@@ -59,6 +59,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """whether every master keeps an append-only file"""
     appendfsync: str
     """how often that is synced: always, everysec, no; unknown if neither Redis nor the settings say"""
+    histories: tuple[str, ...]
+    """the replication histories that the masters are in: another one after a restart or failover"""
     maxmemory: int
     """in bytes; 0 is no limit"""
     warnings: tuple[str, ...] = ()
@@ -67,6 +69,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
         """Return it for health."""
         facts = msgspec.structs.asdict(self)
         warnings = facts.pop("warnings")
+        del facts["histories"]
         return {f"redis_{name}": fact for name, fact in facts.items()} | {
             "redis_warnings": "; ".join(warnings) or None
         }
@@ -78,7 +81,7 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
     Harmless at any time; needs no right that the package does not need anyway.
     """
     try:
-        told = [_parsed(info) for info in await link.everywhere("INFO")]
+        told = [parsed(info) for info in await link.everywhere("INFO")]
         for info in told:
             _refuse(info, settings)
         syncs = await _appendfsync(link, settings)
@@ -96,12 +99,19 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
         replicas=replicas,
         append_only=append_only,
         appendfsync=syncs,
+        histories=histories_of(told),
         maxmemory=min(int(info.get("maxmemory", 0)) for info in told),
         warnings=tuple(_doubts(append_only=append_only, replicas=replicas, syncs=syncs)),
     )
 
 
-def _parsed(info: bytes) -> dict[str, str]:
+def histories_of(told: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+    """Return the replication histories in the servers' own words."""
+    return tuple(sorted(info.get("master_replid", "") for info in told))
+
+
+def parsed(info: bytes) -> dict[str, str]:
+    """Read an answer to INFO."""
     lines = info.decode(errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 

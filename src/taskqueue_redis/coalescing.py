@@ -23,7 +23,7 @@ class Coalescer(Generic[Item, Answer]):
     def __init__(
         self, send: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], most: int
     ) -> None:
-        """Send by ``send``, which answers each item; up to ``most`` items at once, or one caller's if that is more.
+        """Send by ``send``, which answers each item; up to ``most`` items at once.
 
         ``send`` must bear being cancelled.
         """
@@ -35,7 +35,15 @@ class Coalescer(Generic[Item, Answer]):
         """sends what came while the lone one that found nothing under way was sent"""
 
     async def submit(self, items: Sequence[Item]) -> Sequence[Answer]:
-        """Return the answers, or raise what sending the batch raised."""
+        """Return the answers, or raise what sending the batch raised. More items than a batch go in several."""
+        if len(items) > self._most:
+            answers: list[Answer] = []
+            for start in range(0, len(items), self._most):
+                answers += await self._submit(items[start : start + self._most])
+            return answers
+        return await self._submit(items)
+
+    async def _submit(self, items: Sequence[Item]) -> Sequence[Answer]:
         if self._busy:
             answer: asyncio.Future[Sequence[Answer]] = asyncio.get_running_loop().create_future()
             self._waiting.append((items, answer))

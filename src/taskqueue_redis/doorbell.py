@@ -128,6 +128,9 @@ class Doorbell:
                 self._link.trouble.note(failure)
                 if isinstance(failure, Misconfigured):
                     self._tell(failure)
+            except Exception:  # noqa: BLE001 - whatever it was: a bell that nobody hears must not go unnoticed
+                LOGGER.exception("the doorbell failed, and begins anew")
+                self._failure = NotReached("the doorbell failed")
             await asyncio.sleep(backoff.next())
 
     async def _serve(self, wire: Wire, place: Place, backoff: Backoff) -> None:

@@ -110,6 +110,9 @@ class Heartbeat:
         except (Failure, TaskQueueError) as error:
             _log.warning("no sign of life could be given (%s)", type(error).__name__)
             return False
+        except Exception:  # noqa: BLE001 - whatever it was: leases must not end because of it
+            _log.exception("no sign of life could be given")
+            return False
         for token in gone:
             self.remove(token.decode())
             if self._home is not None:

@@ -11,7 +11,7 @@ from taskqueue_core.capabilities import Durability
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError, TaskQueueError
 from taskqueue_core.tasks import Health
-from taskqueue_redis.checks import ServerFacts, check_server
+from taskqueue_redis.checks import ServerFacts, check_server, histories_of, parsed
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.confirming import Confirming
 from taskqueue_redis.failures import Failure
@@ -66,13 +66,17 @@ class Home:
         self.receipts = Receipts()
         self.confirming = Confirming(self.scripts, settings.answer_timeout * 0.8)
         self.settlements = Settlements(self.scripts, self.receipts)
-        self.wakeups = Wakeups(self.link, self.scripts, self.receipts, clock, self.process)
+        self.wakeups = Wakeups(
+            self.link, self.scripts, self.receipts, clock, self.process, reopened=self._healed
+        )
         self.heartbeat = Heartbeat(settings, self._given_up)
         self.background = Owned()
+        self.link.trouble.healed = self._healed
         self.subscriptions: dict[Member, None] = {}
         self.closed = False
         self._consumers = 0
         self._facts: ServerFacts | None = None
+        self._histories: tuple[str, ...] | None = None
         self._checking = asyncio.Lock()
         self.promises_checked = False
         """whether this Redis is known to keep what its queues promise"""
@@ -125,7 +129,7 @@ class Home:
             facts = await check_server(self.link, self.settings)
             for warning in facts.warnings:
                 _log.warning("%s: %s", facts.address, warning)
-            self._facts = facts
+            self._facts, self._histories = facts, facts.histories
 
     async def check_promises(self) -> None:
         """Raise `ConfigurationError` where a queue promises what the servers can't keep."""
@@ -147,6 +151,22 @@ class Home:
         await self.heartbeat.aclose()
         await self.wakeups.aclose()
         await self.link.aclose()
+
+    def _healed(self) -> None:
+        if not self.closed:
+            self.background.start(self._look_for_failover())
+
+    async def _look_for_failover(self) -> None:
+        """After an outage: where the store went back, what it has in flight here may have been settled already."""
+        try:
+            told = await self.link.everywhere("INFO", "replication", quietly=True)
+            histories = histories_of(parsed(info) for info in told)
+        except Failure:
+            histories = None  # it is out of reach again: the next time tells
+        if histories is not None and self._histories not in (None, histories):
+            self.wakeups.doubt()
+        self._histories = histories or self._histories
+        self.wakeups.look_again()
 
     def _given_up(self, token: str) -> None:
         for holder in self.receipts.holders():

@@ -60,8 +60,8 @@ class Intake:
         """queues that are likely to have work, the next in turn first"""
         self._reads = 0
         self._turn = 0
-        self._doubtful: set[str] = set()
-        """partitions where a receive may have brought what nobody has seen"""
+        self._doubtful: dict[str, bool] = {}
+        """partitions where a receive may have brought what nobody has seen; true where acks may have been undone too"""
         self._unseen: list[Delivery] = []
 
     async def take(self, limit: int) -> Received:
@@ -69,7 +69,10 @@ class Intake:
         if self._doubtful:
             await self._look_again()
         if self._unseen:
-            found, self._unseen = self._unseen[:limit], self._unseen[limit:]
+            some, self._unseen = self._unseen[:limit], self._unseen[limit:]
+            now = self._home.wakeups.now()
+            # Housekeeping ends what is past its deadline.
+            found = [one for one in some if one.task.deadline is None or one.task.deadline > now]
             return Received(deliveries=tuple(found), again=True)
         self._reads += 1
         look = self._reads % _LOOK_EVERY == 0
@@ -86,6 +89,11 @@ class Intake:
                 self._home.background.start(self._hand_back_unseen())
             raise
         return taken.received
+
+    def doubt_all(self) -> None:
+        """Look, before the next receive, at what the store says is in flight here: acks may have been undone there."""
+        for partition in self._partitions:
+            self._doubt(partition, undone=True)
 
     def forget(self) -> None:
         """Start over: nothing is known to have work, and nothing is in doubt."""
@@ -176,9 +184,9 @@ class Intake:
 
     # what an answer that was lost has brought
 
-    def _doubt(self, partition: str) -> None:
+    def _doubt(self, partition: str, *, undone: bool = False) -> None:
         self._turn += 1  # one that is still on its way comes too late from now on
-        self._doubtful.add(partition)
+        self._doubtful[partition] = undone or self._doubtful.get(partition, False)
 
     async def _look_again(self) -> None:
         for partition in tuple(self._doubtful):
@@ -189,20 +197,27 @@ class Intake:
                     )
             except ScriptError as error:
                 raise GivenUp from error
-            self._doubtful.discard(partition)
-            at = self._home.wakeups.now()
-            for key, lane, entries, tokens in told:
-                for place, token in enumerate(tokens):
-                    entry = entries[place * ENTRY : (place + 1) * ENTRY]
-                    good, bad = deliveries_of(
-                        key.decode(), lane.decode(), token.decode(), at, entry
-                    )
-                    if bad:
-                        self._home.background.start(self._bury(bad))
-                    for delivery in good:
-                        if not self._home.receipts.holds(delivery.receipt):
-                            self._home.receipts.keep(delivery.receipt, self._holder)
-                            self._unseen.append(delivery)
+            found = self._unknown(told)
+            if self._doubtful.pop(partition, False):
+                # Some may have been settled here, which a failover has undone: they get receipts of their own.
+                await self._home.settlements.redeliver(found, "")
+                continue
+            for delivery in found:
+                self._home.receipts.keep(delivery.receipt, self._holder)
+            self._unseen += found
+
+    def _unknown(self, told: Any) -> list[Delivery]:
+        """Return what the store has in flight here and nobody here knows of; what is corrupt is buried."""
+        unknown: list[Delivery] = []
+        at = self._home.wakeups.now()
+        for key, lane, entries, tokens in told:
+            for place, token in enumerate(tokens):
+                entry = entries[place * ENTRY : (place + 1) * ENTRY]
+                good, bad = deliveries_of(key.decode(), lane.decode(), token.decode(), at, entry)
+                if bad:
+                    self._home.background.start(self._bury(bad))
+                unknown += (one for one in good if not self._home.receipts.holds(one.receipt))
+        return unknown
 
     async def _hand_back_unseen(self) -> None:
         try:

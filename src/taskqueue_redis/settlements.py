@@ -14,6 +14,8 @@ from taskqueue_redis.translation import translated
 
 __all__ = ["Settlements"]
 
+_WORDS = 4
+"""that the script ``redeliver`` takes per delivery"""
 _ANSWERS = {b"ok": Settled.OK, b"dead": Settled.DEAD, b"lost": Settled.LEASE_LOST}
 
 
@@ -74,8 +76,11 @@ class Settlements:
             places.append(place)
             words += (receipt.key, delivery.task.id, receipt.fence, receipt.token)
         for partition, (places, words) in by_partition.items():
-            with translated():
-                told = await self._scripts.run("redeliver", partition, loser, *words)
+            told: list[bytes] = []
+            for start in range(0, len(words), _WORDS * LIMITS.batch):
+                some = words[start : start + _WORDS * LIMITS.batch]
+                with translated():
+                    told += await self._scripts.run("redeliver", partition, loser, *some)
             for place, answer in zip(places, told, strict=True):
                 answers[place] = _ANSWERS[answer]
                 self._receipts.forget(deliveries[place].receipt)

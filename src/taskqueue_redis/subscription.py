@@ -208,6 +208,11 @@ class RedisSubscription(SubscriptionBase):
                         pass
                 self._joined.discard(partition)
 
+    def doubt(self) -> None:
+        """Look, before the next receive, at what the store says is in flight here."""
+        if self._joined:
+            self._intake.doubt_all()
+
     def wake(self, key: str | None) -> None:
         """Have a waiting receive look again."""
         self.asleep = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from taskqueue_redis.failures import AnswerLost, Failure, NotReached, Policy, Refused
@@ -25,6 +26,8 @@ class Trouble:
     def __init__(self, shown: str, *, quiet: bool = False) -> None:
         self.text: str | None = None
         """what went wrong last, as long as nothing has worked since"""
+        self.healed: Callable[[], None] | None = None
+        """called when the trouble is over"""
         self._shown = shown
         self._quiet = quiet
         self._since = 0.0
@@ -50,6 +53,8 @@ class Trouble:
         if self.text is None:
             return
         self.text = None
+        if self.healed is not None:
+            self.healed()
         if self._told:  # what was not reported need not be taken back
             self._told = False
             LOGGER.info("%s: works again after %.1f s", self._shown, time.monotonic() - self._since)

@@ -28,6 +28,10 @@ class Sleeper(Protocol):
     asleep: bool
     """whether it is to be woken: it waits, or will unless it finds something now"""
 
+    def doubt(self) -> None:
+        """Take into account that the store may have gone back: look at what it says is in flight here."""
+        ...
+
     def wake(self, key: str | None) -> None:
         """Look again; ``key`` is known to have work."""
         ...
@@ -43,6 +47,8 @@ class Wakeups:
         receipts: Receipts,
         clock: Clock | None,
         process: str,
+        *,
+        reopened: Callable[[], None],
     ) -> None:
         """Do no input or output. A ``clock`` counts in place of the store's time."""
         self._store_time = clock is None
@@ -50,7 +56,7 @@ class Wakeups:
         self._receipts = receipts
         self._clock = clock or SystemClock()
         self._process = process
-        self._doorbell = Doorbell(link, self._heard, self._reopened)
+        self._doorbell = Doorbell(link, self._heard, reopened)
         self._attendants: dict[str, dict[Sleeper, None]] = {}
         """subscriptions by key, the one that was not woken for the longest time first"""
         self._timers: dict[str, tuple[int, Timer]] = {}
@@ -159,8 +165,13 @@ class Wakeups:
             token, fence, key = message.decode().split(" ", 2)
             self._receipts.revoke(token, fence, key)
 
-    def _reopened(self) -> None:
-        """Some bells may have been missed: everybody looks once."""
+    def doubt(self) -> None:
+        """The store has another history than before: what it confirmed last may be undone."""
+        for sleeper in {sleeper: None for some in self._attendants.values() for sleeper in some}:
+            sleeper.doubt()
+
+    def look_again(self) -> None:
+        """Bells may have been missed: everybody looks once."""
         for sleeper in {sleeper: None for some in self._attendants.values() for sleeper in some}:
             if sleeper.asleep:
                 sleeper.wake(None)

@@ -32,12 +32,6 @@ def in_the_cut(world: Pair, outcome: Outcome, what: What, *outcomes: str) -> int
     )
 
 
-STUCK = pytest.mark.xfail(
-    reason="an ack that a failover has undone leaves the entry with a consumer who is alive and has forgotten it",
-)
-
-
-@STUCK
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_what_the_replica_lacked_is_lost_and_no_more(folder: Path, seed: int) -> None:
     """Faults C1 and C4: what is lost, or comes again, was confirmed in the cut; all else is kept, and in order."""
@@ -56,10 +50,9 @@ async def test_what_the_replica_lacked_is_lost_and_no_more(folder: Path, seed: i
     assert verdict.figures.recovery.worst <= 5.0
 
 
-@STUCK
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_nothing_confirmed_by_a_replica_is_lost(folder: Path, seed: int) -> None:
-    """Fault C2: a publish is confirmed once the replica has it; who was told `PublishUnconfirmed` sends it again."""
+    """Fault C2: a publish is confirmed once the replica has it; else it is sent again, here or to the next master."""
     shape = small(tasks=400, seconds=1.2, simple=True, liveness=6.0)
     async with Pair(folder, shape, seed=seed, confirmed=True) as world:
         outcome = await lagging_failover(world)
@@ -67,8 +60,6 @@ async def test_nothing_confirmed_by_a_replica_is_lost(folder: Path, seed: int) -
     assert verdict.ok, str(verdict)
     assert verdict.figures.lost == 0
     assert verdict.figures.tasks == 400
-    told = {event.outcome for event in outcome.events if event.what is What.PUBLISHED}
-    assert "unconfirmed" in told
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -53,9 +53,6 @@ def _files(pid: int | None) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-@pytest.mark.xfail(
-    reason="a process that starts while Redis is full cannot even install, so it drains nothing"
-)
 async def test_redis_is_full(folder: Path) -> None:
     """Fault B8: publishers are refused; taking, acking, retrying and burying go on until the queue is empty."""
     shape = small(tasks=300, seconds=0.1, consumers=0)

@@ -88,7 +88,6 @@ async def test_batches_of_any_size(each_redis: RedisServer, redis_prefix: str, n
         assert recounted(each_redis, redis_prefix)[KEY]["done"] == number
 
 
-@pytest.mark.xfail(strict=True, reason="one call of thousands reaches a script in one piece")
 async def test_more_than_a_batch(each_redis: RedisServer, redis_prefix: str) -> None:
     """D16, E6, law 1: thousands in one call are published, handed back and settled whole, as single ones are."""
     tasks = [Task(key=KEY, id=f"t{n}") for n in range(9000)]

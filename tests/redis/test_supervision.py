@@ -25,8 +25,6 @@ from tests.redis.servers import RedisServer
 from tests.redis.test_wakeups import kill_bells
 
 
-@pytest.mark.xfail(strict=True, reason="the thread ends")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_signs_of_life_go_on(
     redis_url: str,
     redis_prefix: str,
@@ -54,7 +52,6 @@ async def test_signs_of_life_go_on(
     assert any("RuntimeError" in f"{r.message} {r.exc_text}" for r in caplog.records)
 
 
-@pytest.mark.xfail(strict=True, reason="the bell's task ends")
 async def test_the_bell_goes_on(
     redis_server: RedisServer,
     redis_prefix: str,

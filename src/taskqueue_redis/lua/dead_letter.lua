@@ -10,11 +10,8 @@ if not packed then
   local name = q.name .. '/' .. ARGV[10]
   if reason == 'corrupt' and holder(name, fence) == token then -- a foreign hand has put it there
     drop_entry(name, fence)
-    add(q, 'in_flight', -1)
-    add(q, 'waiting', 1)
-    q.ring = true
     call('HINCRBY', META, 'anomalies', 1)
-    save_all()
+    recount(q)
     return 'ok'
   end
   return 'lost'

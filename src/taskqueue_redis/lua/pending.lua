@@ -7,6 +7,7 @@ local consumer = PARTITION .. ':c:' .. token
 local turn = tonumber(call('HGET', consumer, 'turn'))
 if not turn then return redis.error_reply('TQ GONE no such consumer') end
 lift_refusal()
+sign_of_life(token)
 if tonumber(ARGV[4]) > turn then call('HSET', consumer, 'turn', ARGV[4]) end
 local lanes = call('SMEMBERS', PARTITION .. ':o:' .. token)
 for i = 1, #lanes do

@@ -11,6 +11,7 @@ local current_turn = tonumber(call('HGET', PARTITION .. ':c:' .. token, 'turn'))
 if not current_turn then return redis.error_reply('TQ GONE no such consumer') end
 if turn < current_turn then return redis.error_reply('TQ LATE the caller has given this receive up') end
 lift_refusal()
+sign_of_life(token)
 local due = call('ZRANGE', PARTITION .. ':due', 0, 0, 'WITHSCORES')
 if due[2] and tonumber(due[2]) <= now then
   rarely().promote_due(1000)

@@ -35,6 +35,13 @@ local function text(number) return string.format('%d', number) end
 -- Redis refuses this where memory has run out, as long as the script has written nothing.
 local function be_refused(key) call('SADD', PARTITION .. ':queues', key) end
 
+-- Who receives is alive, even if it comes late: what it holds is not taken from it right after.
+local function sign_of_life(token)
+  local real = ARGV[2] == '' and now or store_time()
+  local beat = call('ZSCORE', PARTITION .. ':alive', token)
+  if beat and real - beat > 1000000 then call('ZADD', PARTITION .. ':alive', string.format('%d', real), token) end
+end
+
 -- A script that makes room must pass where memory has run out: Redis refuses writes that need memory
 -- only as long as a script has written nothing.
 local function lift_refusal() call('DEL', PARTITION .. ':nothing') end

@@ -126,6 +126,7 @@ local function recount(q)
   call('HSET', q.name, 'waiting', fresh + back, 'back', back, 'in_flight', in_flight)
   if fresh + back > 0 then
     call('SADD', PARTITION .. ':ready', q.key)
+    call('PUBLISH', PARTITION .. ':bell:' .. q.key, '')
   else
     call('SREM', PARTITION .. ':ready', q.key)
   end
