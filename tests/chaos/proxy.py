@@ -134,7 +134,7 @@ class FaultProxy:
         self._target = target if callable(target) else lambda: target
         self._server: asyncio.Server | None = None
         self._connections: dict[_Connection, asyncio.Task[None]] = {}
-        self._accepted: set[asyncio.Task[None]] = set()
+        self._accepted: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._port = 0
         chance = random.Random(seed)
         self.up = _Way(chance)
@@ -166,7 +166,7 @@ class FaultProxy:
     async def start(self) -> Self:
         """Listen; on the same port as before, if it was stopped."""
         self._server = await asyncio.start_server(
-            self._accept, "127.0.0.1", self._port, limit=_CHUNK
+            self._connected, "127.0.0.1", self._port, limit=_CHUNK
         )
         self._port = self._server.sockets[0].getsockname()[1]
         return self
@@ -176,9 +176,12 @@ class FaultProxy:
         if self._server is not None:
             self._server.close()
         self.cut()
-        for task in [*self._connections.values(), *self._accepted]:
+        accepted = dict(self._accepted)
+        for task in [*self._connections.values(), *accepted]:
             task.cancel()
-        await asyncio.gather(*self._accepted, return_exceptions=True)
+        await asyncio.gather(*accepted, return_exceptions=True)
+        for writer in accepted.values():
+            writer.transport.abort()  # of one that was cancelled before it began
         if self._server is not None:
             await self._server.wait_closed()
             self._server = None
@@ -239,16 +242,17 @@ class FaultProxy:
 
     # Connections
 
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._accept(reader, writer))
+        self._accepted[task] = writer
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._accepted.add(task)
         try:
             await self._serve(reader, writer, task)
-        except asyncio.CancelledError:
-            pass  # only `aclose` cancels; the stream's own callback would report it as an error
         finally:
-            self._accepted.discard(task)
+            self._accepted.pop(task, None)
             writer.transport.abort()
 
     async def _serve(
