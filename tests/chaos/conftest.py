@@ -15,3 +15,15 @@ def folder(tmp_path: Path) -> Path:
     if discover().best is None:
         pytest.fail("no redis-server was found")
     return tmp_path / "run"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let a connection that reached a proxy while it was being stopped be closed by the garbage collector.
+
+    asyncio lets it in after its server was closed; whichever test runs then would be blamed.
+    """
+    ignore = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(ignore)

@@ -144,6 +144,7 @@ class FaultProxy:
         self.after = b""
         self.silently = False
         self.refusing = False
+        self._stopped = False
         self.lost = 0
         """replies lost so far"""
         self.passed = 0
@@ -165,6 +166,7 @@ class FaultProxy:
 
     async def start(self) -> Self:
         """Listen; on the same port as before, if it was stopped."""
+        self._stopped = False
         self._server = await asyncio.start_server(
             self._connected, "127.0.0.1", self._port, limit=_CHUNK
         )
@@ -173,6 +175,7 @@ class FaultProxy:
 
     async def aclose(self) -> None:
         """Close the port and every connection."""
+        self._stopped = True
         if self._server is not None:
             self._server.close()
         self.cut()
@@ -185,6 +188,7 @@ class FaultProxy:
         if self._server is not None:
             await self._server.wait_closed()
             self._server = None
+        await asyncio.sleep(0)  # for one that is being let in
 
     # Faults
 
@@ -243,6 +247,9 @@ class FaultProxy:
     # Connections
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._stopped:  # it was let in at the very last
+            writer.transport.abort()
+            return
         task = asyncio.create_task(self._accept(reader, writer))
         self._accepted[task] = writer
 
