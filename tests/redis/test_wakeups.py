@@ -49,7 +49,7 @@ async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
             receives = [asyncio.create_task(one.receive(1, None)) for one in waiting]
             await all_asleep(waiting)
             assert connections(server) <= 2
-            before, earlier = calls(server), {}
+            before, earlier = calls(server), dict[str, int]()
             async with asyncio.timeout(10):  # each has looked once before it waits
                 while before != earlier:
                     await asyncio.sleep(0.2)
