@@ -7,8 +7,8 @@ import pytest
 
 #: Seconds for the folders under tests/ that share a budget; other folders have none.
 BUDGETS = {
-    ("core", "memory", "conformance", "dev", "docs"): 90,
-    ("server", "worker", "remote", "cli", "demo", "examples"): 120,
+    ("core", "memory", "conformance", "examples", "dev", "docs"): 90,
+    ("server", "worker", "remote", "cli", "demo"): 120,
     ("redis",): 150,
     ("flow",): 60,
     ("dispatch",): 60,

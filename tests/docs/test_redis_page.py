@@ -21,7 +21,7 @@ from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
 from taskqueue_redis.scripts import source
 from tests.ports import free_port
-from tests.redis.engines import discover
+from tests.redis.engines import discover, lacking
 from tests.redis.servers import RedisServer, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ def test_set_up(server: str, shell: Shell, environment: dict[str, str], redis: R
     """A1, G5: the two variables are all it takes, and the queue's durability is set as the page says."""
     assert "serving redis" in server
     if not shutil.which("curl"):
-        pytest.skip("there is no curl")
+        lacking("there is no curl")
     (command,) = commands(containing="curl -X PUT")
     told = json.loads(shell(at_port(command, environment)))
     assert (told["version"], told["durability"]) == (1, "process")
@@ -220,9 +220,10 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
     assert {pattern.pattern for pattern in patterns if pattern not in seen} == set()
 
 
-@pytest.mark.skipif(not shutil.which("redis-cli"), reason="there is no redis-cli")
 async def test_looking_at_a_queue(busy: RedisServer, shell: Shell) -> None:
     """Each command of the page finds what its comment says."""
+    if not shutil.which("redis-cli"):
+        lacking("there is no redis-cli")
     expected = ("resize", "in_flight", "task-", "one", "later", "task-", "-1", "redelivered")
     shown = commands(containing="redis-cli")
     assert len(shown) == len(expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,7 @@ _CLUSTER = {
 }
 
 
-class _Group:
+class _Group(ABC):
     """Servers that end together."""
 
     def __init__(self) -> None:
@@ -33,9 +34,9 @@ class _Group:
         self._servers.callback(server.close)
         return server
 
+    @abstractmethod
     def start(self) -> Self:
         """Start everything, and wait until it is of use."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End every server."""

@@ -17,7 +17,7 @@ import pytest
 
 from tests.redis.certificates import Certificates, make_certificates
 from tests.redis.clusters import Cluster
-from tests.redis.engines import CI, REQUIRED, VARIABLE, Engine, Engines, discover
+from tests.redis.engines import CI, REQUIRED, VARIABLE, Engine, Engines, discover, lacking
 from tests.redis.servers import RedisServer
 
 MakeServer = Callable[..., RedisServer]
@@ -68,7 +68,7 @@ def _missing(name: str) -> str:
 def _required(name: str) -> Engine:
     engine = discover().named(name)
     if engine is None:
-        (pytest.fail if CI else pytest.skip)(_missing(name))
+        lacking(_missing(name))
     return engine
 
 

@@ -6,11 +6,13 @@ import functools
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
+
+import pytest
 
 from taskqueue_redis.binaries import MINIMUM, Binary, Unavailable, fetched_binary, look_at
 
-__all__ = ["CI", "REQUIRED", "VARIABLE", "Engine", "Engines", "discover"]
+__all__ = ["CI", "REQUIRED", "VARIABLE", "Engine", "Engines", "discover", "lacking"]
 
 VARIABLE = "TASKQUEUE_TEST_REDIS_SERVERS"
 """names more servers: paths with : between them"""
@@ -72,3 +74,10 @@ def discover() -> Engines:
             name = f"{binary.version[0]}.{binary.version[1]}"
             engines.setdefault(name, Engine(name, binary.version, binary.path))
     return Engines(tuple(sorted(engines.values(), key=lambda engine: engine.version)), absent)
+
+
+def lacking(what: str) -> NoReturn:
+    """Fail in continuous integration, which installs everything; skip elsewhere, and say what is missing."""
+    if CI:
+        pytest.fail(what)
+    pytest.skip(what)

@@ -51,6 +51,7 @@ class TestRedis62(RedisKit):
     """On a server of 6.2."""
 
     __test__ = True
+    max_examples = 50
 
     @pytest.fixture(autouse=True)
     def _server(self, redis_62: RedisServer) -> None:

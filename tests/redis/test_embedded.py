@@ -18,7 +18,7 @@ import pytest
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.binaries import Binary, look_at
 from taskqueue_redis.embedded import EmbeddedRedis
-from tests.redis.engines import Engine, Engines
+from tests.redis.engines import Engine, Engines, lacking
 from tests.redis.resp import Resp
 from tests.redis.servers import wait_until
 
@@ -203,7 +203,7 @@ def test_newer_files_are_not_passed_over(engines: Engines, tmp_path: Path) -> No
     """An older Redis, which would begin empty beside a newer one's files, refuses them."""
     old, new = engines.named("6.2"), engines.named("7.0")
     if old is None or new is None:
-        pytest.skip("needs 6.2 and 7.0")
+        lacking("needs 6.2 and 7.0")
     with EmbeddedRedis(tmp_path, binary=binary_of(new)) as redis:
         call(redis, "SET", "key", "value")
     with pytest.raises(ConfigurationError, match=r"written by Redis 7\.0 or newer"):
@@ -214,7 +214,7 @@ def test_older_files_are_taken_over(engines: Engines, tmp_path: Path) -> None:
     """A newer Redis reads an older one's files."""
     old, new = engines.named("6.2"), engines.named("7.0")
     if old is None or new is None:
-        pytest.skip("needs 6.2 and 7.0")
+        lacking("needs 6.2 and 7.0")
     with EmbeddedRedis(tmp_path, binary=binary_of(old)) as redis:
         call(redis, "SET", "key", "value")
     with EmbeddedRedis(tmp_path, binary=binary_of(new)) as redis:

@@ -10,7 +10,7 @@ import pytest
 from tests.redis.certificates import Certificates
 from tests.redis.clusters import Cluster, Sentinels, follow, in_step
 from tests.redis.conftest import MakeServer
-from tests.redis.engines import CI, REQUIRED, Engine, Engines
+from tests.redis.engines import CI, REQUIRED, Engine, Engines, lacking
 from tests.redis.resp import RedisError
 from tests.redis.servers import RedisServer, wait_until
 
@@ -87,7 +87,7 @@ def test_tls_server(engines: Engines, make_server: MakeServer, certificates: Cer
     """A server with certificates speaks TLS, which a client verifies against the authority."""
     engine = next((one for one in reversed(engines.found) if one.tls), None)
     if engine is None:
-        pytest.skip("no engine here was built with TLS")
+        lacking("no engine here was built with TLS")
     server = make_server(engine, tls=certificates).start()
     assert server.url.startswith("rediss://")
     assert server.call("PING") == "PONG"

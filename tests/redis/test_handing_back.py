@@ -198,27 +198,32 @@ async def test_confirmed_by_replicas_or_not_at_all(
             async with opened(master.url, redis_prefix, answer_timeout=0.5) as backend:
                 settings = QueueSettings(durability=Durability.REPLICATED)
                 await backend.control.configure(KEY, settings)
-                await publish(backend, "safe")
+
+                async def confirmed(task_id: str) -> bool:
+                    with contextlib.suppress(PublishUnconfirmed):
+                        told = await backend.publisher.publish(Task(key=KEY, id=task_id))
+                        return told[0].stored
+                    return False
+
+                await until(lambda: confirmed("safe"), "it is confirmed")
                 replica.freeze()
                 with pytest.raises(PublishUnconfirmed) as raised:
                     await backend.publisher.publish(Task(key=KEY, id="unsafe"))
                 assert raised.value.task_id == "unsafe"
                 replica.thaw()
-
-                async def confirmed() -> bool:
-                    with contextlib.suppress(PublishUnconfirmed):
-                        told = await backend.publisher.publish(Task(key=KEY, id="unsafe"))
-                        return told[0].stored
-                    return False
-
-                await until(confirmed, "it is confirmed")
+                await until(lambda: confirmed("unsafe"), "it is confirmed")
                 assert (await backend.control.ledger(KEY)).published == 2
                 assert replica.call("XLEN", stream(redis_prefix)) == 2
 
 
 def linked(master: RedisServer) -> None:
-    """Wait until a replica follows."""
-    wait_until(lambda: "state=online" in master.info("replication").get("slave0", ""), "a replica")
+    """Wait until a replica follows: it is online before it has loaded what it was sent, and answers only after."""
+
+    def in_step() -> bool:
+        told = master.info("replication")
+        return f"state=online,offset={told['master_repl_offset']}," in told.get("slave0", "")
+
+    wait_until(in_step, "a replica")
 
 
 def test_a_stronger_store_can_be_plugged_in() -> None:
