@@ -15,7 +15,7 @@ from taskqueue_redis.scripts import seconds
 
 __all__ = ["dead_letter_of", "ledger_of", "pairs", "status_of"]
 
-# As in lua/lib/record.lua; the 7-byte numbers are read as bytes.
+# As in lua/lib/states.lua; the 7-byte numbers are read as bytes.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
 _STATES = (
     State.WAITING,

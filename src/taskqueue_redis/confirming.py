@@ -23,29 +23,31 @@ class Confirming:
         self._replicated: set[str] = set()
         """keys of queues that wait for replicas, as far as is known"""
 
-    async def run(self, name: str, partition: str, keys: Iterable[str], *words: Word) -> Any:
-        """Run an idempotent script that answers its result and how many replicas must have it; return its result.
+    def waits_for(self, keys: Iterable[str]) -> bool:
+        """Say whether one of these queues is known to wait for replicas."""
+        return not self._replicated.isdisjoint(keys)
+
+    async def run(self, name: str, partition: str, keys: Iterable[str], *words: Word) -> list[Any]:
+        """Run an idempotent script that answers how many replicas must have it, and its results; return these.
 
         Raises `AnswerLost` where the replicas do not confirm in time, and what `Scripts.run` raises.
         """
-        if self._replicated.isdisjoint(keys):
-            result, replicas = await self._scripts.run(name, partition, *words)
-            if not replicas:
-                return result
+        told: list[Any]
+        if not self.waits_for(keys):
+            told = await self._scripts.run(name, partition, *words)
+            if not told[0]:
+                return told[1:]
             # WAIT counts what was written by its own connection, and to the master of that moment: so the whole again,
             # which changes nothing where the first time counts, and is made up for where a failover came between.
             if len(self._replicated) < _REMEMBERED:
                 self._replicated.update(keys)
-            (_, replicas), reached = await self._scripts.run(
-                name, partition, *words, follow=self._wait
-            )
+            again, reached = await self._scripts.run(name, partition, *words, follow=self._wait)
+            told[0] = again[0]
         else:
-            (result, replicas), reached = await self._scripts.run(
-                name, partition, *words, follow=self._wait
-            )
-        if replicas and (reached or 0) < replicas:
-            raise AnswerLost(f"{reached} of {replicas} replicas have confirmed")
-        return result
+            told, reached = await self._scripts.run(name, partition, *words, follow=self._wait)
+        if told[0] and (reached or 0) < told[0]:
+            raise AnswerLost(f"{reached} of {told[0]} replicas have confirmed")
+        return told[1:]
 
     def _wait(self, told: Any) -> Sequence[Word] | None:
-        return ("WAIT", told[1], round(self._timeout * 1000)) if told[1] else None
+        return ("WAIT", told[0], round(self._timeout * 1000)) if told[0] else None

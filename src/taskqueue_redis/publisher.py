@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
-from taskqueue_core.errors import BackendUnavailable, LeaseLost, PublishUnconfirmed
+from taskqueue_core.errors import (
+    BackendUnavailable,
+    LeaseLost,
+    PublishUnconfirmed,
+    TaskQueueError,
+)
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Task
 from taskqueue_redis.coalescing import Coalescer
@@ -19,12 +26,14 @@ from taskqueue_redis.translation import translated
 __all__ = ["RedisPublisher"]
 
 _NO_ROOM_PAUSE = 1.0
+_PART = 250
+"""tasks of one script: what others wait for meanwhile are a few milliseconds"""
 _DUPLICATE = -1
 _DIGITS = tuple(str(digit).encode() for digit in range(10))
 
 
 class RedisPublisher:
-    """See `taskqueue_core.backend.Publisher`. One round trip per batch and partition."""
+    """See `taskqueue_core.backend.Publisher`. One round trip per batch and partition; a long one goes in parts."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -37,24 +46,27 @@ class RedisPublisher:
         if not self._home.promises_checked:
             with translated():
                 await self._home.check_promises()
+        if not tasks:
+            return ()
         partitions = self._scripts.partitions
-        if len(partitions.names) == 1 or len(tasks) == 1:
-            return (
-                tuple(await self._coalescer(partitions.of(tasks[0].key)).submit(tasks))
-                if tasks
-                else ()
-            )
-        groups: dict[str, list[int]] = {}
+        if len(tasks) == 1 or (len(partitions.names) == 1 and len(tasks) <= LIMITS.batch):
+            return tuple(await self._coalescer(partitions.of(tasks[0].key)).submit(tasks))
+        places: dict[str, list[int]] = {}
         for place, task in enumerate(tasks):
-            groups.setdefault(partitions.of(task.key), []).append(place)
-        answers: list[Confirmation | None] = [None] * len(tasks)
-        for partition, places in groups.items():
-            chosen = [tasks[place] for place in places]
-            for place, answer in zip(
-                places, await self._coalescer(partition).submit(chosen), strict=True
-            ):
-                answers[place] = answer
-        return tuple(answer for answer in answers if answer is not None)
+            places.setdefault(partitions.of(task.key), []).append(place)
+        batches = [
+            (partition, some[start : start + LIMITS.batch])
+            for partition, some in places.items()
+            for start in range(0, len(some), LIMITS.batch)
+        ]
+        told = await _together(
+            self._coalescer(partition).submit([tasks[place] for place in some])
+            for partition, some in batches
+        )
+        answers: dict[int, Confirmation] = {}
+        for (_, some), answered in zip(batches, told, strict=True):
+            answers.update(zip(some, answered, strict=True))
+        return tuple(answers[place] for place in range(len(tasks)))
 
     async def schedule_retry(
         self,
@@ -76,7 +88,7 @@ class RedisPublisher:
         partition = self._scripts.partitions.of(task.key)
         text = "" if error is None else error[: LIMITS.text]
         with translated():
-            answer = await self._confirming.run(
+            (answer,) = await self._confirming.run(
                 "schedule_retry", partition, (task.key,),
                 task.key, task.id, microseconds(at), token or "",
                 "" if error is None else "1", text.encode(errors="replace"),
@@ -107,14 +119,22 @@ class RedisPublisher:
         return self._coalescers[partition]
 
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
-        by_key: dict[str, list[int]] = {}
-        for place, task in enumerate(tasks):
-            by_key.setdefault(task.key, []).append(place)
+        # While Redis executes a part, the next one is made ready. Not where replicas confirm: there each part would
+        # have a connection of its own, and the order would be lost.
+        if len(tasks) <= _PART or self._confirming.waits_for(task.key for task in tasks):
+            return await self._store(partition, tasks)
+        parts = (tasks[start : start + _PART] for start in range(0, len(tasks), _PART))
+        told = await _together(self._store(partition, part) for part in parts)
+        return [answer for part in told for answer in part]
+
+    async def _store(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
+        by_key: dict[str, list[Task]] = {}
+        for task in tasks:
+            by_key.setdefault(task.key, []).append(task)
         words: list[Word] = []
-        for key, places in by_key.items():
-            words += (key, len(places))
-            for place in places:
-                task = tasks[place]
+        for key, some in by_key.items():
+            words += (key, len(some))
+            for task in some:
                 words += (task.id, _about(task), encode(task))
         try:
             with translated(AnswerLost, Refused):
@@ -125,11 +145,48 @@ class RedisPublisher:
             if error.why != "OOM":
                 raise BackendUnavailable(f"the store takes no writes now: {error.why}") from error
             return [_refused(task) for task in tasks]
-        answers: list[Any] = [None] * len(tasks)
-        order = (place for places in by_key.values() for place in places)
-        for place, answer in zip(order, told, strict=True):
-            answers[place] = _confirmation(tasks[place], answer)
-        return answers
+        answers = iter(told)
+        of_key = {key: iter(tuple(islice(answers, len(some)))) for key, some in by_key.items()}
+        return [_confirmation(task, next(of_key[task.key])) for task in tasks]
+
+
+async def _together(
+    calls: Iterable[Coroutine[Any, Any, Sequence[Confirmation]]],
+) -> list[Sequence[Confirmation]]:
+    """Return what each call answers, having begun them in their order.
+
+    Raises `BackendUnavailable` only where no call can have stored anything.
+    """
+    begun: list[asyncio.Task[Sequence[Confirmation] | TaskQueueError]] = []
+    async with asyncio.TaskGroup() as group:
+        for call in calls:
+            begun.append(group.create_task(_outcome(call)))
+            await asyncio.sleep(0)  # it is on its way before the next one is made
+    answers: list[Sequence[Confirmation]] = []
+    failures: list[TaskQueueError] = []
+    for one in begun:
+        outcome = one.result()
+        if isinstance(outcome, TaskQueueError):
+            failures.append(outcome)
+        else:
+            answers.append(outcome)
+    for failure in failures:
+        if not isinstance(failure, BackendUnavailable):
+            raise failure
+    if failures and answers:
+        raise PublishUnconfirmed("the store took only a part") from failures[0]
+    if failures:
+        raise failures[0]
+    return answers
+
+
+async def _outcome(
+    call: Coroutine[Any, Any, Sequence[Confirmation]],
+) -> Sequence[Confirmation] | TaskQueueError:
+    try:
+        return await call
+    except TaskQueueError as error:
+        return error
 
 
 def _about(task: Task) -> bytes:

@@ -16,6 +16,7 @@ NO_PASSWORD = "#" + "0" * 64
 SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("DEL", "KEY"),
     ("EXISTS", "KEY"),
+    ("GET", "KEY"),
     ("HDEL", "KEY", "a"),
     ("HGET", "KEY", "a"),
     ("HGETALL", "KEY"),
@@ -30,6 +31,7 @@ SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("PUBLISH", "KEY", "a"),
     ("RPUSH", "KEY", "a"),
     ("SADD", "KEY", "a"),
+    ("SET", "KEY", "a"),
     ("SINTER", "KEY", "KEY"),
     ("SMEMBERS", "KEY"),
     ("SREM", "KEY", "a"),

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import Durability
 from tests.chaos.history import What
 from tests.chaos.proxy import Address, FaultProxy
 from tests.chaos.world import Shape, World
@@ -47,12 +48,14 @@ class Pair(World):
         await asyncio.to_thread(self.replica.call, "REPLICAOF", host, port)
         await super().prepare()
         if self.confirmed:
-            await asyncio.to_thread(self._demand_replicas, 1)
+            await self._promise(Durability.REPLICATED)
         await self.until(self._in_step, "the replica is in step")
 
-    def _demand_replicas(self, count: int) -> None:
+    async def _promise(self, durability: Durability | None) -> None:
         for key in self.shape.keys:
-            self.redis.call("HSET", f"{{chaos:0}}:q:{key}", "replicas", count)
+            settings = await self.control.settings(key)
+            promised = settings.model_copy(update={"durability": durability})
+            await self.control.configure(key, promised)
 
     async def _in_step(self) -> bool:
         return await asyncio.to_thread(self._same_offset)
@@ -82,8 +85,9 @@ class Pair(World):
         await self.between.aclose()
         await asyncio.to_thread(self.replica.call, "REPLICAOF", "NO", "ONE")
         self.redis = self.replica
+        self.backend = self.open_backend(self.redis.port)
         if self.confirmed:  # there is no second replica that could confirm anything
-            await asyncio.to_thread(self._demand_replicas, 0)
+            await self._promise(None)
         for link in self.links.values():
             link.cut()
         # An answer may have been on its way, so the span ends a little after the old master did.
@@ -92,7 +96,6 @@ class Pair(World):
             self.terms, waived=(span,), may_lose_publishes=not self.confirmed
         )
         self.log.note(What.HEALED, name="fail over", target="redis 0")
-        self.backend = self.open_backend(self.redis.port)
 
     async def close(self) -> None:
         """End both servers."""

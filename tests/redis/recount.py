@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections import Counter
 from typing import Any
 
@@ -14,6 +16,10 @@ _STATES = (
 )  # fmt: skip
 _OVER = ("done", "expired", "cancelled", "discarded")
 _LEDGER = ("published", "in_flight", *_STATES[1:])
+_NUMBERS = (
+    "waiting", "back", "in_flight", "published", "delivered", "done", "last", "due",
+)  # fmt: skip
+"""as in lua/lib/queue.lua"""
 
 
 class _Partition:
@@ -54,12 +60,11 @@ def recounted(server: RedisServer, prefix: str, partition: int = 0) -> dict[str,
 
 def _recount(part: _Partition, key: str) -> dict[str, int]:
     q = f"q:{key}"
-    book = {
-        name: int(value)
-        for name, value in part.pairs(q).items()
-        if name in (*_LEDGER, "back") and value
-    }
-    book = {name: book.get(name, 0) for name in (*_LEDGER, "back")}
+    book = dict.fromkeys((*_LEDGER, "back"), 0)
+    book |= {name: int(value) for name, value in part.pairs(q).items() if name in book}
+    packed = part.ask("GET", f"{q}/n")
+    numbers = dict(zip(_NUMBERS, struct.unpack_from(f"<{len(_NUMBERS)}d", packed), strict=True))
+    book |= {name: int(value) for name, value in numbers.items() if name in book}
     entries: dict[tuple[int, int], str] = {}
     pending = back = 0
     for priority in range(10):
@@ -87,7 +92,7 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     assert part.ask("ZCARD", f"{q}/dead") == book["dead"]
     assert part.ask("HLEN", f"{q}/b") == book["scheduled"] + book["dead"] + back
     assert book["published"] == sum(book[name] for name in _LEDGER[1:])
-    assert int(part.pairs(q).get("due", 0)) == (part.first(f"{q}/d") or 0)
+    assert numbers["due"] == (part.first(f"{q}/d") or math.inf)
     return book
 
 

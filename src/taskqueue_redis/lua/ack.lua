@@ -1,4 +1,4 @@
---@ base record queue / journal places ends receipts
+--@ base room queue states / states record counts journal places ends receipts
 -- Ends deliveries as executed.
 -- ARGV: per group its key, lane, token, whether the caller knows them to be its process's own (1) and number, then per
 -- delivery: id, sequence of the entry, result ("" for none).
@@ -29,7 +29,7 @@ while at <= #ARGV do
         unpack_struct(RECORD, packed)
       local sequence = tonumber(fence)
       if state == WAITING and where == place and current_fence == sequence then
-        if sequence <= handed_out and (known or rarely().current(q, read_record(packed), fence, token)) then
+        if sequence <= handed_out and (known or rarely().current(q, rarely().read_record(packed), fence, token)) then
           packed = pack(RECORD, DONE, NOWHERE, priority, attempt, losses, prior, attempt, seq, 0, now, digest, ACK, 0,
             sequence)
           written[#written + 1], written[#written + 2] = id, packed
@@ -38,14 +38,14 @@ while at <= #ARGV do
           if deadlines then call('ZREM', q.name .. '/e', id) end
           if progress then call('HDEL', q.name .. '/p', id) end
           if result ~= '' then
-            note_extras(q)
+            q.extras = true
             call('HSET', q.name .. '/o', id, result)
-            call('ZADD', q.name .. '/k', text(now + q.result_ttl), id)
-            index(q, '/k', ':results')
+            call('ZADD', q.name .. '/k', text(now + rarely().setting(q, 'result_ttl', 3600000000)), id)
+            rarely().index(q, '/k', ':results')
           elseif results then
             call('HDEL', q.name .. '/o', id)
           end
-          if q.journal then rarely().note(q, 'acked', id, read_record(packed), 'done', worker) end
+          if q.journal then rarely().note(q, 'acked', id, rarely().read_record(packed), 'done', worker) end
           answer = 'ok'
           changed[id] = packed
         end
@@ -63,9 +63,8 @@ while at <= #ARGV do
     call('XACK', name, 'g', unpack(fences))
     call('XDEL', name, unpack(fences))
     if q.extras and call('EXISTS', q.name .. '/a') == 1 then call('HDEL', q.name .. '/a', unpack(fences)) end
-    add(q, 'in_flight', -#fences)
-    add(q, 'done', #fences)
-    if deadlines then index(q, '/e', ':deadlines') end
+    q.in_flight, q.done = q.in_flight - #fences, q.done + #fences
+    if deadlines then rarely().index(q, '/e', ':deadlines') end
   end
 end
 save_all()

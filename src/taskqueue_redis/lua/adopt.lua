@@ -1,4 +1,4 @@
---@ base record queue places receipts
+--@ base room queue states record counts places receipts
 -- Moves live deliveries of the same worker identity to another consumer; their receipts stay.
 -- ARGV: token of the new owner, then per receipt: key, lane, entry, token.
 -- Answers per receipt {id, body, more, when it was delivered}, or nothing where it is stale or another's.
@@ -20,7 +20,7 @@ for at = 4, #ARGV, 4 do
         if heir == token then
           call('HDEL', q.name .. '/a', fence)
         else
-          note_extras(q)
+          q.extras = true
           call('HSET', q.name .. '/a', fence, token)
         end
         call('SADD', PARTITION .. ':o:' .. heir, lane .. q.key)
@@ -30,4 +30,5 @@ for at = 4, #ARGV, 4 do
   end
   answers[#answers + 1] = answer
 end
+save_all()
 return answers

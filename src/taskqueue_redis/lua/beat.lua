@@ -1,4 +1,4 @@
---@ base
+--@ base room life
 -- A sign of life of consumers. ARGV: tokens. Answers those that were given up meanwhile.
 local gone = {}
 lift_refusal()

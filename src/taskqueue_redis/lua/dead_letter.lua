@@ -1,4 +1,4 @@
---@ base record queue cold journal places ends receipts
+--@ base room queue states record counts cold journal places ends receipts
 -- Ends a delivery by putting its task among the dead letters.
 -- ARGV: key, id, entry, token, reason, whether there is an error ("1"), error, lane.
 -- Answers "ok" or "lost".
@@ -12,6 +12,7 @@ if not packed then
     drop_entry(name, fence)
     call('HINCRBY', META, 'anomalies', 1)
     recount(q)
+    save_all()
     return 'ok'
   end
   return 'lost'

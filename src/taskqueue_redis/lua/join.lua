@@ -1,4 +1,4 @@
---@ base
+--@ base room life
 -- Makes a consumer known, with its keys.
 -- ARGV: token, worker identity, since when, keys. Idempotent.
 local token = ARGV[3]
@@ -12,5 +12,5 @@ if call('HSETNX', consumer, 'worker', ARGV[4]) == 1 then
     end
   end
 end
-call('ZADD', PARTITION .. ':alive', store_time(), token)
+call('ZADD', PARTITION .. ':alive', text(store_time()), token)
 return text(now)

@@ -1,4 +1,4 @@
---@ base record queue cold journal places ends promote returns
+--@ base room life queue states record counts cold journal places ends promote returns
 -- One bounded pass of housekeeping. Safe from everywhere at once.
 -- ARGV: microseconds after which a silent consumer is given up, the longest usual time between two passes, budget.
 -- Answers how many were promoted, the expired as {key, id, attempt}, how many were forgotten and recovered, whether

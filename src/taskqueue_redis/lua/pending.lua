@@ -1,4 +1,4 @@
---@ base
+--@ base room life
 -- Says what a consumer has in flight, so that it finds what an answer that was lost had brought.
 -- A receive of an earlier turn that is still on its way is refused from now on.
 -- ARGV: token, turn. Answers per lane {key, lane, entries as `receive` gives them, tokens of their receipts}.

@@ -1,4 +1,4 @@
---@ base record queue places receipts
+--@ base room queue states record counts places receipts
 -- Notes the progress of a running task. ARGV: key, id, entry, token, packed progress. Answers 1, or 0 where it is stale.
 local q, id, fence, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 lift_refusal()
@@ -7,6 +7,7 @@ local r = packed and read_record(packed)
 if not r or not current(q, r, fence, token) then return 0 end
 r.at = now
 call('HSET', q.name .. '/t', id, write_record(r))
-note_extras(q)
+q.extras = true
 call('HSET', q.name .. '/p', id, ARGV[7])
+save_all()
 return 1

@@ -1,68 +1,35 @@
---@ base record queue / cold journal places ends promote
+--@ base queue states / states record counts cold journal places ends promote unusual
 -- Stores tasks, each once.
 -- ARGV: per queue its key and the number of tasks, then per task: id, digest of 8 bytes and priority (and, where there is
 -- one, ":" not before ":" deadline), body.
--- Answers per task how many waited before it, -1 for a duplicate or -2 for a conflict; and how many replicas must have it.
-local DUPLICATE, CONFLICT = -1, -2
-
--- The record of a task that has just become available for the first time.
-local moment, tail = pack('>I7', now), pack('>BBI7', 0, 0, 0)
-
-local function fresh_record(priority, seq, digest)
-  local sequence = pack('>I7', seq)
-  return pack('>BBBHHHH', WAITING, FRESH, priority, 1, 0, 0, 0) .. sequence .. sequence .. moment .. digest .. tail
-end
-
-local answers, answered = {}, 0
+-- Answers how many replicas must have it, then per task how many waited before it, -1 for a duplicate or -2 for a conflict.
+local answers, answered = {0}, 1
 local at = 3
 while at <= #ARGV do
   local q, n = queue(ARGV[at]), tonumber(ARGV[at + 1])
   at = at + 2
   local ids = {}
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
-  local records = q.known and call('HMGET', q.name .. '/t', unpack(ids)) or {}
-  if q.due and q.due <= now then
-    be_refused(q.key)
-    rarely().promote(q, 1000)
-  end
-  local written, filled, places, waiting = {}, 0, {}, q.waiting + (q.change.waiting or 0)
+  local records = q.known and call('HMGET', q.name .. '/t', unpack(ids))
+  if q.due <= now then rarely().promote_before(q) end
+  local written, filled, places = {}, 0, {}
   for i = 1, n do
     local id, about, body = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
-    local packed = places[id] and written[places[id]] or records[i]
-    local known = packed and read_record(packed)
-    local answer
-    if known and not (is_over(known) and now >= known.at + q.window) and not rarely().is_lost(q, known) then
-      answer = known.digest == string.sub(about, 1, 8) and DUPLICATE or CONFLICT
-    else
-      if known then
-        be_refused(q.key)
-        rarely().forget_rest(q, id)
-      end
-      answer = waiting
-      local digest, priority = string.sub(about, 1, 8), string.sub(about, 9, 9)
-      if #about == 9 then
-        use_lane(q, priority)
-        local seq = next_seq()
-        call('XADD', stream_of(q, 's', priority), text(seq), id, body)
-        packed = fresh_record(priority, seq, digest)
-        waiting = waiting + 1
-        if q.journal then rarely().note_published(q, id, read_record(packed), 'waiting', body) end
+    local digest, priority = string.sub(about, 1, 8), string.sub(about, 9, 9)
+    local packed = places[id] and written[places[id]] or records and records[i]
+    local answer = packed and rarely().look_up(q, id, packed, digest) or 0
+    if answer == 0 then
+      answer = q.waiting
+      if #about > 9 then
+        packed = rarely().publish_unusual(q, id, digest, priority, body, about)
       else
-        local not_before, deadline = string.match(about, ':(%d*):(%d*)$', 10)
-        local r = new_record(tonumber(priority), digest)
-        if deadline == '' then deadline = nil end
-        if not_before ~= '' and tonumber(not_before) > now then
-          rarely().schedule(q, r, id, body, not_before)
-          rarely().note_published(q, id, r, 'scheduled', body)
-        else
-          rarely().make_available(q, r, id, body, deadline)
-          add(q, 'waiting', -1) -- counted below
-          waiting = waiting + 1
-          rarely().note_published(q, id, r, 'waiting', body)
-        end
-        if deadline then rarely().note_deadline(q, id, deadline) end
-        packed = write_record(r)
+        if not string.find(q.lanes, priority, 1, true) then rarely().use_lane(q, priority) end
+        local seq = next_seq(q)
+        call('XADD', stream_of(q, 's', priority), text(seq), id, body)
+        packed = pack(RECORD, WAITING, FRESH, priority, 1, 0, 0, 0, seq, seq, now, digest, 0, 0, 0)
+        q.waiting = q.waiting + 1
+        if q.journal then rarely().note_published(q, id, rarely().read_record(packed), 'waiting', body) end
       end
       written[filled + 1], written[filled + 2] = id, packed
       filled = filled + 2
@@ -73,10 +40,10 @@ while at <= #ARGV do
   end
   if filled > 0 then
     call('HSET', q.name .. '/t', unpack(written))
-    add(q, 'published', filled / 2)
-    add(q, 'waiting', waiting - q.waiting - (q.change.waiting or 0))
+    q.published = q.published + filled / 2
     q.ring = true
   end
 end
 save_all()
-return {answers, replicas}
+answers[1] = replicas
+return answers

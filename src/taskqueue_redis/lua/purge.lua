@@ -1,9 +1,9 @@
---@ base record queue journal places ends
+--@ base room queue states record counts journal places ends
 -- Ends waiting and scheduled tasks as cancelled, a bounded number of those that were there at a time.
 -- ARGV: key, the highest sequence to touch ("" for all until now), the most to end.
 -- Answers how many, whether that was all, and the highest sequence.
 local q, budget = queue(ARGV[3]), tonumber(ARGV[5])
-local upto = tonumber(ARGV[4]) or last_seq
+local upto = tonumber(ARGV[4]) or q.last
 local purged = 0
 lift_refusal()
 

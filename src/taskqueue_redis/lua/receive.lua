@@ -1,4 +1,4 @@
---@ base record queue / cold journal places ends promote
+--@ base room life queue states / states record counts cold journal places ends promote
 -- Hands out up to `limit` deliveries over the keys of a consumer.
 -- ARGV: token, turn, limit, whether to look for other keys with work in any case (1), then keys that are likely to have
 -- work, the next in turn first.
@@ -29,7 +29,7 @@ local function expire(q, id, r, name, fence)
   rare.put_down(q, id, r)
   rare.note(q, 'expired', id, r, 'expired')
   expired[#expired + 1] = {q.key, id, r.attempt}
-  add(q, 'waiting', -1)
+  q.waiting = q.waiting - 1
   gone = gone + 1
 end
 
@@ -41,7 +41,7 @@ local function give(q, lane, name, entries)
     local id, more = fields[1], fields[4]
     local deadline = more and tonumber(string.match(more, '%d*$'))
     if deadline and deadline <= now then
-      expire(q, id, read_record(call('HGET', q.name .. '/t', id)), name, fence)
+      expire(q, id, rarely().read_record(call('HGET', q.name .. '/t', id)), name, fence)
     else
       given[n + 1], given[n + 2], given[n + 3], given[n + 4] = string.sub(fence, 1, -3), id, fields[2], more or ''
       n = n + 4
@@ -52,14 +52,12 @@ local function give(q, lane, name, entries)
     groups[#groups + 1] = {q.key, lane, given}
     call('SADD', PARTITION .. ':o:' .. token, lane .. q.key)
     call('HSET', q.name, lane, given[4 * n - 3])
-    add(q, 'waiting', -n)
-    add(q, 'in_flight', n)
-    add(q, 'delivered', n)
+    q.waiting, q.in_flight, q.delivered = q.waiting - n, q.in_flight + n, q.delivered + n
     if q.journal then
       worker = worker or rarely().worker_of(q, token)
       for i = 2, #given, 4 do
         local id = given[i]
-        rarely().note(q, 'delivered', id, read_record(call('HGET', q.name .. '/t', id)), 'in_flight', worker)
+        rarely().note(q, 'delivered', id, rarely().read_record(call('HGET', q.name .. '/t', id)), 'in_flight', worker)
       end
     end
   end
@@ -85,13 +83,13 @@ local function serve_returned(q, priority, count)
   local name = stream_of(q, 'r', priority)
   for i = 1, #popped, 2 do
     local id = popped[i]
-    local r = read_record(call('HGET', q.name .. '/t', id))
-    r.place, r.fence = AGAIN, next_seq()
+    local r = rarely().read_record(call('HGET', q.name .. '/t', id))
+    r.place, r.fence = AGAIN, next_seq(q)
     rarely().enter_stream(q, 'r', r, id, call('HGET', q.name .. '/b', id), call('ZSCORE', q.name .. '/e', id))
     call('HDEL', q.name .. '/b', id)
     rarely().put_down(q, id, r)
   end
-  add(q, 'back', -#popped / 2)
+  q.back = q.back - #popped / 2
   return give(q, 'r' .. priority, name, read(q, name, count))
 end
 
@@ -99,7 +97,7 @@ local function serve(q, want)
   local served = 0
   for i = 1, #q.lanes do
     local priority = string.sub(q.lanes, i, i)
-    while served < want and gone < EXPIRED_AT_MOST and q.back + (q.change.back or 0) > 0 do
+    while served < want and gone < EXPIRED_AT_MOST and q.back > 0 do
       local before = gone
       local n = serve_returned(q, priority, want - served)
       if n == 0 and gone == before then break end
@@ -151,8 +149,8 @@ while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
     local n = want > 0 and serve(q, want) or 0
     left = left - n
     if n < want and gone < EXPIRED_AT_MOST then
-      if q.waiting + (q.change.waiting or 0) > 0 then doubtful[q] = true end
-    elseif q.waiting + (q.change.waiting or 0) > 0 then
+      if q.waiting > 0 then doubtful[q] = true end
+    elseif q.waiting > 0 then
       again[#again + 1] = q
     end
   end
@@ -163,5 +161,6 @@ local leftover = {}
 for i = 1, #candidates do leftover[i] = candidates[i].key end
 save_all()
 for q in pairs(doubtful) do rarely().recount(q) end
+if next(doubtful) then save_all() end
 more = more or #leftover > 0 or #others > 0 or (left > 0 and gone > 0)
 return {text(now), due[2] or '', more and 1 or 0, expired, groups, leftover, others}

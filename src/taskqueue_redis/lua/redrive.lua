@@ -1,9 +1,9 @@
---@ base record queue cold journal places ends promote
+--@ base room queue states record counts cold journal places ends promote
 -- Makes dead tasks waiting again, or gives them up for good, a bounded number of those that were dead at a time.
 -- ARGV: key, "redrive" or "discard", the highest place among the dead to touch ("" for all until now), the most to
 -- move, ids (none for all). Answers how many, whether that was all, and the highest place.
 local q, discard, budget = queue(ARGV[3]), ARGV[4] == 'discard', tonumber(ARGV[6])
-local upto = tonumber(ARGV[5]) or last_seq
+local upto = tonumber(ARGV[5]) or q.last
 local ids, moved = {}, 0
 lift_refusal()
 if not discard then promote_first(q) end

@@ -1,8 +1,8 @@
---@ base record queue cold journal places ends receipts
+--@ base room queue states record counts cold journal places ends receipts
 -- Schedules the next attempt of a task, once per token.
 -- ARGV: key, id, at, token ("" for the default), whether there is an error ("1"), error, entry and token of the
 -- delivery that it settles ("" for none), its attempt, and of the task: digest, priority, deadline (""), body.
--- Answers "accepted", "duplicate" or "lost"; and how many replicas must have it.
+-- Answers how many replicas must have it, and "accepted", "duplicate" or "lost".
 local q, id, at, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local error = ARGV[7] == '1' and ARGV[8] or nil
 local fence, receipt_token, attempt = ARGV[9], ARGV[10], ARGV[11]
@@ -22,10 +22,10 @@ if token == '' then
   token = 'attempt:' .. (settles and attempt or packed and text(owner and r.attempt or r.handed) or '0')
 end
 if cold.k[token] then
-  mark()
-  return {'duplicate', replicas}
+  save_all()
+  return {replicas, 'duplicate'}
 end
-if settles and not name then return {'lost', 0} end
+if settles and not name then return {0, 'lost'} end
 
 local live = packed and is_live(r)
 local worker = worker_of(q, owner)
@@ -58,4 +58,4 @@ write_cold(q, id, cold)
 put_down(q, id, r)
 note(q, 'retried', id, r, 'scheduled', worker, error)
 save_all()
-return {'accepted', replicas}
+return {replicas, 'accepted'}

@@ -1,4 +1,4 @@
---@ base record queue
+--@ base queue
 -- A queue at a glance. ARGV: key. Answers its counters as pairs, since when the oldest waits (""), its subscribers.
 local q = queue(ARGV[3])
 local oldest = nil
@@ -21,4 +21,9 @@ for i = 1, #q.lanes do
   local head = call('XRANGE', name, last, '+', 'COUNT', 1)[1]
   consider(head and tonumber(string.match(head[1], '^(%d+)')))
 end
-return {call('HGETALL', q.name), oldest and text(math.min(oldest, now)) or '', call('HGET', PARTITION .. ':subs', q.key) or '0'}
+local counters = call('HGETALL', q.name)
+for _, name in ipairs({'waiting', 'in_flight', 'published', 'delivered', 'done'}) do
+  counters[#counters + 1] = name
+  counters[#counters + 1] = text(q[name])
+end
+return {counters, oldest and text(math.min(oldest, now)) or '', call('HGET', PARTITION .. ':subs', q.key) or '0'}

@@ -32,7 +32,7 @@ local function bury(q, r, id, body, cold)
   end
   r.state, r.place, r.fence, r.at = DEAD, PARKED, 0, now
   call('HSET', q.name .. '/b', id, body)
-  call('ZADD', q.name .. '/dead', text(next_seq()), id)
+  call('ZADD', q.name .. '/dead', text(next_seq(q)), id)
   add(q, 'dead', 1)
 end
 
@@ -47,7 +47,7 @@ local function unearth(q, id, cold)
 end
 
 local function note_deadline(q, id, deadline)
-  note_extras(q)
+  q.extras = true
   call('ZADD', q.name .. '/e', deadline, id)
   index(q, '/e', ':deadlines')
 end

@@ -17,7 +17,7 @@ end
 -- At the end of its lane.
 local function make_available(q, r, id, body, deadline)
   use_lane(q, r.priority)
-  r.state, r.place, r.seq, r.at = WAITING, FRESH, next_seq(), now
+  r.state, r.place, r.seq, r.at = WAITING, FRESH, next_seq(q), now
   r.fence = r.seq
   enter_stream(q, 's', r, id, body, deadline)
   add(q, 'waiting', 1)
@@ -37,13 +37,13 @@ end
 local function due_member(r, id) return string.format('%017d', r.seq) .. id end
 
 local function schedule(q, r, id, body, at)
-  r.state, r.place, r.seq, r.fence, r.at = SCHEDULED, PARKED, next_seq(), 0, now
+  r.state, r.place, r.seq, r.fence, r.at = SCHEDULED, PARKED, next_seq(q), 0, now
   call('HSET', q.name .. '/b', id, body)
   call('ZADD', q.name .. '/d', at, due_member(r, id))
   add(q, 'scheduled', 1)
-  if not q.due or tonumber(at) < q.due then
+  if tonumber(at) < q.due then
+    q.due = tonumber(at)
     call('ZADD', PARTITION .. ':due', at, q.key)
-    note_due(q, at)
     call('PUBLISH', PARTITION .. ':bell:', at)
   end
 end
@@ -118,17 +118,8 @@ local function recount(q)
       if kind == 's' then fresh = fresh + rest else back = back + rest end
     end
   end
-  local told = call('HMGET', q.name, 'waiting', 'back', 'in_flight')
-  if tonumber(told[1]) == fresh + back and (tonumber(told[2]) or 0) == back
-    and (tonumber(told[3]) or 0) == in_flight then
-    return
-  end
-  call('HSET', q.name, 'waiting', fresh + back, 'back', back, 'in_flight', in_flight)
-  if fresh + back > 0 then
-    call('SADD', PARTITION .. ':ready', q.key)
-    call('PUBLISH', PARTITION .. ':bell:' .. q.key, '')
-  else
-    call('SREM', PARTITION .. ':ready', q.key)
-  end
+  if q.waiting == fresh + back and q.back == back and q.in_flight == in_flight then return end
+  q.waiting, q.back, q.in_flight = fresh + back, back, in_flight
+  q.before, q.ring = q.waiting > 0 and 0 or 1, true -- what `ready` says is as doubtful
   call('HINCRBY', META, 'anomalies', 1)
 end

@@ -19,7 +19,7 @@ end
 
 -- What fell due comes before what becomes available now.
 local function promote_first(q)
-  if q.due and q.due <= now then promote(q, 1000) end
+  if q.due <= now then promote(q, 1000) end
 end
 
 local function promote_due(limit)

@@ -1,97 +1,64 @@
--- One queue: its names, its counters, and its places. Counters are written once, by `save`.
+-- One queue: its names, and the numbers that nearly every script reads and changes, packed in one string that
+-- `save_all` writes. What is counted less often is in the hash, see `add`.
+local NUMBERS, SIZE = '<dddddddddddd', 96
 local queues = {}
 local replicas = 0 -- how many must have it before it is confirmed
 
 local function queue(key)
   local q = queues[key]
-  if not q then
-    local name = PARTITION .. ':q:' .. key
-    local v = call('HMGET', name, 'waiting', 'back', 'lanes', 'window', 'result_ttl', 'max_losses', 'journal',
-      'replicas', 'due', 'extras')
-    q = {key = key, due = tonumber(v[9]), extras = v[10], name = name, waiting = tonumber(v[1]), back = tonumber(v[2]) or 0, lanes = v[3] or '',
-      window = tonumber(v[4]) or 300000000, result_ttl = tonumber(v[5]) or 3600000000,
-      max_losses = tonumber(v[6]) or 5, journal = v[7], change = {}}
-    replicas = math.max(replicas, tonumber(v[8]) or 0)
-    q.known = q.waiting ~= nil
-    q.waiting = q.waiting or 0
-    queues[key] = q
+  if q then return q end
+  local name = PARTITION .. ':q:' .. key
+  local packed = call('GET', name .. '/n')
+  if packed then
+    local waiting, back, in_flight, published, delivered, done, last, due, window, extras, journal, confirming =
+      unpack_struct(NUMBERS, packed)
+    q = {
+      key = key, name = name, known = packed, before = waiting, ring = false, lanes = string.sub(packed, SIZE + 1),
+      waiting = waiting, back = back, in_flight = in_flight, published = published, delivered = delivered, done = done,
+      last = last, -- the highest sequence so far: it grows with all that becomes available, close to the time
+      due = due, -- when its next scheduled task falls due
+      window = window, extras = extras == 1, journal = journal == 1, replicas = confirming,
+    }
+    if confirming > replicas then replicas = confirming end
+  else
+    q = {
+      key = key, name = name, known = false, before = 0, ring = false, lanes = '',
+      waiting = 0, back = 0, in_flight = 0, published = 0, delivered = 0, done = 0,
+      last = 0, due = math.huge, window = 300000000, extras = false, journal = false, replicas = 0,
+    }
   end
+  queues[key] = q
   return q
 end
 
-local function add(q, counter, n)
-  q.change[counter] = (q.change[counter] or 0) + n
-end
-
-local function save(q)
-  local waiting = q.change.waiting or 0
-  if not q.known then
-    call('SADD', PARTITION .. ':queues', q.key)
-    if waiting == 0 then call('HSET', q.name, 'waiting', 0) end
-    q.known = true
-  end
-  for counter, n in pairs(q.change) do
-    if n ~= 0 then call('HINCRBY', q.name, counter, n) end
-  end
-  local before, after = q.waiting, q.waiting + waiting
-  if before == 0 and after > 0 then
-    call('SADD', PARTITION .. ':ready', q.key)
-  elseif before > 0 and after == 0 then
-    call('SREM', PARTITION .. ':ready', q.key)
-  end
-  q.waiting = after
-  q.back = q.back + (q.change.back or 0)
-  q.change = {}
-  if q.ring and before == 0 then call('PUBLISH', PARTITION .. ':bell:' .. q.key, '') end
-  q.ring = false
-end
-
--- Writes in any case where replicas must confirm: WAIT counts from what its connection wrote last.
-local function mark()
-  if replicas > 0 then call('HINCRBY', META, 'marks', 1) end
-end
-
-local function save_all()
-  for _, q in pairs(queues) do save(q) end
-  mark()
-  keep_seq()
-end
-
--- The lanes in use, the highest priority first, as a string of digits.
-local function use_lane(q, priority)
-  if q.lanes == priority or string.find(q.lanes, tostring(priority), 1, true) then return end
-  priority = tonumber(priority)
-  local lanes = {}
-  for p = 9, 0, -1 do
-    if p == priority or string.find(q.lanes, tostring(p), 1, true) then lanes[#lanes + 1] = p end
-  end
-  q.lanes = table.concat(lanes)
-  call('HSET', q.name, 'lanes', q.lanes)
+local function next_seq(q)
+  local last = q.last + 1
+  if last < now then last = now end
+  q.last = last
+  return last
 end
 
 local function stream_of(q, kind, priority) return q.name .. '/' .. kind .. priority end
 
--- Keeps with the queue that it has deadlines, results, progress or adopted deliveries, or once had.
-local function note_extras(q)
-  if not q.extras then
-    q.extras = '1'
-    call('HSET', q.name, 'extras', '1')
+-- Every script that may have changed the numbers of a queue ends with this.
+local function save_all()
+  for key, q in pairs(queues) do
+    local waiting, before = q.waiting, q.before
+    local packed = pack(NUMBERS, waiting, q.back, q.in_flight, q.published, q.delivered, q.done, q.last, q.due, q.window,
+      q.extras and 1 or 0, q.journal and 1 or 0, q.replicas) .. q.lanes
+    if packed ~= q.known then
+      if not q.known then call('SADD', PARTITION .. ':queues', key) end
+      call('SET', q.name .. '/n', packed)
+      q.known = packed
+    end
+    if before == 0 and waiting > 0 then
+      call('SADD', PARTITION .. ':ready', key)
+      if q.ring then call('PUBLISH', PARTITION .. ':bell:' .. key, '') end
+    elseif before > 0 and waiting == 0 then
+      call('SREM', PARTITION .. ':ready', key)
+    end
+    q.before, q.ring = waiting, false
   end
-end
-
--- Keeps with the queue when its next scheduled task falls due.
-local function note_due(q, due)
-  q.due = tonumber(due)
-  if due then call('HSET', q.name, 'due', due) else call('HDEL', q.name, 'due') end
-end
-
--- The lowest score of a sorted set, kept in an index of the partition so that housekeeping finds the queue.
-local function index(q, set, into)
-  local head = call('ZRANGE', q.name .. set, 0, 0, 'WITHSCORES')
-  if head[2] then
-    call('ZADD', PARTITION .. into, head[2], q.key)
-  else
-    call('ZREM', PARTITION .. into, q.key)
-  end
-  if into == ':due' then note_due(q, head[2]) end
+  -- Written in any case where replicas must confirm: WAIT counts from what its connection wrote last.
+  if replicas > 0 then call('HINCRBY', META, 'marks', 1) end
 end

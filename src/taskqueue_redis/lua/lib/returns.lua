@@ -13,7 +13,7 @@ local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
     r.losses = r.losses + 1
     local cold = read_cold(q, id)
     fail(cold, r.attempt, 'lost with its consumer')
-    dead = r.losses > q.max_losses
+    dead = r.losses > setting(q, 'max_losses', 5)
     if dead then
       cold.r = 'max_losses_exceeded'
       if verb then r.answer = 1 end

@@ -1,0 +1,29 @@
+-- What is noted of a queue now and then.
+
+local function add(q, counter, n)
+  if q[counter] then q[counter] = q[counter] + n else call('HINCRBY', q.name, counter, n) end
+end
+
+local function setting(q, name, default) return tonumber(call('HGET', q.name, name)) or default end
+
+-- The lanes in use, the highest priority first, as a string of digits.
+local function use_lane(q, priority)
+  if string.find(q.lanes, tostring(priority), 1, true) then return end
+  priority = tonumber(priority)
+  local lanes = {}
+  for p = 9, 0, -1 do
+    if p == priority or string.find(q.lanes, tostring(p), 1, true) then lanes[#lanes + 1] = p end
+  end
+  q.lanes = table.concat(lanes)
+end
+
+-- The lowest score of a sorted set, kept in an index of the partition so that housekeeping finds the queue.
+local function index(q, set, into)
+  local head = call('ZRANGE', q.name .. set, 0, 0, 'WITHSCORES')
+  if head[2] then
+    call('ZADD', PARTITION .. into, head[2], q.key)
+  else
+    call('ZREM', PARTITION .. into, q.key)
+  end
+  if into == ':due' then q.due = tonumber(head[2]) or math.huge end
+end
