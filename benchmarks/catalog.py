@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 Kind = Literal["ours", "floor", "peer"]
 
@@ -31,7 +31,7 @@ class Entry:
     """what brings back a task whose worker died"""
     settings: str = "defaults"
     """what was tuned for the drain"""
-    compare: frozenset[str] = field(default_factory=lambda: frozenset({"handler"}))
+    compare: frozenset[str] = frozenset({"handler"})
     """whose best it counts for: ``handler`` (one call per task) or ``batch`` (one call per batch)"""
 
 
@@ -65,6 +65,12 @@ def _ours(mode: str, acknowledges: str, compare: str = "handler") -> Entry:
     )
 
 
+def _peer(name: str, *, of: str = "", **more: Any) -> Entry:
+    """Return an entry of the library ``of``, else ``name``, which has a program and an environment of its own."""
+    library = of or name
+    return Entry(name=name, kind="peer", program=f"entry_{library}", environment=library, **more)
+
+
 FLOORS = (
     _floor("p100", 50_000, "XACK and XDEL per batch of 100"),
     _floor("p1", 3_000, "XACK and XDEL per task"),
@@ -80,84 +86,62 @@ OURS = (
 )
 
 PEERS = (
-    Entry(
-        name="docket",
-        kind="peer",
-        program="entry_docket",
-        environment="docket",
+    _peer(
+        "docket",
         tasks=3_000,
         acknowledges="a script after the task",
         recovers="XAUTOCLAIM of leases that are not renewed, 5 min",
         settings="concurrency 100, check interval 1 ms, 400 connections",
     ),
-    Entry(
-        name="taskiq-stream",
-        kind="peer",
-        program="entry_taskiq",
-        environment="taskiq",
+    _peer(
+        "taskiq-stream",
+        of="taskiq",
         tasks=4_000,
         acknowledges="XACK after the task; entries are never deleted",
         recovers="XAUTOCLAIM after 10 min idle",
         settings="no results, 100 at a time, read 100",
     ),
-    Entry(
-        name="dramatiq",
-        kind="peer",
-        program="entry_dramatiq",
-        environment="dramatiq",
+    _peer(
+        "dramatiq",
         tasks=8_000,
         acknowledges="a script after the task",
         recovers="heartbeat 60 s, on 0.1 % of calls",
         settings="16 threads, prefetch 1000, no results",
     ),
-    Entry(
-        name="streaq",
-        kind="peer",
-        program="entry_streaq",
-        environment="streaq",
+    _peer(
+        "streaq",
         tasks=2_500,
         acknowledges="XACK and XDEL in MULTI after the task",
         recovers="XAUTOCLAIM after 60 s idle",
         settings="concurrency 100, prefetch 100, no results",
     ),
-    Entry(
-        name="arq",
-        kind="peer",
-        program="entry_arq",
-        environment="arq",
+    _peer(
+        "arq",
         tasks=3_000,
         acknowledges="ZREM after the task",
         recovers="its in-progress key expires, 310 s",
         settings="100 jobs, poll 1 ms, no results",
     ),
-    Entry(
-        name="faststream",
-        kind="peer",
-        program="entry_faststream",
+    _peer(
+        "faststream",
         mode="one",
-        environment="faststream",
         tasks=5_000,
         acknowledges="XACK after the handler; entries are never deleted",
         recovers="none in this configuration",
         settings="read 100",
     ),
-    Entry(
-        name="faststream-batch",
-        kind="peer",
-        program="entry_faststream",
+    _peer(
+        "faststream-batch",
+        of="faststream",
         mode="batch",
-        environment="faststream",
         tasks=20_000,
         acknowledges="XACK after the handler of a batch; entries are never deleted",
         recovers="none in this configuration",
         settings="read 100",
         compare=frozenset({"batch"}),
     ),
-    Entry(
-        name="huey",
-        kind="peer",
-        program="entry_huey",
-        environment="huey",
+    _peer(
+        "huey",
         tasks=8_000,
         promise=AT_MOST_ONCE,
         acknowledges="none: BRPOP",

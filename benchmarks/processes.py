@@ -143,7 +143,7 @@ class EntryProcess:
             raise Failed(answer["error"])
         return answer
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End it: by closing its input, else by force."""
         assert self.process.stdin is not None
         with suppress(OSError):

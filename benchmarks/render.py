@@ -37,15 +37,18 @@ def plain(run: dict[str, Any]) -> str:
     return "\n".join([*parts, *notes(run)])
 
 
-def markdown(run: dict[str, Any], *, level: int = 3) -> str:
-    """Return all tables as Markdown, each under a heading."""
-    parts = []
-    for title, head, rows in every(run):
-        parts += [f"{'#' * level} {title}", ""]
-        parts += ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-        parts += ["| " + " | ".join(row) + " |" for row in rows]
-        parts.append("")
+def markdown(run: dict[str, Any]) -> str:
+    """Return all tables as Markdown, and what must be known beside them."""
+    parts = [section(table, align="---:") for table in every(run)]
     return "\n".join([*parts, *(f"- {note}" for note in notes(run))]) + "\n"
+
+
+def section(table: Table, *, align: str = "---") -> str:
+    """Return a table as Markdown, under its heading; ``align`` is of all columns but the first."""
+    title, head, rows = table
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    lines.insert(1, "|---|" + f"{align}|" * (len(head) - 1))
+    return "\n".join([f"### {title}", "", *lines, ""])
 
 
 def every(run: dict[str, Any]) -> list[Table]:
@@ -100,12 +103,11 @@ def _targets(run: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         found.contended = False
         reached = target.reached(found)
         if reached is not None:
-            sign = "≤" if target.at_most else "≥"
             rows.append(
                 [
                     target.figure,
                     target.measure,
-                    f"{sign} {target.bound:g}",
+                    f"{target.sign} {target.bound:g}",
                     shown(target.value(found)) + (CONTENDED if found.contended else ""),
                     "reached" if reached else "NOT reached",
                 ]

@@ -59,10 +59,9 @@ def _part(result: dict[str, Any]) -> str:
         f"{result['time'][:10]}, {result['cores']} cores of {result['processor'] or result['machine']}, "
         f"Python {result['python']}, redis-server {redis}, {kept}."
     )
+    tables = render.markdown(run)
     if run["durable"]:
-        tables = render.markdown(run, level=3)
         return f"## With an append-only file\n\n{where}\n\n{tables}"
-    tables = render.markdown(run, level=3)
     return f"## Figures\n\n{where}\n\n{IMAGE}\n\n{tables}\n{_versions(run)}\n{_promises(run)}"
 
 
@@ -79,10 +78,7 @@ def _versions(run: dict[str, Any]) -> str:
 
 def _promises(run: dict[str, Any]) -> str:
     known = {entry["name"] for entry in run["entries"]}
-    title, head, rows = render.promises([one for one in catalog.ALL if one.name in known])
-    lines = [f"### {title}", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([*lines, ""])
+    return render.section(render.promises([one for one in catalog.ALL if one.name in known]))
 
 
 def _picture(run: dict[str, Any]) -> str:

@@ -34,10 +34,10 @@ class Plan:
     depths: tuple[int, ...]
     memory: int
     """tasks of the memory measurement"""
-    memory_of_all: bool
     idle: float
     """seconds of the idle measurement"""
-    idle_of_all: bool
+    of_all: bool = False
+    """measure memory and idling of every entry, not only of ours and the floor"""
 
 
 _NO_BOUND = 86_400.0
@@ -49,9 +49,7 @@ QUICK = Plan(
     repeats=1,
     depths=(1_000, 20_000),
     memory=10_000,
-    memory_of_all=False,
     idle=2.0,
-    idle_of_all=False,
 )
 USUAL = Plan(
     rounds=3,
@@ -61,9 +59,7 @@ USUAL = Plan(
     repeats=3,
     depths=(1_000, 100_000),
     memory=20_000,
-    memory_of_all=False,
     idle=5.0,
-    idle_of_all=False,
 )
 FULL = Plan(
     rounds=7,
@@ -73,9 +69,8 @@ FULL = Plan(
     repeats=7,
     depths=(1_000, 100_000, 1_000_000),
     memory=100_000,
-    memory_of_all=True,
     idle=5.0,
-    idle_of_all=True,
+    of_all=True,
 )
 
 
@@ -150,12 +145,14 @@ def _scaling(
 ) -> dict[str, Any]:
     by_name = {entry.name: entry for entry in entries}
     main = [by_name[name] for name in (catalog.OURS[0].name, tables.BASE) if name in by_name]
-    one_each = list(
-        {
+    if plan.of_all:
+        one_each = {
             (entry.program, entry.mode if entry.kind == "peer" else ""): entry
             for entry in reversed(entries)
-        }.values()
-    )
+        }
+        at_rest = list(one_each.values())
+    else:
+        at_rest = main
     found: dict[str, Any] = {"keys": {}, "backlog": {}, "memory": {}, "idle": {}, "failed": {}}
 
     def look(what: str, entry: catalog.Entry, do: Callable[[], Any]) -> None:
@@ -171,9 +168,9 @@ def _scaling(
         if entry.kind == "ours":
             look("keys", entry, partial(scaling.keys, entry, **repeated))
         look("backlog", entry, partial(scaling.backlog, entry, plan.depths, **repeated))
-    for entry in one_each if plan.memory_of_all else main:
+    for entry in at_rest:
         look("memory", entry, partial(scaling.memory, entry, plan.memory))
-    for entry in one_each if plan.idle_of_all else main:
+    for entry in at_rest:
         look("idle", entry, partial(scaling.idle, entry, plan.idle))
     return found
 

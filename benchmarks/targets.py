@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import scaling
 import tables
@@ -16,15 +16,15 @@ HANDLER = "taskqueue handler"
 BATCHES = "taskqueue batch"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Target:
     """One bound on one number that a run yields."""
 
     figure: str
     measure: str
     """what the number is"""
+    sign: Literal["≥", "≤"]
     bound: float
-    at_most: bool
     value: Callable[[Found], float | None]
 
     def reached(self, found: Found) -> bool | None:
@@ -32,7 +32,7 @@ class Target:
         value = self.value(found)
         if value is None:
             return None
-        return value <= self.bound if self.at_most else value >= self.bound
+        return value <= self.bound if self.sign == "≤" else value >= self.bound
 
 
 class Found:
@@ -100,74 +100,76 @@ def _backlog(found: Found) -> float | None:
     return found.growth("backlog", name, "backlog 1,000") if name else None
 
 
-def _least(
-    figure: str, measure: str, bound: float, value: Callable[[Found], float | None]
-) -> Target:
-    return Target(figure=figure, measure=measure, bound=bound, at_most=False, value=value)
-
-
-def _most(
-    figure: str, measure: str, bound: float, value: Callable[[Found], float | None]
-) -> Target:
-    return Target(figure=figure, measure=measure, bound=bound, at_most=True, value=value)
-
-
 TARGETS = (
-    _least(
+    Target(
         "drain, per-task ack, Subscription",
         "x floor",
+        "≥",
         0.5,
         lambda f: f.ratio(SUBSCRIPTION, "drain", BASE),
     ),
-    _least(
+    Target(
         "drain, per-task ack, Subscription",
         "x best peer",
+        "≥",
         5,
         lambda f: f.cell(SUBSCRIPTION, "drain", "to_best_peer"),
     ),
-    _least(
+    Target(
         "drain, one coroutine call per task",
         "x best peer",
+        "≥",
         3,
         lambda f: f.cell(HANDLER, "drain", "to_best_peer"),
     ),
-    _least(
+    Target(
         "drain, batch handler",
         "x faststream-batch",
+        "≥",
         1,
         lambda f: f.ratio(BATCHES, "drain", "faststream-batch"),
     ),
-    _least(
-        "bulk publish", "x best peer", 2.5, lambda f: f.cell(SUBSCRIPTION, "bulk", "to_best_peer")
+    Target(
+        "bulk publish",
+        "x best peer",
+        "≥",
+        2.5,
+        lambda f: f.cell(SUBSCRIPTION, "bulk", "to_best_peer"),
     ),
-    _least("publish one by one", "x floor", 0.85, lambda f: f.ratio(SUBSCRIPTION, "publish", BASE)),
-    _most("latency at 200/s, p50", "x floor", 2, lambda f: f.ratio(HANDLER, "p50", BASE)),
-    _most("latency at 200/s, p99", "ms", 2, lambda f: f.cell(HANDLER, "p99")),
-    _most(
+    Target(
+        "publish one by one", "x floor", "≥", 0.85, lambda f: f.ratio(SUBSCRIPTION, "publish", BASE)
+    ),
+    Target("latency at 200/s, p50", "x floor", "≤", 2, lambda f: f.ratio(HANDLER, "p50", BASE)),
+    Target("latency at 200/s, p99", "ms", "≤", 2, lambda f: f.cell(HANDLER, "p99")),
+    Target(
         "round trips per task, busy",
         "Subscription",
+        "≤",
         0.05,
         lambda f: f.cell(SUBSCRIPTION, "round trips"),
     ),
-    _most(
+    Target(
         "round trips per task, busy",
         "one coroutine call per task",
+        "≤",
         0.05,
         lambda f: f.cell(HANDLER, "round trips"),
     ),
-    _most("Redis memory per queued task", "x floor", 2, _queued),
-    _most("memory once dedupe_window has passed", "x before", 1.1, _forgotten),
-    _most(
+    Target("Redis memory per queued task", "x floor", "≤", 2, _queued),
+    Target("memory once dedupe_window has passed", "x before", "≤", 1.1, _forgotten),
+    Target(
         "cost per task, 1,000 keys subscribed, 10 with work",
         "x 1 key",
+        "≤",
         1.3,
         lambda f: f.growth("keys", "1,000 keys, 10 with work", scaling.BASE),
     ),
-    _most(
+    Target(
         "cost per task, 100 keys with one task each",
         "x 1 key",
+        "≤",
         3,
         lambda f: f.growth("keys", "100 keys, one task each", scaling.BASE),
     ),
-    _most("cost per task, deepest backlog", "x backlog 1,000", 1.2, _backlog),
+    Target("cost per task, deepest backlog", "x backlog 1,000", "≤", 1.2, _backlog),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,17 +105,17 @@ def stage(
     """Set an entry up. Raises `NotMade` or `Failed`."""
     python, variables = environments.python_of(entry.environment)
     script = environments.ENTRIES / f"{entry.program}.py"
-    with RedisServer(durable=durable) as redis:
-        started: list[EntryProcess] = []
-        try:
-            for _ in range(2):  # they import on both cores, and are kept on one from then on
-                started.append(EntryProcess(python, script, entry.mode, redis.url, variables))  # noqa: PERF401 - what has started is ended, also if the next does not
-            versions = [process.ready() for process in started]
-            versions[0]["redis-server"] = meter.info(redis.ask)["redis_version"]
-            yield Stage(redis, started[0], started[1], versions[0], patience)
-        finally:
-            for process in started:
-                process.end()
+    with RedisServer(durable=durable) as redis, ExitStack() as opened:
+
+        def start() -> EntryProcess:
+            process = EntryProcess(python, script, entry.mode, redis.url, variables)
+            return opened.enter_context(closing(process))
+
+        producer, worker = start(), start()  # they import on both cores, then are kept on one
+        versions = producer.ready()
+        worker.ready()
+        versions["redis-server"] = meter.info(redis.ask)["redis_version"]
+        yield Stage(redis, producer, worker, versions, patience)
 
 
 def turn(

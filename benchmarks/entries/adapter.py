@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median, quantiles
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 SIZE = 200
@@ -40,8 +41,17 @@ def payload(number: int, sent: float = 0.0) -> dict[str, Any]:
     }
 
 
+def batches(numbers: range, size: int = BATCH) -> Iterator[range]:
+    """Yield the numbers in runs of ``size``; the last may be shorter."""
+    for at in range(0, len(numbers), size):
+        yield numbers[at : at + size]
+
+
 class Book:
     """Counts what is handled, from any thread, and says when it is enough."""
+
+    current: ClassVar[Book]
+    """that of the work that goes on, for handlers which are plain functions"""
 
     def __init__(self, expected: int = _NEVER) -> None:
         self.expected = expected
@@ -101,8 +111,21 @@ class Book:
         return figures
 
 
+async def handle(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
+    """Handle one task, on an event loop."""
+    Book.current.note(number, sent)
+
+
+def handle_in_thread(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
+    """Handle one task, in a thread."""
+    Book.current.note(number, sent)
+
+
 class Entry(Protocol):
-    """One system under measurement. Its methods may be plain or coroutines; the latter share one event loop."""
+    """One system under measurement. Its methods may be plain or coroutines; the latter share one event loop.
+
+    It may also have ``open``, called before everything else, and ``close``, called at the end.
+    """
 
     @property
     def packages(self) -> Sequence[str]:
@@ -126,22 +149,55 @@ class Entry(Protocol):
         ...
 
 
-async def until_settled(entry: Entry) -> None:
-    """Wait until the store says that all is acknowledged, so that stopping a worker cuts nothing off."""
+async def until_settled(entry: Entry, full: asyncio.Event) -> None:
+    """Wait until all is handled and the store says that it is settled, so that stopping a worker cuts nothing off."""
+    await full.wait()
     while entry.left():  # noqa: ASYNC110 - the store rings no bell
         await asyncio.sleep(0.01)
 
 
-def serve(
-    make: Callable[[str, str], Entry | Awaitable[Entry]], loop: Callable[[], Any] | None = None
-) -> None:
+async def run_until_settled(entry: Entry, book: Book, worker: Coroutine[Any, Any, Any]) -> None:
+    """Run a worker on this event loop, and cancel it once all is settled."""
+    full = book.waiter()
+    running = asyncio.create_task(worker)
+    await until_settled(entry, full)
+    running.cancel()
+    await asyncio.wait({running})
+
+
+class Threads(Protocol):
+    """A worker whose threads are started and stopped."""
+
+    def start(self) -> object:
+        """Start them."""
+        ...
+
+    def stop(self) -> object:
+        """Stop them."""
+        ...
+
+
+def run_threads_until_settled(entry: Entry, book: Book, worker: Threads) -> None:
+    """Run a worker of threads, and stop it once all is settled."""
+    full = threading.Event()
+    book.when_full(full.set)
+    worker.start()
+    full.wait()
+    while entry.left():
+        time.sleep(0.01)
+    worker.stop()
+
+
+def serve(make: Callable[[str, str], Entry], loop: Callable[[], Any] | None = None) -> None:
     """Make an entry from the command line's mode and URL, obey commands until standard input ends."""
+    logging.disable(logging.WARNING)  # of every entry alike
     with asyncio.Runner(loop_factory=loop) as runner:
 
         def finish(value: Any) -> Any:
             return runner.run(_awaited(value)) if inspect.isawaitable(value) else value
 
-        entry = finish(make(sys.argv[1], sys.argv[2]))
+        entry = make(sys.argv[1], sys.argv[2])
+        finish(_if_there(entry, "open"))
         _answer({"ready": _versions(entry.packages)})
         for line in sys.stdin:
             command = json.loads(line)
@@ -149,8 +205,12 @@ def serve(
                 _answer(finish(_obey(entry, command)))
             except Exception as error:  # noqa: BLE001 - whatever it is, the runner must hear of it
                 _answer({"error": f"{type(error).__name__}: {error}"})
-        with suppress(AttributeError):
-            finish(entry.close())
+        finish(_if_there(entry, "close"))
+
+
+def _if_there(entry: Entry, name: str) -> Any:
+    method = getattr(entry, name, None)
+    return method() if method is not None else None
 
 
 def _obey(entry: Entry, command: dict[str, Any]) -> Any:
@@ -213,6 +273,7 @@ def _timed(call: Callable[[], Any]) -> Any:
 
 def _work(entry: Entry, book: Book) -> Any:
     _answer({"working": True})
+    Book.current = book
     value = entry.work(book)
     if inspect.isawaitable(value):
         return _then(value, lambda _: book.figures())
@@ -277,6 +338,11 @@ class PlainRedis:
         if kind == b"*":
             return None if rest == b"-1" else [self._read() for _ in range(int(rest))]
         return rest.decode()
+
+    def make_group(self, stream: str, group: str) -> None:
+        """Make a stream's group, at the stream's beginning, unless the stream has one."""
+        if not self("EXISTS", stream) or not self("XINFO", "GROUPS", stream):
+            self("XGROUP", "CREATE", stream, group, "0", "MKSTREAM")
 
     def group_left(self, stream: str, group: str) -> int:
         """Return how many entries a stream's group has not read, or has read and not acknowledged."""

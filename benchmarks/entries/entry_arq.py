@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
-from adapter import BATCH, Book, PlainRedis, payload, serve, until_settled
+from adapter import Book, PlainRedis, batches, payload, run_until_settled, serve
 from arq import Worker, create_pool
 from arq.connections import RedisSettings
 
@@ -16,12 +15,11 @@ JOBS = 100
 POLL = 0.001
 """it waits so long between looks at its queue; the default, 0.5 s, drains three times slower"""
 QUEUE = "arq:queue"
-book = Book()
 
 
 async def handle(_: dict[str, Any], number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
     """Handle one task."""
-    book.note(number, sent)
+    Book.current.note(number, sent)
 
 
 class OnArq:
@@ -29,13 +27,15 @@ class OnArq:
 
     packages = ("arq", "redis", "hiredis", "uvloop")
 
-    async def open(self, url: str) -> None:
-        """Connect."""
+    def __init__(self, _: str, url: str) -> None:
         self._plain = PlainRedis(url)
         parts = urlsplit(url)
         assert parts.hostname
         assert parts.port
         self._settings = RedisSettings(host=parts.hostname, port=parts.port)
+
+    async def open(self) -> None:
+        """Connect."""
         self._pool = await create_pool(self._settings)
 
     async def publish(self, number: int, sent: float) -> None:
@@ -45,14 +45,11 @@ class OnArq:
 
     async def publish_many(self, numbers: range) -> None:
         """Enqueue batches concurrently: it has no bulk call."""
-        for first in range(numbers.start, numbers.stop, BATCH):
-            batch = range(first, min(first + BATCH, numbers.stop))
+        for batch in batches(numbers):
             await asyncio.gather(*(self.publish(number, 0.0) for number in batch))
 
-    async def work(self, on: Book) -> None:
+    async def work(self, book: Book) -> None:
         """Run its worker until all is handled."""
-        global book
-        book, full = on, on.waiter()
         worker = Worker(
             [handle],
             redis_settings=self._settings,
@@ -62,11 +59,7 @@ class OnArq:
             handle_signals=False,
             log_results=False,
         )
-        running = asyncio.create_task(worker.async_run())
-        await full.wait()
-        await until_settled(self)
-        running.cancel()
-        await asyncio.wait({running})
+        await run_until_settled(self, book, worker.async_run())
         await worker.close()
 
     def left(self) -> int:
@@ -78,13 +71,5 @@ class OnArq:
         await self._pool.aclose()
 
 
-async def make(_: str, url: str) -> OnArq:
-    """Open it within the loop that it will use."""
-    logging.disable(logging.WARNING)
-    entry = OnArq()
-    await entry.open(url)
-    return entry
-
-
 if __name__ == "__main__":
-    serve(make, uvloop.new_event_loop)
+    serve(OnArq, uvloop.new_event_loop)

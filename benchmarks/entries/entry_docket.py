@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 from datetime import timedelta
 
 import uvloop
-from adapter import Book, PlainRedis, payload, serve, until_settled
+from adapter import Book, PlainRedis, handle, payload, run_until_settled, serve
 from docket import Docket, Worker
 from docket.execution import Disposition
 
@@ -16,12 +14,6 @@ CONCURRENCY = 100
 STILL = timedelta(milliseconds=1)
 """it sleeps so long whenever all slots are taken; the default, 250 ms, drains ten times slower"""
 STREAM = "bench:stream"
-book = Book()
-
-
-async def handle(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
-    """Handle one task."""
-    book.note(number, sent)
 
 
 class OnDocket:
@@ -29,12 +21,15 @@ class OnDocket:
 
     packages = ("pydocket", "redis", "hiredis", "uvloop")
 
-    async def open(self, url: str) -> None:
-        """Connect, with connections for every slot."""
+    def __init__(self, _: str, url: str) -> None:
+        self._url = url
         self._plain = PlainRedis(url)
         self._opened = contextlib.AsyncExitStack()
+
+    async def open(self) -> None:
+        """Connect, with connections for every slot."""
         self._docket = await self._opened.enter_async_context(
-            Docket("bench", url=f"{url}?max_connections=400", execution_ttl=timedelta(0))
+            Docket("bench", url=f"{self._url}?max_connections=400", execution_ttl=timedelta(0))
         )
         self._docket.register(handle)
 
@@ -49,18 +44,12 @@ class OnDocket:
         )
         assert all(answer.disposition is Disposition.SCHEDULED for answer in answers)
 
-    async def work(self, on: Book) -> None:
+    async def work(self, book: Book) -> None:
         """Run its worker until all is handled."""
-        global book
-        book, full = on, on.waiter()
         async with Worker(
             self._docket, concurrency=CONCURRENCY, minimum_check_interval=STILL
         ) as worker:
-            running = asyncio.create_task(worker.run_forever())
-            await full.wait()
-            await until_settled(self)
-            running.cancel()
-            await asyncio.wait({running})
+            await run_until_settled(self, book, worker.run_forever())
 
     def left(self) -> int:
         """Entries of its stream: it deletes what it has acknowledged."""
@@ -71,13 +60,5 @@ class OnDocket:
         await self._opened.aclose()
 
 
-async def make(_: str, url: str) -> OnDocket:
-    """Open it within the loop that it will use."""
-    logging.disable(logging.WARNING)
-    entry = OnDocket()
-    await entry.open(url)
-    return entry
-
-
 if __name__ == "__main__":
-    serve(make, uvloop.new_event_loop)
+    serve(OnDocket, uvloop.new_event_loop)

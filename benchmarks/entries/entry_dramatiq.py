@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
-import time
 
 # Read when it is imported; the default, twice the threads, drains five times slower.
 os.environ["dramatiq_queue_prefetch"] = "1000"  # noqa: SIM112 - its own spelling
 
 import dramatiq
-from adapter import Book, PlainRedis, payload, serve
+from adapter import Book, PlainRedis, handle_in_thread, payload, run_threads_until_settled, serve
 from dramatiq.brokers.redis import RedisBroker
 
 THREADS = 16
 QUEUE = "dramatiq:default"
-book = Book()
-
-
-def handle(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
-    """Handle one task."""
-    book.note(number, sent)
 
 
 class OnDramatiq:
@@ -30,11 +21,10 @@ class OnDramatiq:
     packages = ("dramatiq", "redis", "hiredis")
 
     def __init__(self, _: str, url: str) -> None:
-        logging.disable(logging.WARNING)
         self._plain = PlainRedis(url)
         self._broker = RedisBroker(url=url)
         dramatiq.set_broker(self._broker)
-        self._actor = dramatiq.actor(handle)
+        self._actor = dramatiq.actor(handle_in_thread, actor_name="handle")
 
     def publish(self, number: int, sent: float) -> None:
         """Send one message."""
@@ -45,17 +35,10 @@ class OnDramatiq:
         for number in numbers:
             self._actor.send(**payload(number))
 
-    def work(self, on: Book) -> None:
+    def work(self, book: Book) -> None:
         """Run its worker until all is handled."""
-        global book
-        book, full = on, threading.Event()
-        on.when_full(full.set)
         worker = dramatiq.Worker(self._broker, worker_threads=THREADS)
-        worker.start()
-        full.wait()
-        while self.left():
-            time.sleep(0.01)
-        worker.stop()
+        run_threads_until_settled(self, book, worker)
 
     def left(self) -> int:
         """Messages in its hash: an acknowledged one is removed."""

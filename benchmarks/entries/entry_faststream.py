@@ -5,23 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import uvloop
-from adapter import BATCH, Book, PlainRedis, payload, serve, until_settled
+from adapter import BATCH, Book, PlainRedis, batches, handle, payload, serve, until_settled
 from faststream.redis import RedisBroker, StreamSub
 
 STREAM = "bench"
 GROUP = "workers"
-book = Book()
-
-
-async def handle(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
-    """Handle one message."""
-    book.note(number, sent)
 
 
 async def handle_batch(messages: list[dict[str, Any]]) -> None:
     """Handle a batch."""
     for message in messages:
-        book.note(message["number"], message["sent"])
+        Book.current.note(message["number"], message["sent"])
 
 
 class OnFastStream:
@@ -29,11 +23,13 @@ class OnFastStream:
 
     packages = ("faststream", "redis", "hiredis", "uvloop")
 
-    async def open(self, mode: str, url: str) -> None:
-        """Connect, and create the group at the stream's beginning."""
-        self._plain = PlainRedis(url)
+    def __init__(self, mode: str, url: str) -> None:
         self._mode, self._url = mode, url
-        self._broker = RedisBroker(url, socket_timeout=60, logger=None)
+        self._plain = PlainRedis(url)
+
+    async def open(self) -> None:
+        """Connect."""
+        self._broker = RedisBroker(self._url, socket_timeout=60, logger=None)
         self._client = await self._broker.connect()
 
     async def publish(self, number: int, sent: float) -> None:
@@ -42,27 +38,24 @@ class OnFastStream:
 
     async def publish_many(self, numbers: range) -> None:
         """Publish through a pipeline of its client, as its documentation shows."""
-        for first in range(numbers.start, numbers.stop, BATCH):
+        for batch in batches(numbers):
             async with self._client.pipeline(transaction=False) as pipeline:
-                for number in range(first, min(first + BATCH, numbers.stop)):
+                for number in batch:
                     await self._broker.publish(payload(number), stream=STREAM, pipeline=pipeline)
                 await pipeline.execute()
 
-    async def work(self, on: Book) -> None:
-        """Run a subscriber until all is handled."""
-        global book
-        book, full = on, on.waiter()
+    async def work(self, book: Book) -> None:
+        """Run a subscriber, on a group that begins at the stream's beginning, until all is handled."""
+        full = book.waiter()
         broker = RedisBroker(self._url, socket_timeout=60, logger=None)
         batch = self._mode == "batch"
         where = StreamSub(
             STREAM, group=GROUP, consumer="one", last_id=">", max_records=BATCH, batch=batch
         )
         broker.subscriber(stream=where)(handle_batch if batch else handle)
-        if not self._plain("EXISTS", STREAM) or not self._plain("XINFO", "GROUPS", STREAM):
-            self._plain("XGROUP", "CREATE", STREAM, GROUP, "0", "MKSTREAM")
+        self._plain.make_group(STREAM, GROUP)
         await broker.start()
-        await full.wait()
-        await until_settled(self)
+        await until_settled(self, full)
         await broker.stop()
 
     def left(self) -> int:
@@ -74,12 +67,5 @@ class OnFastStream:
         await self._broker.stop()
 
 
-async def make(mode: str, url: str) -> OnFastStream:
-    """Open it within the loop that it will use."""
-    entry = OnFastStream()
-    await entry.open(mode, url)
-    return entry
-
-
 if __name__ == "__main__":
-    serve(make, uvloop.new_event_loop)
+    serve(OnFastStream, uvloop.new_event_loop)

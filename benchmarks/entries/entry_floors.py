@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import uvloop
-from adapter import BATCH, Book, PlainRedis, payload, serve
+from adapter import BATCH, Book, PlainRedis, batches, payload, serve
 from redis.asyncio import Redis
 
 STREAM = "floor"
@@ -45,22 +45,19 @@ class Floor:
             for number in numbers:
                 await self.publish(number, 0.0)
             return
-        for first in range(numbers.start, numbers.stop, BATCH):
-            batch = [
-                orjson.dumps(payload(number))
-                for number in range(first, min(first + BATCH, numbers.stop))
-            ]
+        for batch in batches(numbers):
+            texts = [orjson.dumps(payload(number)) for number in batch]
             if self._mode == "lua":
-                await self._publish_script([STREAM], batch)
+                await self._publish_script([STREAM], texts)
                 continue
             pipeline = self._redis.pipeline(transaction=False)
-            for text in batch:
+            for text in texts:
                 pipeline.xadd(STREAM, {"d": text})
             await pipeline.execute()
 
     async def work(self, book: Book) -> None:
         """Read a batch, handle it, acknowledge and delete it, in turn."""
-        self._create()
+        self._plain.make_group(STREAM, GROUP)
         full = book.waiter()
         loop = asyncio.create_task(self._drain(book))
         await asyncio.wait({loop, asyncio.create_task(full.wait())}, return_when="FIRST_COMPLETED")
@@ -69,10 +66,6 @@ class Floor:
         await asyncio.wait({loop})
         if not loop.cancelled():
             loop.result()
-
-    def _create(self) -> None:
-        if not self._plain("EXISTS", STREAM) or not self._plain("XINFO", "GROUPS", STREAM):
-            self._plain("XGROUP", "CREATE", STREAM, GROUP, "0", "MKSTREAM")
 
     async def _drain(self, book: Book) -> None:
         streams = {STREAM: ">"}
@@ -108,7 +101,7 @@ class Floor:
 
     async def cycles(self, count: int, per_cycle: int, keys: int, busy: int) -> dict[str, float]:  # noqa: ARG002 - a floor has one stream
         """Publish and drain, over and over; return the time that draining took."""
-        self._create()
+        self._plain.make_group(STREAM, GROUP)
         seconds = cpu = 0.0
         for _ in range(count):
             await self.publish_many(range(per_cycle))

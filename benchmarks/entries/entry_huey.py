@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-
-from adapter import Book, PlainRedis, payload, serve
+from adapter import Book, PlainRedis, handle_in_thread, payload, run_threads_until_settled, serve
 from huey import RedisHuey
 
 QUEUE = "huey.redis.bench"
-book = Book()
-
-
-def handle(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
-    """Handle one task."""
-    book.note(number, sent)
 
 
 class OnHuey:
@@ -24,10 +14,9 @@ class OnHuey:
     packages = ("huey", "redis", "hiredis")
 
     def __init__(self, _: str, url: str) -> None:
-        logging.disable(logging.WARNING)
         self._plain = PlainRedis(url)
         self._huey = RedisHuey("bench", url=url, results=False)
-        self._task = self._huey.task()(handle)
+        self._task = self._huey.task(name="handle")(handle_in_thread)
 
     def publish(self, number: int, sent: float) -> None:
         """Enqueue one task."""
@@ -38,17 +27,10 @@ class OnHuey:
         for number in numbers:
             self._task(**payload(number))
 
-    def work(self, on: Book) -> None:
+    def work(self, book: Book) -> None:
         """Run its consumer until all is handled."""
-        global book
-        book, full = on, threading.Event()
-        on.when_full(full.set)
         consumer = self._huey.create_consumer(workers=1, periodic=False, check_worker_health=False)
-        consumer.start()
-        full.wait()
-        while self.left():
-            time.sleep(0.01)
-        consumer.stop()
+        run_threads_until_settled(self, book, consumer)
 
     def left(self) -> int:
         """Tasks in its list."""

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 
 import uvloop
-from adapter import Book, PlainRedis, payload, serve, until_settled
+from adapter import Book, PlainRedis, batches, handle, payload, run_until_settled, serve
 from streaq import Worker
 
 CONCURRENCY = 100
 BULK = 1000
 STREAM = "streaq:bench:queues:normal"
-book = Book()
-
-
-async def handle(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
-    """Handle one task."""
-    book.note(number, sent)
 
 
 class OnStreaq:
@@ -26,18 +18,20 @@ class OnStreaq:
 
     packages = ("streaq", "coredis", "uvloop")
 
-    async def open(self, url: str) -> None:
-        """Connect."""
-        self._plain = PlainRedis(url)
-        self._worker = self._made(url)
-        self._task = self._worker.task(ttl=0, silent=True)(handle)
+    def __init__(self, _: str, url: str) -> None:
         self._url = url
+        self._plain = PlainRedis(url)
         self._opened = contextlib.AsyncExitStack()
+
+    async def open(self) -> None:
+        """Connect."""
+        self._worker = self._made()
+        self._task = self._worker.task(ttl=0, silent=True)(handle)
         await self._opened.enter_async_context(self._worker)
 
-    def _made(self, url: str) -> Worker[None]:
+    def _made(self) -> Worker[None]:
         return Worker(
-            redis_url=url,
+            redis_url=self._url,
             queue_name="bench",
             concurrency=CONCURRENCY,
             prefetch=CONCURRENCY,
@@ -50,23 +44,16 @@ class OnStreaq:
 
     async def publish_many(self, numbers: range) -> None:
         """Enqueue by its bulk call."""
-        for first in range(numbers.start, numbers.stop, BULK):
-            batch = range(first, min(first + BULK, numbers.stop))
+        for batch in batches(numbers, BULK):
             await self._worker.enqueue_many(
                 [self._task.enqueue(**payload(number)) for number in batch]
             )
 
-    async def work(self, on: Book) -> None:
+    async def work(self, book: Book) -> None:
         """Run a worker until all is handled."""
-        global book
-        book, full = on, on.waiter()
-        worker = self._made(self._url)
+        worker = self._made()
         worker.task(ttl=0, silent=True)(handle)
-        running = asyncio.create_task(worker.run_async())
-        await full.wait()
-        await until_settled(self)
-        running.cancel()
-        await asyncio.wait({running})
+        await run_until_settled(self, book, worker.run_async())
 
     def left(self) -> int:
         """Entries of its stream: it deletes what it has acknowledged."""
@@ -77,13 +64,5 @@ class OnStreaq:
         await self._opened.aclose()
 
 
-async def make(_: str, url: str) -> OnStreaq:
-    """Open it within the loop that it will use."""
-    logging.disable(logging.WARNING)
-    entry = OnStreaq()
-    await entry.open(url)
-    return entry
-
-
 if __name__ == "__main__":
-    serve(make, uvloop.new_event_loop)
+    serve(OnStreaq, uvloop.new_event_loop)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import uvloop
-from adapter import BATCH, Book, PlainRedis, payload, serve, until_settled
+from adapter import BATCH, Book, PlainRedis, batches, handle, payload, serve, until_settled
 from taskiq.receiver import Receiver
 from taskiq_redis import RedisStreamBroker
 
 AT_A_TIME = 100
-book = Book()
-
-
-async def handle(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
-    """Handle one task."""
-    book.note(number, sent)
 
 
 class OnTaskiq:
@@ -24,11 +17,14 @@ class OnTaskiq:
 
     packages = ("taskiq", "taskiq-redis", "redis", "hiredis", "uvloop")
 
-    async def open(self, url: str) -> None:
-        """Connect, and declare the group from the stream's beginning."""
+    def __init__(self, _: str, url: str) -> None:
+        self._url = url
         self._plain = PlainRedis(url)
+
+    async def open(self) -> None:
+        """Connect, and declare the group from the stream's beginning."""
         self._broker = RedisStreamBroker(
-            url, queue_name="bench", consumer_id="0", xread_count=BATCH, socket_timeout=60
+            self._url, queue_name="bench", consumer_id="0", xread_count=BATCH, socket_timeout=60
         )
         self._task = self._broker.register_task(handle, task_name="handle")
         await self._broker.startup()
@@ -39,20 +35,17 @@ class OnTaskiq:
 
     async def publish_many(self, numbers: range) -> None:
         """Kick batches concurrently: it has no bulk call."""
-        for first in range(numbers.start, numbers.stop, BATCH):
-            batch = range(first, min(first + BATCH, numbers.stop))
+        for batch in batches(numbers):
             await asyncio.gather(*(self._task.kiq(**payload(number)) for number in batch))
 
-    async def work(self, on: Book) -> None:
+    async def work(self, book: Book) -> None:
         """Run its receiver until all is handled."""
-        global book
-        book, full, finish = on, on.waiter(), asyncio.Event()
+        full, finish = book.waiter(), asyncio.Event()
         receiver = Receiver(
             self._broker, max_async_tasks=AT_A_TIME, max_prefetch=BATCH, run_startup=False
         )
         running = asyncio.create_task(receiver.listen(finish))
-        await full.wait()
-        await until_settled(self)
+        await until_settled(self, full)
         finish.set()
         await running
 
@@ -65,13 +58,5 @@ class OnTaskiq:
         await self._broker.shutdown()
 
 
-async def make(_: str, url: str) -> OnTaskiq:
-    """Open it within the loop that it will use."""
-    logging.disable(logging.WARNING)
-    entry = OnTaskiq()
-    await entry.open(url)
-    return entry
-
-
 if __name__ == "__main__":
-    serve(make, uvloop.new_event_loop)
+    serve(OnTaskiq, uvloop.new_event_loop)

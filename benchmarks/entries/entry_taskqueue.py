@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import uvloop
-from adapter import BATCH, Book, serve
+from adapter import BATCH, Book, batches, serve
 from adapter import payload as payload_of
 
 from taskqueue_core import Task
@@ -62,11 +62,8 @@ class Ours:
 
     async def publish_many(self, numbers: range, busy: int = 1) -> None:
         """Publish in calls of `BULK` tasks, over ``busy`` keys in turn; look at every confirmation."""
-        for first in range(numbers.start, numbers.stop, BULK):
-            tasks = [
-                Task.of(f"k{number % busy}", payload_of(number))
-                for number in range(first, min(first + BULK, numbers.stop))
-            ]
+        for batch in batches(numbers, BULK):
+            tasks = [Task.of(f"k{number % busy}", payload_of(number)) for number in batch]
             for answer in await self._backend.publisher.publish(*tasks):
                 assert answer.status is Published.ACCEPTED, answer
 

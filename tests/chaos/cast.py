@@ -68,6 +68,10 @@ class Actor:
         self.process.join()
         return self.process.exitcode or 0
 
+    def noted(self, mark: str) -> int:
+        """Return how often its log has this, so far."""
+        return self.log.read_bytes().count(mark.encode()) if self.log.exists() else 0
+
     def tail(self) -> str:
         """Return the end of what it printed."""
         return self.output.read_text("utf-8", "replace")[-3000:] if self.output.exists() else ""

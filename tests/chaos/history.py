@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+
+from taskqueue_core.tasks import Delivery
 
 __all__ = ["Event", "Log", "What", "merge", "read"]
 
@@ -156,6 +157,27 @@ class Log:
         os.write(self._file, _encoder.encode(event) + b"\n")
         return event
 
+    def about(self, delivery: Delivery, what: What, **fields: Any) -> None:
+        """Append what happened to a delivery."""
+        self.note(
+            what,
+            key=delivery.task.key,
+            task=delivery.task.id,
+            receipt=delivery.receipt,
+            attempt=delivery.attempt,
+            **fields,
+        )
+
+    def came(self, delivery: Delivery, what: What = What.DELIVERED) -> None:
+        """Append that a delivery came to this process, with all that it tells."""
+        self.about(
+            delivery,
+            what,
+            losses=delivery.losses,
+            prior=delivery.prior,
+            store_at=delivery.delivered_at,
+        )
+
     def started(self) -> None:
         """Note the start of this process, and how its clocks stand to each other."""
         self.note(What.STARTED, wall=time.time() - time.monotonic())
@@ -167,12 +189,7 @@ class Log:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -7,7 +7,6 @@ import random
 import socket
 import struct
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 __all__ = ["Address", "FaultProxy"]
@@ -288,10 +287,5 @@ class FaultProxy:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()

@@ -14,7 +14,6 @@ import msgspec
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.retry import RetryPolicy
 from tests.chaos.cast import Actor
-from tests.chaos.history import What
 from tests.chaos.proxy import Address, FaultProxy
 from tests.chaos.world import Shape, World
 from tests.redis.reserved import PortHold, reserve
@@ -84,10 +83,11 @@ class Replicas(World):
     async def environment(self, role: str, number: int) -> dict[str, str]:
         """Servers get the store, everybody else the servers."""
         if role == "server":
-            return await super().environment(role, number) | {
+            return {
                 "TASKQUEUE_PORT": str(self._ports[number].port),
                 "TASKQUEUE_LEASE": str(self.shape.lease),
                 "TASKQUEUE_DRAIN": "1",
+                **await super().environment(role, number),
             }
         _, port = (await self.link(role, number)).address
         return {"TASKQUEUE_SERVER_URL": f"http://127.0.0.1:{port}", **self.more}
@@ -114,7 +114,7 @@ class Replicas(World):
     def active(self, actor: Actor) -> bool:
         """Whether a server listens, or anybody else has done something."""
         if actor.role == "server":
-            return actor.log.exists() and b'"serving"' in actor.log.read_bytes()
+            return actor.noted('"serving"') > 0
         return super().active(actor)
 
     async def end(self) -> None:
@@ -122,12 +122,3 @@ class Replicas(World):
         for role in ("worker", "producer", "server"):
             present = [actor for actor in self.cast.of(role) if actor.alive]
             await asyncio.gather(*(self.cast.stop(actor) for actor in present))
-
-    def executions(self) -> int:
-        """Return how often a handler has begun, so far."""
-        return sum(
-            line.count(What.EXECUTED.value.encode())
-            for actor in self.cast.all
-            if actor.role == "worker" and actor.log.exists()
-            for line in actor.log.read_bytes().splitlines()
-        )

@@ -85,8 +85,7 @@ async def test_the_answer_to_a_publish_is_lost(case: Case, count: int, *, silent
     """Fault E1, law 7: however often its answer is lost, there is one copy."""
     case.link.lose_replies(count, after=SCRIPT, silently=silently)
     await case.publish("t")
-    assert case.link.lost == count or case.link.losing > 0
-    assert case.link.lost >= 1
+    assert case.link.lost == count
     assert (await case.world.control.ledger(KEY)).published == 1
 
 
@@ -243,11 +242,8 @@ async def test_everybody_is_cut_off(folder: Path, kind: str, length: float) -> N
                 for actor in world.cast.all
             )
         )
-        loop = asyncio.get_running_loop()
-        healed = loop.time()
         done = (await world.control.ledger(KEY)).done
         await world.until(lambda: progress(world, done), "somebody works again", seconds=5)
-        assert loop.time() - healed <= 5
         passed(await world.finish())
 
 

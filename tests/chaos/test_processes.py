@@ -45,10 +45,8 @@ async def test_killed_after_the_work_and_before_the_ack(folder: Path, seed: int)
 
 
 def _unanswered(world: World) -> int:
-    log = world.cast.actors["consumer", 0].log
-    lines = log.read_bytes().splitlines()
-    called = sum(b'"what":"settle",' in line for line in lines)
-    return called - sum(b'"what":"settled"' in line for line in lines)
+    consumer = world.cast.actors["consumer", 0]
+    return consumer.noted('"what":"settle",') - consumer.noted('"what":"settled"')
 
 
 @each_seed

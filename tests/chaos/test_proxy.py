@@ -205,10 +205,23 @@ async def test_rate(proxy: FaultProxy, client: Client) -> None:
     assert loop.time() - start >= 0.2
 
 
-async def test_slices(proxy: FaultProxy, client: Client) -> None:
-    """One byte per segment changes nothing but the segments."""
+async def test_slices(proxy: FaultProxy) -> None:
+    """Small segments change nothing but the segments."""
+    line, pieces, whole = b"in little pieces\n", list[bytes](), asyncio.Event()
+
+    class Pieces(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            pieces.append(data)
+            if len(b"".join(pieces)) >= len(line):
+                whole.set()
+
+    transport, _ = await asyncio.get_running_loop().create_connection(Pieces, *proxy.address)
     proxy.slice(1)
-    assert await client.ask(b"in little pieces") == b"in little pieces"
+    transport.write(line)
+    await asyncio.wait_for(whole.wait(), 5)
+    transport.close()
+    assert b"".join(pieces) == line
+    assert len(pieces) > 1
 
 
 async def test_bit_flips(proxy: FaultProxy, client: Client, echo: Echo) -> None:

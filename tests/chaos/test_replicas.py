@@ -53,9 +53,9 @@ async def test_a_killed_server(folder: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_server_that_stops(folder: Path, seed: int) -> None:
-    """Fault A7: SIGTERM under load hands back at once what is not settled in time, and no attempt is spent."""
-    shape = small(tasks=300, seconds=0.6, hold=0.3)
-    async with Replicas(folder, shape, seed=seed) as world:
+    """Fault A7: SIGTERM under load: what is not settled in time goes on at the other server, once and without loss."""
+    shape = small(tasks=300, seconds=0.6, hold=0.5)
+    async with Replicas(folder, shape, seed=seed, env={"TASKQUEUE_DRAIN": "0.1"}) as world:
         await world.begin()
         await world.holding("server", 0, 10)
         await world.inflict("stop", "server", 0, 0.1)
@@ -63,7 +63,8 @@ async def test_a_server_that_stops(folder: Path, seed: int) -> None:
     figures = passed(outcome)
     assert figures.duplicates == 0
     assert figures.tasks == 300
-    assert waits(outcome, {"redeliver", "lost"}) <= 1.0 + SLACK
+    assert any(event.what is What.ADOPTED for event in outcome.events)
+    assert not any(event.losses for event in outcome.events)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -71,20 +72,17 @@ async def test_a_killed_worker(folder: Path, seed: int) -> None:
     """Fault A1, REV-E3, OPEN-A5: its socket closes, and within a second another worker has its tasks."""
     async with Replicas(folder, small(hold=0.3), seed=seed) as world:
         await world.begin()
-        await world.until(lambda: running(world, 0) >= 5, "the worker runs some")
+        await world.until(lambda: begun(world, 0) >= 5, "the worker runs some")
         killed = world.log.note(What.FAULT, name="kill worker", target="worker 0")
         victim = world.cast.actors["worker", 0]
         await world.cast.kill(victim)
         outcome = await world.finish()
     passed(outcome)
-    begun: dict[str, Event] = {}
-    for event in executed(outcome):
-        if event.by == victim.name and event.at <= killed.at:
-            begun[event.receipt] = event
+    ran = [e for e in executed(outcome) if e.by == victim.name and e.at <= killed.at]
     again = [
         event.at - killed.at
         for event in executed(outcome)
-        for one in begun.values()
+        for one in ran
         if event.task == one.task and event.losses == one.losses + 1
     ]
     assert again
@@ -98,27 +96,12 @@ async def test_a_cut_socket(folder: Path, seed: int) -> None:
     async with Replicas(folder, small(hold=0.3), seed=seed) as world:
         await world.begin()
         for _ in range(3):
-            await world.until(lambda: running(world, 0) >= 1, "the worker runs some")
+            await world.until(lambda: begun(world, 0) >= 1, "the worker runs some")
             await world.inflict("cut", "link-worker", 0)
         figures = passed(await world.finish())
     assert figures.tasks == 300
 
 
-def running(world: Replicas, number: int) -> int:
+def begun(world: Replicas, number: int) -> int:
     """Return how many handlers a worker has begun."""
-    log = world.cast.actors["worker", number].log
-    return log.read_bytes().count(b'"what":"executed"') if log.exists() else 0
-
-
-def waits(outcome: Outcome, verbs: set[str]) -> float:
-    """Return the longest time from a hand-back to the next hand-out."""
-    longest = 0.0
-    delivered: dict[str, list[float]] = {}
-    for event in outcome.events:
-        if event.what is What.DELIVERED:
-            delivered.setdefault(event.task, []).append(event.at)
-    for event in outcome.events:
-        if event.what is What.SETTLED and event.verb in verbs and event.outcome == "ok":
-            later = [at for at in delivered[event.task] if at > event.at]
-            longest = max(longest, min(later) - event.at) if later else longest
-    return longest
+    return world.cast.actors["worker", number].noted('"what":"executed"')

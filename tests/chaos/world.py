@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -111,12 +110,7 @@ class World:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -156,7 +150,8 @@ class World:
         control = control_of(self.backend)
         for key in self.shape.keys:
             settings = await control.settings(key)
-            await control.configure(key, settings.model_copy(update={"max_losses": 20}))
+            kept = {"max_losses": 20, "dedupe_window": 3600.0}  # an outage may last five minutes
+            await control.configure(key, settings.model_copy(update=kept))
             self.log.note(What.SETTINGS, key=key, name="max_losses", value=20)
 
     def target(self) -> Address:
@@ -230,7 +225,7 @@ class World:
 
     def active(self, actor: Actor) -> bool:
         """Whether a process has done something since it started."""
-        return actor.log.exists() and actor.log.read_bytes().count(b"\n") > 1
+        return actor.noted("\n") > 1
 
     def held_by(self, role: str, number: int) -> int:
         """Return how many deliveries a consumer, or server, has in hand, by its own log."""
@@ -350,11 +345,8 @@ class World:
 
     def published(self) -> int:
         """Return how many tasks have been confirmed so far."""
-        return sum(
-            actor.log.read_bytes().count(b'"outcome":"accepted"')
-            for actor in self.cast.all
-            if actor.role == "producer" and actor.log.exists()
-        )
+        producers = (actor for actor in self.cast.all if actor.role == "producer")
+        return sum(actor.noted('"outcome":"accepted"') for actor in producers)
 
     async def drained(self, seconds: float = 20.0) -> None:
         """Wait until nothing is alive in any queue."""

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import msgspec
 import pytest
 
 from taskqueue_core.cli import main
+from tests.cli.processes import process
 from tests.cli.shared import Shared, renew
 
 
@@ -67,19 +66,13 @@ def cli(store: Shared, capsys: pytest.CaptureFixture[str]) -> Cli:
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The address of a real server with a memory backend, started as users start it."""
-    words = [sys.executable, "-m", "taskqueue_core.cli", "serve", "--port", "0", "--json"]
-    with subprocess.Popen(
-        [*words, "--backend", "taskqueue_memory", "--log-level", "error"],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            ready = json.loads(process.stdout.readline())
-            assert ready["backend"] == "taskqueue_memory"
-            assert ready["pid"] == process.pid
-            yield ready["url"]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
-            assert process.stdout.read() == b""
+    words = ("serve", "--port", "0", "--backend", "taskqueue_memory")
+    with process(*words, stderr=None) as serving:
+        assert serving.stdout is not None
+        ready = json.loads(serving.stdout.readline())
+        assert ready["backend"] == "taskqueue_memory"
+        assert ready["pid"] == serving.pid
+        yield ready["url"]
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(20) == 0
+        assert serving.stdout.read() == b""

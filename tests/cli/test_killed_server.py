@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,30 +10,20 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.cli.processes import process
 from tests.ports import free_port
 
-ROOT = Path(__file__).parent.parent.parent
-COMMAND = [sys.executable, "-m", "taskqueue_core.cli"]
 COUNT = 300
 ROUNDS = [0, *(pytest.param(n, marks=pytest.mark.chaos) for n in range(1, 20))]
 
 
 @contextmanager
-def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A server or a worker that has said that it runs."""
-    with subprocess.Popen(
-        [*COMMAND, *words, "--json", "--log-level", "error"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as started:
-        try:
-            assert started.stdout is not None
-            assert json.loads(started.stdout.readline())
-            yield started
-        finally:
-            started.kill()
+    with process(*words, stderr=subprocess.DEVNULL) as started:
+        assert started.stdout is not None
+        assert json.loads(started.stdout.readline())
+        yield started
 
 
 def done(cli: Cli, url: str) -> int:
@@ -60,7 +49,7 @@ def test_a_killed_server_takes_its_tasks_and_nothing_else(
         "".join(json.dumps({"id": f"t{n}", "payload": n}) + "\n" for n in range(COUNT))
     )
     publish = ("publish", "double", "--batch", str(batch), "--server", url, "--json")
-    with process(*serve) as server, process("worker", "tests.cli.work:worker", "--url", url):
+    with running(*serve) as server, running("worker", "tests.cli.work:worker", "--url", url):
         assert cli(*publish).told["accepted"] == COUNT
         assert any(done(cli, url) > number for _ in range(400))
         server.send_signal(signal.SIGKILL)
@@ -68,7 +57,7 @@ def test_a_killed_server_takes_its_tasks_and_nothing_else(
         refused = cli(*publish)
         assert refused.code == 4
         assert refused.told["error"]["code"] == "backend_unavailable"
-        with process(*serve):
+        with running(*serve):
             assert done(cli, url) == 0
             assert cli(*publish).told["accepted"] == COUNT
             if not any(done(cli, url) == COUNT for _ in range(1000)):

@@ -3,33 +3,17 @@
 import json
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager
 
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.cli.processes import process
 
-ROOT = Path(__file__).parent.parent.parent
 
-
-@contextmanager
-def worker(target: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker process, which is ended if the test did not do so."""
-    command = [sys.executable, "-m", "taskqueue_core.cli", "worker", f"tests.cli.work:{target}"]
-    with subprocess.Popen(
-        [*command, *words, "--json", "--log-level", "error"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def worker(target: str, *words: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """A worker process, which is killed if the test did not end it."""
+    return process("worker", f"tests.cli.work:{target}", *words)
 
 
 def wait_for(cli: Cli, server: str, key: str, task_id: str, state: str) -> None:

@@ -266,6 +266,19 @@ class AdoptsForeignReceipts(Facade):
     subscription_type = _ThiefSubscription
 
 
+class _TattlingSubscription(FacadeSubscription):
+    async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
+        owners = [one.inner for one in self.facade.subscriptions if lost]
+        held = (one for one in owners if one.owned.keys() & {d.receipt for d in deliveries})
+        return await next(held, self.inner).redeliver(*deliveries, lost=lost)
+
+
+class LosesForOthers(Facade):
+    """Whoever knows a receipt may declare it lost."""
+
+    subscription_type = _TattlingSubscription
+
+
 class _SilentSubscription(FacadeSubscription):
     async def revoked(self) -> tuple[str, ...]:
         while not self.inner.closed:

@@ -52,7 +52,7 @@ class DictStore(RecordStore):
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.failing: set[str] = set()
-        """which of ``open``, ``close``, ``save``, ``commit`` fail"""
+        """which of ``open``, ``close``, ``save``, ``commit`` fail, or the ``answer`` to a commit"""
         self.opened = False
         self.transactions = 0
         self.asked: list[str] = []
@@ -83,6 +83,8 @@ class DictStore(RecordStore):
         if "commit" in self.failing:
             raise unsure("commit failed")
         vars(self.disk).update(vars(self._new))
+        if "answer" in self.failing:
+            raise unsure("it was done, and nobody can tell")
 
     def _find(self, chosen: Callable[[Row], bool], *order: str, limit: int | None) -> list[Record]:
         rows = sorted(

@@ -86,7 +86,7 @@ async def test_an_opening_that_fails_is_tried_again() -> None:
     assert (await heir.control.ledger("k")).waiting == 1
 
 
-@pytest.mark.parametrize("what", ["save", "commit"])
+@pytest.mark.parametrize("what", ["save", "commit", "answer"])
 async def test_a_step_that_fails_loses_nothing(what: str) -> None:
     """Law 1: after a receive that failed at any point the next one finds all that is there, due or waiting."""
     backend, store = opened()
@@ -96,12 +96,15 @@ async def test_a_step_that_fails_loses_nothing(what: str) -> None:
     await backend.publisher.publish(Task(key="k"))
     await backend.publisher.publish(Task(key="k", not_before=clock.now() + 1))
     await clock.advance(1)
-    store.failing = {what}
-    with pytest.raises(BackendUnavailable):
-        await consumer.receive(9, 0)
+    for _ in range(2):
+        store.failing = {what}
+        with pytest.raises(BackendUnavailable):
+            await consumer.receive(9, 0)
     store.failing = set()
-    assert len((await consumer.receive(9, 0)).deliveries) == 2
+    found = (await consumer.receive(9, 0)).deliveries
+    assert [(one.attempt, one.losses) for one in found] == [(1, 0)] * 2
     assert (await backend.control.ledger("k")).in_flight == 2
+    assert not (await consumer.receive(9, 0)).deliveries
 
 
 async def test_an_unsure_publish_wakes() -> None:

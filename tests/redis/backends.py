@@ -87,7 +87,7 @@ async def take(
 
 
 async def until(
-    holds: Callable[[], bool | Awaitable[bool]], what: str, *, within: float = 5.0
+    holds: Callable[[], bool | Awaitable[bool]], what: str = "it holds", *, within: float = 5.0
 ) -> None:
     """Wait until a condition holds."""
     try:
@@ -96,7 +96,7 @@ async def until(
                 answer = holds()
                 if answer if isinstance(answer, bool) else await answer:
                     return
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.002)
     except TimeoutError:
         raise AssertionError(f"not within {within:g} s: {what}") from None
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.redis.engines import Engine
-from tests.redis.servers import RedisServer, wait_until
+from tests.redis.servers import RedisServer, Startable, wait_until
 
 __all__ = ["Cluster", "Sentinels", "follow", "in_step"]
 
@@ -24,7 +22,7 @@ _CLUSTER = {
 }
 
 
-class _Group(ABC):
+class _Group(Startable):
     """Servers that end together."""
 
     def __init__(self) -> None:
@@ -34,34 +32,15 @@ class _Group(ABC):
         self._servers.callback(server.close)
         return server
 
-    @abstractmethod
-    def start(self) -> Self:
-        """Start everything, and wait until it is of use."""
-
     def close(self) -> None:
         """End every server."""
         self._servers.close()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Cluster(_Group):
     """A cluster whose slots are spread evenly over its masters, each with ``replicas`` replicas.
 
-    Use it as a context, or call `start` and `close`. ``config`` goes to every node.
+    ``config`` goes to every node.
     """
 
     def __init__(
@@ -175,7 +154,7 @@ class Cluster(_Group):
 
 
 class Sentinels(_Group):
-    """A master, its replicas, and Sentinels that watch over them. Use it as a context, or call `start` and `close`."""
+    """A master, its replicas, and Sentinels that watch over them."""
 
     service = "main"
     """the name of the master"""

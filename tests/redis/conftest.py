@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,6 +20,7 @@ from tests.redis.clusters import Cluster
 from tests.redis.engines import CI, REQUIRED, VARIABLE, Engine, Engines, discover, lacking
 from tests.redis.servers import RedisServer
 
+Server = TypeVar("Server", RedisServer, Cluster)
 MakeServer = Callable[..., RedisServer]
 ACCESS = ("taskqueue", "test-password")
 """the user of `redis_acl`, and the password"""
@@ -100,13 +101,13 @@ class _Shared:
         self._servers: dict[object, Any] = {}
         self._open = ExitStack()
 
-    def __call__(self, kind: type[RedisServer | Cluster], engine: Engine, **more: Any) -> Any:
+    def __call__(self, kind: type[Server], engine: Engine, **more: Any) -> Server:
         key = kind, engine, *more.items()
         if key not in self._servers:
             server = kind(engine, self._factory.mktemp(f"redis-{engine.name}-"), **more)
-            self._open.callback(server.close)
-            self._servers[key] = server.start()
-        return self._servers[key]
+            self._servers[key] = self._open.enter_context(server)
+        found: Server = self._servers[key]
+        return found
 
     def close(self) -> None:
         self._open.close()
@@ -125,42 +126,37 @@ def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Shared
 @pytest.fixture(scope="session")
 def redis_62(shared_servers: _Shared) -> RedisServer:
     """A shared redis-server 6.2."""
-    server: RedisServer = shared_servers(RedisServer, _required("6.2"))
-    return server
+    return shared_servers(RedisServer, _required("6.2"))
 
 
 @pytest.fixture(scope="session")
 def redis_70(shared_servers: _Shared) -> RedisServer:
     """A shared redis-server 7.0."""
-    server: RedisServer = shared_servers(RedisServer, _required("7.0"))
-    return server
+    return shared_servers(RedisServer, _required("7.0"))
 
 
 @pytest.fixture(scope="session")
 def redis_server(shared_servers: _Shared) -> RedisServer:
     """A shared redis-server of the newest engine, for tests that need just one."""
-    server: RedisServer = shared_servers(RedisServer, _best())
-    return server
+    return shared_servers(RedisServer, _best())
 
 
 @pytest.fixture(scope="session")
 def each_redis(shared_servers: _Shared, each_engine: Engine) -> RedisServer:
     """A shared redis-server of each engine in turn."""
-    server: RedisServer = shared_servers(RedisServer, each_engine)
-    return server
+    return shared_servers(RedisServer, each_engine)
 
 
 @pytest.fixture(scope="session")
 def redis_cluster(shared_servers: _Shared) -> Cluster:
     """A shared cluster of three masters, of the newest engine."""
-    cluster: Cluster = shared_servers(Cluster, _best())
-    return cluster
+    return shared_servers(Cluster, _best())
 
 
 @pytest.fixture(scope="session")
 def redis_acl(shared_servers: _Shared) -> RedisServer:
     """A shared redis-server whose ``url`` has the user of the ACL file that ships, who may do nothing more."""
-    server: RedisServer = shared_servers(RedisServer, _best(), acl=access_list())
+    server = shared_servers(RedisServer, _best(), acl=access_list())
     server.login = ACCESS
     return server
 

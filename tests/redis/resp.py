@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 __all__ = ["Address", "RedisError", "Resp"]
@@ -59,12 +58,7 @@ class Resp:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read(self) -> Any:

@@ -7,9 +7,9 @@ import signal
 import ssl
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from taskqueue_redis.watchdog import Watchdog
@@ -18,7 +18,7 @@ from tests.redis.engines import Engine
 from tests.redis.reserved import reserve
 from tests.redis.resp import RedisError, Resp
 
-__all__ = ["RedisServer", "wait_until"]
+__all__ = ["RedisServer", "Startable", "wait_until"]
 
 _PATIENCE = 20.0
 _BASE = {
@@ -52,7 +52,29 @@ def wait_until(
         time.sleep(tick)
 
 
-class RedisServer:
+class Startable(ABC):
+    """Use it as a context, or call `start` and `close`."""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start it, and wait until it is of use."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, also if it never was of use."""
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RedisServer(Startable):
     """One redis-server on a port of its own, kept over restarts. It ends with the test process, however that ends.
 
     ``aof``: whether it keeps an append-only file. ``config``: more settings. ``acl``: lines for an
@@ -231,18 +253,3 @@ class RedisServer:
     def log(self) -> str:
         """Return what it has logged, over all of its starts."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-
-    def __enter__(self) -> Self:
-        try:
-            return self if self.running else self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -186,9 +186,7 @@ async def test_tls(make_server: MakeServer, certificates: Certificates, tmp_path
     assert "TASKQUEUE_REDIS_TLS_CA_FILE" in await refused(url)
     strangers = make_certificates(tmp_path)
     assert "not to be trusted" in await refused(url, tls_ca_file=strangers.authority)
-    wrong = url.replace(
-        "127.0.0.1", "127.1"
-    )  # the same address by a name that is not in the certificate
+    wrong = url.replace("127.0.0.1", "127.1")  # the same place; the certificate lacks this name
     rest = {"allow_plaintext": True, "tls_ca_file": certificates.authority}
     assert "not to be trusted" in await refused(wrong, **rest)
     assert (await checked(url, dangerously_skip_tls_verification=True)).masters == 1

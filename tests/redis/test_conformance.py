@@ -9,16 +9,19 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
 from taskqueue_redis import RedisBackend, RedisSettings
-from tests.redis.clusters import Cluster
-from tests.redis.servers import RedisServer
 
 
 class RedisKit(BackendSuite):
     """The kit on one server; a backend's prefix keeps it from the others."""
 
     __test__ = False
-    url: str
+    server: str
+    """the fixture that gives it"""
     partitions: int = 1
+
+    @pytest.fixture(autouse=True)
+    def _url(self, request: pytest.FixtureRequest) -> None:
+        self.url: str = request.getfixturevalue(self.server).url
 
     def settings(self, prefix: str) -> RedisSettings:
         """Return what a backend with that prefix is told."""
@@ -41,10 +44,7 @@ class TestRedis70(RedisKit):
     """On a server of 7.0: fault M6, and random histories against the model of the kit (fault M1)."""
 
     __test__ = True
-
-    @pytest.fixture(autouse=True)
-    def _server(self, redis_70: RedisServer) -> None:
-        self.url = redis_70.url
+    server = "redis_70"
 
 
 class TestRedis62(RedisKit):
@@ -52,10 +52,7 @@ class TestRedis62(RedisKit):
 
     __test__ = True
     max_examples = 50
-
-    @pytest.fixture(autouse=True)
-    def _server(self, redis_62: RedisServer) -> None:
-        self.url = redis_62.url
+    server = "redis_62"
 
 
 class TestAccessList(RedisKit):
@@ -63,10 +60,7 @@ class TestAccessList(RedisKit):
 
     __test__ = True
     max_examples = 20
-
-    @pytest.fixture(autouse=True)
-    def _server(self, redis_acl: RedisServer) -> None:
-        self.url = redis_acl.url
+    server = "redis_acl"
 
 
 class TestCluster(RedisKit):
@@ -75,7 +69,4 @@ class TestCluster(RedisKit):
     __test__ = True
     partitions = 8
     max_examples = 20
-
-    @pytest.fixture(autouse=True)
-    def _server(self, redis_cluster: Cluster) -> None:
-        self.url = redis_cluster.url
+    server = "redis_cluster"

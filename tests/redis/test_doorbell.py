@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,6 +12,7 @@ from taskqueue_redis.doorbell import Doorbell
 from taskqueue_redis.failures import Misconfigured, NotReached
 from taskqueue_redis.link import Link
 from taskqueue_redis.rights import access_list
+from tests.redis.backends import until
 from tests.redis.conftest import MakeServer
 from tests.redis.links import KEY, SHORT, linked, linked_by_proxy
 from tests.redis.servers import RedisServer
@@ -42,13 +43,6 @@ async def bell(link: Link, **values: float) -> AsyncIterator[tuple[Doorbell, Ear
         yield doorbell, ears
     finally:
         await doorbell.aclose()
-
-
-async def until(holds: Callable[[], bool], seconds: float = 5) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 - nothing tells it
-            await asyncio.sleep(0.002)
 
 
 async def test_what_is_published_is_heard(each_redis: RedisServer, redis_prefix: str) -> None:

@@ -199,11 +199,17 @@ def test_server_that_cannot_start_says_why(binary: Binary, tmp_path: Path) -> No
     EmbeddedRedis(tmp_path, binary=binary).start().close()
 
 
-def test_newer_files_are_not_passed_over(engines: Engines, tmp_path: Path) -> None:
-    """An older Redis, which would begin empty beside a newer one's files, refuses them."""
+def old_and_new(engines: Engines) -> tuple[Engine, Engine]:
+    """Give the two versions whose files differ."""
     old, new = engines.named("6.2"), engines.named("7.0")
     if old is None or new is None:
         lacking("needs 6.2 and 7.0")
+    return old, new
+
+
+def test_newer_files_are_not_passed_over(engines: Engines, tmp_path: Path) -> None:
+    """An older Redis, which would begin empty beside a newer one's files, refuses them."""
+    old, new = old_and_new(engines)
     with EmbeddedRedis(tmp_path, binary=binary_of(new)) as redis:
         call(redis, "SET", "key", "value")
     with pytest.raises(ConfigurationError, match=r"written by Redis 7\.0 or newer"):
@@ -212,9 +218,7 @@ def test_newer_files_are_not_passed_over(engines: Engines, tmp_path: Path) -> No
 
 def test_older_files_are_taken_over(engines: Engines, tmp_path: Path) -> None:
     """A newer Redis reads an older one's files."""
-    old, new = engines.named("6.2"), engines.named("7.0")
-    if old is None or new is None:
-        lacking("needs 6.2 and 7.0")
+    old, new = old_and_new(engines)
     with EmbeddedRedis(tmp_path, binary=binary_of(old)) as redis:
         call(redis, "SET", "key", "value")
     with EmbeddedRedis(tmp_path, binary=binary_of(new)) as redis:

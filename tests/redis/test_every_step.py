@@ -74,9 +74,8 @@ async def survives(server: RedisServer, prefix: str) -> dict[str, str]:
         known = await heir.control.statuses(KEY, *TASKS)
         lost = [name for name, status in zip(TASKS, known, strict=True) if status is None]
         assert not lost or len(lost) == len(TASKS), "a publish came through in part"
-        await heir.publisher.publish(
-            *(Task(key=KEY, id=name) for name in TASKS)
-        )  # the producer can't know
+        # The producer cannot know, and publishes again.
+        await heir.publisher.publish(*(Task(key=KEY, id=name) for name in TASKS))
         async with heir.subscribe([KEY], "heir") as subscription:
             while (received := await subscription.receive(10, 0)).deliveries:
                 await subscription.ack(*received.deliveries)

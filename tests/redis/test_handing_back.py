@@ -70,7 +70,8 @@ async def test_to_the_queue_it_came_from(redis_url: str, redis_prefix: str) -> N
                 await right.dead_letter(again, "why")
             assert await backend.dead_letters.list("left") == ()
             assert len(await backend.dead_letters.list("right")) == 1
-            assert await both.ack(held["left", "other"], held["right", "other"])
+            rest = held["left", "other"], held["right", "other"]
+            assert await both.ack(*rest) == (Settled.OK, Settled.OK)
             assert receipts.of(both) == []
 
 

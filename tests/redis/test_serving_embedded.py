@@ -24,6 +24,7 @@ from taskqueue_core.queue import Queue
 from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.tasks import Task
 from taskqueue_redis import embedded_store
+from tests.cli.processes import process
 from tests.redis.engines import Engines
 
 
@@ -70,9 +71,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", "")
     monkeypatch.delenv("TASKQUEUE_REDIS_URL")  # so that what is set in between is taken back
-    module = importlib.import_module(
-        "taskqueue_core.server.serve"
-    )  # its package has a function so named
+    # By its path, as its package has a function so named.
+    module = importlib.import_module("taskqueue_core.server.serve")
     monkeypatch.setattr(module, "serve", serve)
     monkeypatch.setattr(embedded, "embedded_store", lambda _: SimpleNamespace(run=run))
     return seen
@@ -161,20 +161,11 @@ def test_store_is_wanted_where_no_redis_is_named(monkeypatch: pytest.MonkeyPatch
 @contextmanager
 def server(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run a server as users start it; gives its process and address."""
-    command = [sys.executable, "-m", "taskqueue_core.cli", "serve", "--port", "0", "--json"]
-    with subprocess.Popen(
-        [*command, *words, "--log-level", "error"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            line = process.stdout.readline() or process.stderr.read()
-            yield process, json.loads(line)["url"]
-        finally:
-            process.kill()
+    with process("serve", "--port", "0", *words) as serving:
+        assert serving.stdout is not None
+        assert serving.stderr is not None
+        line = serving.stdout.readline() or serving.stderr.read()
+        yield serving, json.loads(line)["url"]
 
 
 async def stats(url: str) -> tuple[int, int]:
@@ -188,36 +179,27 @@ async def stats(url: str) -> tuple[int, int]:
 async def test_tasks_survive_the_server(tmp_path: Path, end: signal.Signals) -> None:
     """A1, A6: what was published is there when the next server opens the directory, however the last one ended."""
     place = str(tmp_path / "store")
-    with server("--embedded-redis", place) as (process, url):
+    with server("--embedded-redis", place) as (serving, url):
         async with contextlib.aclosing(RemoteBackend(url)) as backend:
             tasks = [Task(key="kept", payload=b"%d" % n, id=f"task-{n}") for n in range(50)]
             confirmations = await Queue(backend).publish_many(tasks)
             assert all(one.stored for one in confirmations)
-        process.send_signal(end)
-        code = process.wait(20)
+        serving.send_signal(end)
+        code = serving.wait(20)
         assert code == (0 if end is signal.SIGTERM else -signal.SIGKILL)
-    with server("--embedded-redis", place) as (process, url):
+    with server("--embedded-redis", place) as (serving, url):
         assert await stats(url) == (50, 50)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(20) == 0
 
 
 def test_the_main_job_runs_on_it(tmp_path: Path) -> None:
     """The demo on Redis starts one of its own where none is named, balances to the task, and leaves nothing behind."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
+    words = ["demo", "--backend", "redis", "--limit", "60", "--json"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "taskqueue_core.cli",
-            "demo",
-            "--backend",
-            "redis",
-            "--limit",
-            "60",
-            "--json",
-        ],
+        [sys.executable, "-m", "taskqueue_core.cli", *words],
         env=os.environ | {"TMPDIR": str(temporary)},
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ from taskqueue_redis.cluster import slot_of
 from taskqueue_redis.doorbell import Doorbell
 from taskqueue_redis.failures import Misconfigured, NotReached
 from taskqueue_redis.link import Link
+from tests.redis.backends import until
 from tests.redis.clusters import Cluster, Sentinels
 from tests.redis.engines import Engines
 from tests.redis.links import SHORT, linked
@@ -53,9 +54,7 @@ async def test_a_bell_rings_in_the_whole_cluster(redis_cluster: Cluster, redis_p
         await bell.listen(channel)
         for n, node in enumerate(redis_cluster.masters):
             node.call("PUBLISH", channel, n)
-        async with asyncio.timeout(5):
-            while len(heard) < 3:  # noqa: ASYNC110 - nothing tells it
-                await asyncio.sleep(0.005)
+        await until(lambda: len(heard) == 3, "every node's message is heard")
         await bell.aclose()
 
 
@@ -116,9 +115,7 @@ async def test_a_node_that_dies(engines: Engines, tmp_path: Path) -> None:
                 )
             assert not any(task.done() for task in waiting)
             assert await asyncio.gather(*waiting) == [2] * len(theirs)
-            async with asyncio.timeout(5):
-                while not (reopened and bell.works):  # noqa: ASYNC110 - nothing tells it
-                    await asyncio.sleep(0.01)
+            await until(lambda: bool(reopened) and bell.works, "the bell works again")
             assert len(await link.everywhere("PING")) == 3
             await bell.aclose()
 
@@ -138,9 +135,7 @@ async def test_a_failover_of_sentinels(engines: Engines, tmp_path: Path) -> None
             former.freeze()
             assert await count(link, "n") == 2
             assert group.master is not former
-            async with asyncio.timeout(5):
-                while not (reopened and bell.works):  # noqa: ASYNC110 - nothing tells it
-                    await asyncio.sleep(0.01)
+            await until(lambda: bool(reopened) and bell.works, "the bell works again")
             former.thaw()
             group.sentinels[0].kill()  # the others are enough
             link._topology.doubt(link._topology.find("n"))

@@ -38,7 +38,7 @@ async def all_asleep(subscriptions: Iterable[RedisSubscription]) -> None:
 
 
 async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
-    """A11, D8, OPEN-E2, fault E10: 300 waiting subscriptions execute nothing at all, on three connections.
+    """A11, D8, OPEN-E2, fault E10: 300 waiting subscriptions execute nothing at all, on two connections.
 
     They wait longer than an answer of Redis may take, as nothing is asked of it meanwhile.
     """

@@ -59,12 +59,37 @@ class TestAddress:
             assert host == "::1", "only IPv6 may be absent"
 
     async def test_a_port_that_is_taken(self) -> None:
-        """The message says which setting to change."""
+        """The message says which setting to change, and the store that was asked already is let go of."""
+        closed = asyncio.Event()
+
+        class Backend(MemoryBackend):
+            async def aclose(self) -> None:
+                await super().aclose()
+                closed.set()
+
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            server = Server(MemoryBackend(), settings(port=port))
+            server = Server(Backend(), settings(port=port))
             with pytest.raises(ConfigurationError, match="TASKQUEUE_PORT"):
                 await server.run()
+        assert closed.is_set()
+
+    async def test_stopping_while_the_store_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A server that is told to stop before it listens ends too, and never says that it is ready."""
+        backend, answer = MemoryBackend(), asyncio.Event()
+
+        async def queues() -> tuple[str, ...]:
+            await answer.wait()
+            return ()
+
+        monkeypatch.setattr(backend.control, "queues", queues)
+        server = Server(backend, settings())
+        task = asyncio.create_task(server.run())
+        await asyncio.sleep(0.01)
+        server.stop()
+        answer.set()
+        await asyncio.wait_for(task, 5)
+        assert not server.ready.is_set()
 
     async def test_who_wants_to_know_is_told_once_it_answers(self) -> None:
         """``on_ready`` comes when connections are accepted, not before."""

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -239,13 +239,6 @@ async def running(worker: Worker) -> AsyncIterator[Future[None]]:
         worker.stop(now=True)
         await asyncio.to_thread(thread.join, 15)
         assert not thread.is_alive()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until something that happens in another thread is so."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - an event of this loop cannot be set from there
-            await asyncio.sleep(0.002)
 
 
 async def outcome(ended: Future[None]) -> BaseException | None:

@@ -22,7 +22,8 @@ from taskqueue_core.protocol.frames import (
 )
 from taskqueue_core.worker import Context, Reject, Worker
 from taskqueue_core.worker import Retry as Again
-from tests.worker.fake import FakeServer, outcome, running, until, work
+from tests.worker.fake import FakeServer, outcome, running, work
+from tests.worker.local import until
 
 
 async def test_ack_comes_after_execution_and_carries_the_result(server: FakeServer) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Annotated
 
 import pytest
+from pydantic import AfterValidator
 
-from taskqueue_core.backend import Capabilities
+from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings, control_of, dead_letters_of
 from taskqueue_core.capabilities.control import Maintained
 from taskqueue_core.consuming import housekeeping
@@ -15,6 +17,8 @@ from taskqueue_core.errors import CapabilityMissing, ConfigurationError
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.worker import Context, LocalWorker, Reject, Retry, Worker
+from taskqueue_core.worker.local_line import LocalLine
+from taskqueue_core.worker.shift import Shift
 from taskqueue_memory import MemoryBackend
 from tests.server.flaky import Flaky
 from tests.worker.local import ledger_when, publish, serving, status, until
@@ -72,6 +76,28 @@ async def test_each_outcome_has_its_verb() -> None:
     dead = {one.task.id: one for one in await dead_letters_of(backend).list("work")}
     assert dead[ids["reject"]].reason == "bad"
     assert dead[ids[3]].reason == "invalid_payload"
+
+
+Checked = Annotated[int, AfterValidator(lambda n: {1: n}[n])]
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+async def test_a_payload_that_cannot_be_checked_fails_its_attempt(batch: int | None) -> None:
+    """Fault F20: whatever a type of the handler's raises is its own failure; the worker goes on."""
+    backend = MemoryBackend()
+    worker = LocalWorker(backend)
+
+    async def one(n: Checked) -> None:
+        """Do nothing."""
+
+    async def many(n: list[Checked]) -> None:
+        """Do nothing."""
+
+    worker.task("work", batch=batch)(one if batch is None else many)
+    bad, _ = await publish(backend, 2, 1)
+    async with serving(worker):
+        await ledger_when(backend, lambda ledger: (ledger.scheduled, ledger.done) == (1, 1))
+    assert (await status(backend, bad)).error == "KeyError: 2"
 
 
 async def test_settings_are_read_for_each_verdict() -> None:
@@ -132,6 +158,31 @@ async def test_progress_is_noted() -> None:
                 await asyncio.sleep(0.001)
         go_on.set()
         await ledger_when(backend, lambda ledger: ledger.done == 1)
+
+
+async def test_progress_that_nobody_can_be_told_is_not_kept() -> None:
+    """Without ``control`` it goes nowhere, and takes no memory."""
+
+    class Poor(MemoryBackend):
+        capabilities = Capabilities(names=frozenset({Capability.DEAD_LETTERS}))
+
+    backend = Poor()
+    worker = LocalWorker(backend)
+    runs = 0
+
+    @worker.task("work")
+    async def act(context: Context) -> None:
+        nonlocal runs
+        context.progress(0.5)
+        runs += 1
+
+    await publish(backend, *[None] * 50)
+    async with serving(worker):
+        await until(lambda: runs == 50)
+        await asyncio.sleep(0.01)
+        assert isinstance(worker._shift, Shift)
+        assert isinstance(worker._shift._link, LocalLine)
+        assert not worker._shift._link._progress
 
 
 async def test_acks_are_gathered_and_a_lone_one_goes_at_once() -> None:
@@ -241,5 +292,9 @@ async def test_prefetch_keeps_within_the_limits() -> None:
     LocalWorker(concurrency=10_000)
     worker = LocalWorker()
     worker.configure(concurrency=9_000)
+    for prefetch in (2_000, -1):
+        with pytest.raises(ConfigurationError, match="prefetch at least 0"):
+            LocalWorker(concurrency=9_000, prefetch=prefetch)
     with pytest.raises(ConfigurationError):
-        LocalWorker(concurrency=9_000, prefetch=2_000)
+        worker.configure(concurrency=0)
+    assert (worker._concurrency, worker._prefetch) == (9_000, 1_000)

@@ -21,10 +21,8 @@ def test_a_local_worker_ends_well_at_a_signal(words: list[str]) -> None:
         assert process.stdout is not None
         assert b"working for double, who" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) in {
-            0,
-            -signal.SIGTERM,
-        }  # the latter where it had not begun to serve
+        # The latter where it had not begun to serve.
+        assert process.wait(20) in {0, -signal.SIGTERM}
 
 
 @pytest.mark.parametrize(

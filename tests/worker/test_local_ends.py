@@ -165,6 +165,30 @@ async def test_a_closed_backend_ends_the_worker() -> None:
             await ended
 
 
+async def test_a_quarantine_that_is_over_at_once() -> None:
+    """D6: where a failure and a success come together, the receive that was interrupted is made again."""
+    backend = MemoryBackend()
+    worker = LocalWorker(backend, quarantine=lambda: Quarantine(1))
+    go_on = asyncio.Event()
+    started: list[bool] = []
+
+    @worker.task("work")
+    async def act(fails: bool) -> None:  # noqa: FBT001 - as the payload has it
+        started.append(fails)
+        await go_on.wait()
+        if fails:
+            raise ValueError
+
+    await publish(backend, True, False)  # noqa: FBT003 - they are payloads
+    async with serving(worker) as ended:
+        await until(lambda: len(started) == 2)
+        go_on.set()
+        await ledger_when(backend, lambda ledger: (ledger.scheduled, ledger.done) == (1, 1))
+        await publish(backend, False)  # noqa: FBT003 - as above
+        await ledger_when(backend, lambda ledger: ledger.done == 2)
+        assert not ended.done()
+
+
 async def test_a_worker_that_only_fails_is_quarantined() -> None:
     """D6: it rests, tries one task at a time, and gives up."""
     backend = MemoryBackend()

@@ -11,7 +11,8 @@ from taskqueue_core.protocol.frames import Ack, Bye, Credit, DeadLetter, Redeliv
 from taskqueue_core.worker import Quarantine, Reject, Worker, WorkerQuarantined
 from taskqueue_core.worker import Retry as Again
 from taskqueue_core.worker.quarantine import Phase
-from tests.worker.fake import FakeServer, Peer, outcome, running, until, work
+from tests.worker.fake import FakeServer, Peer, outcome, running, work
+from tests.worker.local import until
 
 
 class Clock:

@@ -21,7 +21,8 @@ from taskqueue_core.protocol.frames import (
     Redeliver,
 )
 from taskqueue_core.worker import Worker, WorkerRefused
-from tests.worker.fake import FakeServer, outcome, running, until, work
+from tests.worker.fake import FakeServer, outcome, running, work
+from tests.worker.local import until
 
 LOGGER = "taskqueue.worker"
 

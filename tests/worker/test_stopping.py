@@ -11,7 +11,8 @@ import pytest
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.frames import Ack, Bye, Credit, Redeliver, Retry
 from taskqueue_core.worker import Worker
-from tests.worker.fake import FakeServer, outcome, running, until, work
+from tests.worker.fake import FakeServer, outcome, running, work
+from tests.worker.local import until
 
 
 class Handlers:

@@ -42,6 +42,8 @@ names = st.sampled_from(["t1", "t2", "t3", "t4", "t5"])
 delays = st.sampled_from([None, None, None, None, None, 1, 3])
 batches = st.lists(names, min_size=1, max_size=4)
 owners = st.integers(0, len(_WORKERS) - 1)
+tellers = st.sampled_from([None] * len(_WORKERS) + list(range(len(_WORKERS))))
+"""``None``: whoever owns the delivery"""
 places = st.integers(0, 15)
 """which of the deliveries so far, counted from the latest and over again where there are fewer"""
 
@@ -125,13 +127,14 @@ class QueueMachine(RuleBasedStateMachine):
             self._settle("redeliver", found, self.subscriptions[owner].redeliver(*found))
 
     @precondition(lambda self: self._has(Capability.DEAD_LETTERS))
-    @rule(owner=owners, place=places)
-    def lose(self, owner: int, place: int) -> None:
+    @rule(teller=tellers, place=places)
+    def lose(self, teller: int | None, place: int) -> None:
         """Hand a delivery back as lost: only its owner can tell."""
         for delivery in self._chosen(place):
-            owner = self.model.owners.get(delivery.receipt, owner)
-            call = self.subscriptions[owner].redeliver(delivery, lost=True)
-            self._settle("lost", [delivery], call)
+            owner = self.model.owners[delivery.receipt]
+            teller = owner if teller is None else teller
+            call = self.subscriptions[teller].redeliver(delivery, lost=True)
+            self._settle("lost", [delivery], call, foreign=teller != owner)
 
     @precondition(lambda self: self._has(Capability.DEAD_LETTERS))
     @rule(owner=owners, place=places)
@@ -260,7 +263,12 @@ class QueueMachine(RuleBasedStateMachine):
         return chosen
 
     def _settle(
-        self, verb: str, chosen: Sequence[Delivery], call: Coroutine[Any, Any, tuple[Settled, ...]]
+        self,
+        verb: str,
+        chosen: Sequence[Delivery],
+        call: Coroutine[Any, Any, tuple[Settled, ...]],
+        *,
+        foreign: bool = False,
     ) -> None:
         start, _ = self._span()
         try:
@@ -273,7 +281,7 @@ class QueueMachine(RuleBasedStateMachine):
                 "a single stale receipt must raise LeaseLost (law 2)"
             )
         for delivery, answer in zip(chosen, answers, strict=True):
-            self.model.settled(verb, delivery, answer, (start, self._span()[1]))
+            self.model.settled(verb, delivery, answer, (start, self._span()[1]), foreign=foreign)
         pairs = zip(chosen, answers, strict=True)
         self._done(", ".join(f"{told(delivery)} {answer}" for delivery, answer in pairs))
 

@@ -179,9 +179,11 @@ class Model:
 
     # settle
 
-    def settled(self, verb: str, delivery: Delivery, answer: Settled, span: Span) -> None:
-        """One settlement was answered."""
-        entry = self._held(delivery)
+    def settled(
+        self, verb: str, delivery: Delivery, answer: Settled, span: Span, *, foreign: bool = False
+    ) -> None:
+        """One settlement was answered; a ``foreign`` one was not the caller's to make."""
+        entry = None if foreign else self._held(delivery)
         if entry is None:
             self._settled_before(verb, delivery, answer, span)
             return
@@ -213,7 +215,7 @@ class Model:
         this = (delivery.receipt, verb)
         if this not in entry.settled:
             assert not answer.ok, (
-                f"{verb} on a stale receipt of {entry.name} answered {answer} (law 2)"
+                f"{verb} on a stale or foreign receipt of {entry.name} answered {answer} (law 2)"
             )
         elif entry.settled[-1] == this and not entry.maybe_forgotten(span, self._window):
             assert answer.ok, (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from taskqueue_core.authoring import (
@@ -34,12 +34,15 @@ class RecordSubscription(LocalSubscription):
         self._books = books
         self._number = next(books.owners)
         self._turns = deque(self.keys)
+        self._unseen: set[str] = set()
         books.watchers.add(self)
 
     def take(self, limit: int) -> Received:
         """Hand out turn by turn over the keys, in one step; only ``again`` while more is due than a step moves."""
         books, deliveries, expired = self._books, list[Delivery](), list[Expired]()
         with books.step() as now:
+            if self._unseen:  # of a step that failed, but perhaps was done: nobody got these
+                self._take_back(now, self._unseen)
             due_at = books.promote(self.keys, now)
             if due_at <= now:
                 return Received(again=True)
@@ -54,6 +57,7 @@ class RecordSubscription(LocalSubscription):
                 else:
                     deliveries.append(self._hand_out(record, now))
                     turns.rotate(-1)
+        self._unseen.clear()
         if deliveries:  # the next receive goes on behind the last key served
             self._turns.rotate(-1 - self._turns.index(deliveries[-1].task.key))
         return Received(
@@ -65,10 +69,16 @@ class RecordSubscription(LocalSubscription):
 
     def _hand_out(self, record: Record, now: float) -> Delivery:
         delivery = record.hand_out(secrets.token_hex(16), now)
+        self._unseen.add(delivery.receipt)
         record.owner = self._number
         self._books.store.count(record.task.key, "delivered")
         self._books.move(record, State.IN_FLIGHT, now)
         return delivery
+
+    def _take_back(self, now: float, receipts: Collection[str] | None = None) -> None:
+        for record in self._books.store.owned(self._number):
+            if receipts is None or record.receipt in receipts:
+                self._books.take_back(record, now, lost=False)
 
     @property
     def in_flight(self) -> int:
@@ -124,8 +134,7 @@ class RecordSubscription(LocalSubscription):
         """See `taskqueue_core.backend.Subscription.close`. Where the store fails it stays open: close it again."""
         if self._books.opened and not self.closed:
             with self._books.step() as now:
-                for record in self._books.store.owned(self._number):
-                    self._books.take_back(record, now, lost=False)
+                self._take_back(now)
         self.closed = True
         self._books.watchers.remove(self)
         self.tell()

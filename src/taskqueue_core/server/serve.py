@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 
 import uvicorn
 
@@ -79,22 +79,17 @@ class Server:
         Raises `ConfigurationError` for a store that refuses its configuration; one that is away is waited for.
         """
         app = create_app(self._backend, self._settings)
-        await self._ask_store(app.state.hub)
-        with _listen(self._settings) as listener:
-            self.url = _url(listener)
-            self.hub = app.state.hub
-            self._program = _Program(app, app.state.hub, self._accepting)
-            await self._program.serve([listener])
-
-    async def _ask_store(self, hub: Hub) -> None:
+        self.hub = hub = app.state.hub
+        self._program = _Program(app, hub, self._accepting)
         try:
-            async with asyncio.timeout(_STORE_SECONDS):
-                await hub.control.queues()
-        except ConfigurationError:
+            await _ask_store(hub)
+            listener = _listen(self._settings)
+        except BaseException:  # the app, which closes it, was not started
             await hub.backend.aclose()
             raise
-        except (TaskQueueError, TimeoutError) as error:
-            _log.warning("the store does not answer yet", extra={"kind": type(error).__name__})
+        with listener:
+            self.url = _url(listener)
+            await self._program.serve([listener])
 
     def stop(self) -> None:
         """Ask for a graceful end, and when asked again for an immediate one."""
@@ -182,6 +177,17 @@ class _Program(uvicorn.Server):
         await self._forced.wait()
 
 
+async def _ask_store(hub: Hub) -> None:
+    try:
+        async with asyncio.timeout(_STORE_SECONDS):
+            await hub.control.queues()
+    except ConfigurationError:
+        raise
+    except (TaskQueueError, TimeoutError) as error:
+        code = error.code if isinstance(error, TaskQueueError) else "timeout"
+        _log.warning("the store does not answer yet", extra={"code": code})
+
+
 def _check_host(host: str) -> None:
     """Raise `ConfigurationError` unless ``host`` is this machine's loopback."""
     try:
@@ -195,8 +201,7 @@ def _check_host(host: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def _listen(settings: Settings) -> Iterator[socket.socket]:
+def _listen(settings: Settings) -> socket.socket:
     host = "127.0.0.1" if settings.host == "localhost" else settings.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -208,8 +213,7 @@ def _listen(settings: Settings) -> Iterator[socket.socket]:
             f"cannot listen on port {settings.port} of {host}: {_reason(error)}; "
             "set TASKQUEUE_PORT to another one, or to 0 for any"
         ) from error
-    with listener:
-        yield listener
+    return listener
 
 
 def _reason(error: OSError) -> str:

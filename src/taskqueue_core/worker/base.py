@@ -43,31 +43,29 @@ class BaseWorker(ABC):
         if not (isfinite(grace) and grace >= 0):
             raise ConfigurationError("grace is a number of seconds from 0 on")
         self._worker_id: str | None = None
-        self._concurrency = 0
-        self._prefetch = prefetch
+        self._concurrency = self._prefetch = 0
         self._grace = grace
         self._quarantine = quarantine
         self._registry = Registry()
         self._shift: Shift | None = None
-        self._set(worker_id, concurrency)
+        self._set(worker_id, concurrency, prefetch)
 
     def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
         """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
         self._set(worker_id, concurrency)
 
-    def _set(self, worker_id: str | None, concurrency: int | None) -> None:
+    def _set(
+        self, worker_id: str | None, concurrency: int | None, prefetch: int | None = None
+    ) -> None:
         if self._shift is not None:
             raise ConfigurationError("this worker is serving already")
         if concurrency is not None:
-            if (
-                concurrency < 1
-                or self._prefetch < 0
-                or concurrency + self._prefetch > LIMITS.credit
-            ):
+            ahead = self._prefetch if prefetch is None else prefetch
+            if concurrency < 1 or ahead < 0 or concurrency + ahead > LIMITS.credit:
                 raise ConfigurationError(
-                    f"concurrency must be at least 1 and, with prefetch, at most {LIMITS.credit}"
+                    f"concurrency must be at least 1, prefetch at least 0, and both together at most {LIMITS.credit}"
                 )
-            self._concurrency = concurrency
+            self._concurrency, self._prefetch = concurrency, ahead
         if worker_id is not None:
             try:
                 check_name("worker_id", worker_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 from taskqueue_core.backend import Subscription
 from taskqueue_core.consuming.store_link import OUTAGES, StoreLink
@@ -79,6 +78,7 @@ class Intake:
         self._capacity = capacity
         if not capacity and self._receiving is not None:
             self._receiving.cancel()
+            self._receiving = None
         self._news.set()
 
     def stop(self) -> None:
@@ -89,13 +89,11 @@ class Intake:
     async def run(self) -> None:
         """Run until stopped. Raises `SubscriptionClosed` where the backend closed the subscription."""
         while not self._stopping:
-            limit = self._enough() - self._held + 1
-            if limit <= 0:
+            if self._held > self._enough():
                 await self._rest()
                 continue
             await self._room()
-            limit = min(self._target() - self._held, _BATCH)
-            received = await self._store.insist(partial(self._receive, limit))
+            received = await self._store.insist(self._receive)
             self._reckon()
             deliveries = received.deliveries
             if not deliveries:
@@ -139,8 +137,9 @@ class Intake:
             self._soon = min(self._ahead, int(self._ended / elapsed * _SOON))
             self._since, self._ended = now, 0
 
-    async def _receive(self, limit: int) -> Received:
-        if limit <= 0 or not self._capacity:
+    async def _receive(self) -> Received:
+        limit = min(self._target() - self._held, _BATCH)
+        if limit <= 0:
             return Received()
         # After an outage the first receive does not wait, so that its answer can tell that the store is back.
         cautious, self._cautious = self._cautious, False
@@ -151,7 +150,7 @@ class Intake:
         except asyncio.CancelledError:
             # Only our own interruption ends here; who else cancels means it.
             task = asyncio.current_task()
-            if self._capacity or task is None or task.cancelling():
+            if self._receiving is receiving or task is None or task.cancelling():
                 raise
             return Received()
         except OUTAGES:

@@ -44,18 +44,18 @@ class LocalWorker(BaseWorker):
     ) -> None:
         """Do no input or output. Raises `ConfigurationError`."""
         self._backend = backend
-        self._as_many_again = prefetch is None
+        self._fixed = prefetch
         super().__init__(
             worker_id=worker_id,
             concurrency=concurrency,
-            prefetch=_as_many(concurrency) if prefetch is None else prefetch,
+            prefetch=self._ahead(concurrency),
             grace=grace,
             quarantine=quarantine,
         )
 
     @classmethod
     def of(cls, worker: BaseWorker, backend: str | Backend | None = None) -> Self:
-        """Return a worker with the handlers and options of another one, on ``backend``."""
+        """Return a worker with the handlers and options of another one but its ``prefetch``, on ``backend``."""
         local = cls(
             backend,
             worker_id=worker._worker_id,  # noqa: SLF001 - both are workers
@@ -74,11 +74,15 @@ class LocalWorker(BaseWorker):
         backend: str | Backend | None = None,
     ) -> None:
         """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
-        if concurrency is not None and self._as_many_again:
-            self._prefetch = _as_many(concurrency)
-        self._set(worker_id, concurrency)
+        ahead = None if concurrency is None else self._ahead(concurrency)
+        self._set(worker_id, concurrency, ahead)
         if backend is not None:
             self._backend = backend
+
+    def _ahead(self, concurrency: int) -> int:
+        if self._fixed is not None:
+            return self._fixed
+        return max(0, min(concurrency, LIMITS.credit - concurrency))
 
     @asynccontextmanager
     async def _line(self, worker_id: str) -> AsyncIterator[Callable[[Shift], Line]]:
@@ -86,10 +90,9 @@ class LocalWorker(BaseWorker):
         backend = open_backend(given) if isinstance(given, str | None) else given
         try:
             dead_letters_of(backend)  # learn now, not with the first task that is given up
-            subscription = backend.subscribe(self.keys, worker_id)
             yield lambda shift: LocalLine(
                 backend,
-                subscription,
+                backend.subscribe(self.keys, worker_id),
                 shift,
                 concurrency=self._concurrency,
                 capacity=self._concurrency + self._prefetch,
@@ -97,7 +100,3 @@ class LocalWorker(BaseWorker):
         finally:
             if isinstance(given, str | None):
                 await backend.aclose()
-
-
-def _as_many(concurrency: int) -> int:
-    return max(0, min(concurrency, LIMITS.credit - concurrency))

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from taskqueue_core.backend import Backend, Capability, Subscription
-from taskqueue_core.capabilities import control_of, has, revocation_of
+from taskqueue_core.capabilities import Control, control_of, has, revocation_of
 from taskqueue_core.consuming.handing_back import close, give_up_as_lost
 from taskqueue_core.consuming.housekeeping import keep_house
 from taskqueue_core.consuming.settlements import Settlements
@@ -44,6 +44,7 @@ class LocalLine:
     ) -> None:
         """Own the subscription."""
         self._backend = backend
+        self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
         self._subscription = subscription
         self._shift = shift
         self._loop = asyncio.get_running_loop()
@@ -92,9 +93,7 @@ class LocalLine:
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
         """See `Settler`."""
-        delivery = self._held.pop(receipt, None)
-        if delivery is not None:
-            self._settler.put(delivery, outcome)
+        self.settle(receipt, outcome)
         if type(outcome) is HandBack:
             self._intake.returned()
         else:
@@ -106,7 +105,8 @@ class LocalLine:
 
     def progress(self, receipt: str, value: float | str) -> None:
         """See `Settler`. Without ``control`` nobody can be told."""
-        self._inbox.put((receipt, value))
+        if self._control is not None:
+            self._inbox.put((receipt, value))
 
     # What the store says.
 
@@ -142,8 +142,7 @@ class LocalLine:
         self._progress.update(reports)
         self._reported.set()
 
-    async def _report_progress(self) -> None:
-        control = control_of(self._backend)
+    async def _report_progress(self, control: Control) -> None:
         while True:
             await self._reported.wait()
             self._reported.clear()
@@ -168,8 +167,8 @@ class LocalLine:
         parts = [self._intake.run(), self._settler.run()]
         if has(self._backend, Capability.REVOCATION):
             parts.append(self._hear_revocations())
-        if has(self._backend, Capability.CONTROL):
-            parts += [self._report_progress(), keep_house(control_of(self._backend))]
+        if self._control is not None:
+            parts += [self._report_progress(self._control), keep_house(self._control)]
         return parts
 
     async def _serve(self) -> None:

@@ -33,7 +33,6 @@ class LocalSettler:
         self._judgements: list[tuple[Delivery, Outcome]] = []
         self._work = asyncio.Event()
         self._settled = asyncio.Event()
-        self._idle = True
         self.unsettled = 0
 
     def put(self, delivery: Delivery, outcome: Outcome) -> None:
@@ -45,9 +44,7 @@ class LocalSettler:
         else:
             self._judgements.append((delivery, outcome))
         self.unsettled += 1
-        if self._idle:
-            self._idle = False
-            self._work.set()
+        self._work.set()
 
     async def room(self) -> None:
         """Wait while too many are unsettled."""
@@ -68,7 +65,6 @@ class LocalSettler:
             while self._acks or self._back or self._judgements:
                 await self._round()
             self._work.clear()
-            self._idle = True
 
     async def _round(self) -> None:
         calls: list[Coroutine[Any, Any, dict[str, bool]]] = []

@@ -9,11 +9,10 @@ from taskqueue_core.limits import LIMITS, check_duration, kind_of
 from taskqueue_core.protocol.client_outcomes import clean_text
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
 from taskqueue_core.tasks import encode_json
+from taskqueue_core.worker.arguments import InvalidPayload
 
-__all__ = ["INVALID_PAYLOAD", "INVALID_RESULT", "Reject", "Retry", "of_error", "of_value"]
+__all__ = ["INVALID_RESULT", "Reject", "Retry", "of_error", "of_value"]
 
-INVALID_PAYLOAD = "invalid_payload"
-"""the reason of a dead letter whose payload does not fit its handler"""
 INVALID_RESULT = "invalid_result"
 """the reason of a dead letter whose handler returned what JSON cannot say, or too much of it"""
 
@@ -68,6 +67,8 @@ def of_error(error: BaseException) -> Outcome:
     match error:
         case Retry():
             return RetryLater(error.delay, clean_text(error.error))
+        case InvalidPayload():
+            return Rejected(error.code, str(error))
         case Reject():
             return Rejected(
                 clean_text(error.reason), None if error.error is None else clean_text(error.error)

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from taskqueue_core.protocol.frames import WireDelivery
-from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected
+from taskqueue_core.retry import Failed, HandBack, Outcome
 from taskqueue_core.tasks import Delivery
-from taskqueue_core.worker.arguments import InvalidPayload
 from taskqueue_core.worker.calls import Call, End, Fatal, Job, raised, returned
 from taskqueue_core.worker.context import Context
 from taskqueue_core.worker.gathering import Gathering
 from taskqueue_core.worker.mailbox import Mailbox
-from taskqueue_core.worker.outcomes import INVALID_PAYLOAD, of_error
+from taskqueue_core.worker.outcomes import of_error
 from taskqueue_core.worker.registry import BatchHandler, Handler, Registry
 from taskqueue_core.worker.threads import Threads
 
@@ -184,8 +183,8 @@ class Runner:
         context = Context(delivery, self._settler.progress)
         try:
             arguments = handler.arguments.read(bytes(task.payload), context)
-        except InvalidPayload as error:
-            self._reject(delivery, error)
+        except Exception as error:  # noqa: BLE001 - a check of the handler's own may raise whatever it likes
+            self._unread(delivery, error)
             return
         job = self._jobs[receipt] = Job(delivery, context)
         self._call(Call(handler, (job,)), arguments)
@@ -198,8 +197,8 @@ class Runner:
         for delivery in deliveries:
             try:
                 values.append(handler.arguments.read(bytes(delivery.task.payload)))
-            except InvalidPayload as error:
-                self._reject(delivery, error)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._unread(delivery, error)
                 continue
             job = Job(delivery, Context(delivery, self._settler.progress))
             self._jobs[delivery.receipt] = job
@@ -209,10 +208,12 @@ class Runner:
             arguments = handler.arguments.of(values, [job.context for job in jobs])
             self._call(Call(handler, jobs), arguments)
 
-    def _reject(self, delivery: Delivery | WireDelivery, error: InvalidPayload) -> None:
-        task = delivery.task
-        _log.warning("task %s of %s has an invalid payload: dead letter", task.id, task.key)
-        self._settler.finish(delivery.receipt, Rejected(INVALID_PAYLOAD, str(error)))
+    def _unread(self, delivery: Delivery | WireDelivery, error: Exception) -> None:
+        task, kind = delivery.task, type(error).__name__
+        _log.warning("the payload of task %s of %s was not read: %s", task.id, task.key, kind)
+        outcome = of_error(error)
+        self._judged(outcome)
+        self._settler.finish(delivery.receipt, outcome)
 
     def _call(self, call: Call, arguments: dict[str, Any]) -> None:
         self._idle.clear()

@@ -65,16 +65,7 @@ class Consumer:
         self.log.note(What.RECEIVED, count=len(received.deliveries))
         batches: dict[str, list[Delivery]] = {}
         for delivery in received.deliveries:
-            self.log.note(
-                What.DELIVERED,
-                key=delivery.task.key,
-                task=delivery.task.id,
-                receipt=delivery.receipt,
-                attempt=delivery.attempt,
-                losses=delivery.losses,
-                prior=delivery.prior,
-                store_at=delivery.delivered_at,
-            )
+            self.log.came(delivery)
             batches.setdefault(self._verb(delivery), []).append(delivery)
         self.held += len(received.deliveries)
         return list(batches.items())
@@ -120,7 +111,7 @@ class Consumer:
         while True:
             call = self.log.next_call()
             for delivery in batch:
-                self._note(What.SETTLE, delivery, call=call, verb=verb, due=due)
+                self.log.about(delivery, What.SETTLE, call=call, verb=verb, due=due)
             try:
                 outcomes = await send(batch)
             except LeaseLost:
@@ -128,20 +119,10 @@ class Consumer:
             except BackendUnavailable:
                 outcomes = ["unknown"] * len(batch)
             for delivery, outcome in zip(batch, outcomes, strict=True):
-                self._note(What.SETTLED, delivery, call=call, verb=verb, outcome=outcome)
+                self.log.about(delivery, What.SETTLED, call=call, verb=verb, outcome=outcome)
             if "unknown" not in outcomes:
                 return
             await asyncio.sleep(_PAUSE)
-
-    def _note(self, what: What, delivery: Delivery, **fields: object) -> None:
-        self.log.note(
-            what,
-            key=delivery.task.key,
-            task=delivery.task.id,
-            receipt=delivery.receipt,
-            attempt=delivery.attempt,
-            **fields,
-        )
 
     async def _ack(self, batch: Sequence[Delivery]) -> Sequence[str]:
         results = [f'"{delivery.task.id}"'.encode() for delivery in batch]
@@ -193,8 +174,5 @@ class Consumer:
 
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
     """Consume until the end."""
-    backend = load_backend(setup.word)
-    try:
+    async with contextlib.aclosing(load_backend(setup.word)) as backend:
         await Consumer(setup, log, backend, over).run()
-    finally:
-        await backend.aclose()

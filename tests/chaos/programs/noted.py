@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from taskqueue_core.authoring import SubscriptionBase
 from taskqueue_core.backend import Backend, Capabilities
@@ -47,49 +47,27 @@ class NotedBackend:
         await self.inner.aclose()
 
 
-class _Calls:
-    """Notes a call for each receipt, and its answers."""
+@contextmanager
+def _settling(
+    log: Log, verb: str, deliveries: Sequence[Delivery], due: float | None = None
+) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Note a call for each receipt; give what notes the answers. An error is an answer too, which is noted here."""
+    call = log.next_call()
 
-    def __init__(
-        self, log: Log, verb: str, deliveries: Sequence[Delivery], due: float | None
-    ) -> None:
-        self.log = log
-        self.verb = verb
-        self.deliveries = deliveries
-        self.call = log.next_call()
-        self._note(What.SETTLE, [""] * len(deliveries), due=due)
+    def answered(outcomes: Sequence[str]) -> None:
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            log.about(delivery, What.SETTLED, call=call, verb=verb, outcome=outcome)
 
-    def answered(self, outcomes: Sequence[str]) -> None:
-        """Note the answers."""
-        self._note(What.SETTLED, outcomes)
-
-    def _note(self, what: What, outcomes: Sequence[str], **fields: Any) -> None:
-        for delivery, outcome in zip(self.deliveries, outcomes, strict=True):
-            self.log.note(
-                what,
-                call=self.call,
-                key=delivery.task.key,
-                task=delivery.task.id,
-                receipt=delivery.receipt,
-                attempt=delivery.attempt,
-                verb=self.verb,
-                outcome=outcome,
-                **fields,
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, LeaseLost):
-            self.answered(["lease_lost"])
-        elif isinstance(error, BackendUnavailable):
-            self.answered(["unknown"] * len(self.deliveries))
+    for delivery in deliveries:
+        log.about(delivery, What.SETTLE, call=call, verb=verb, due=due)
+    try:
+        yield answered
+    except LeaseLost:
+        answered(["lease_lost"])
+        raise
+    except BackendUnavailable:
+        answered(["unknown"] * len(deliveries))
+        raise
 
 
 class _NotedPublisher:
@@ -108,9 +86,9 @@ class _NotedPublisher:
         if settles is None:
             self.log.note(What.RETRY, key=task.key, task=task.id, due=at)
             return await self.inner.publisher.schedule_retry(task, at, **more)
-        with _Calls(self.log, "retry", [settles], at) as calls:
+        with _settling(self.log, "retry", [settles], at) as answered:
             told = await self.inner.publisher.schedule_retry(task, at, settles=settles, **more)
-            calls.answered(["ok" if told.status.value == "accepted" else "duplicate"])
+            answered(["ok" if told.status.value == "accepted" else "duplicate"])
         return told
 
 
@@ -131,44 +109,32 @@ class _NotedSubscription(SubscriptionBase):
             raise
         self.log.note(What.RECEIVED, count=len(received.deliveries))
         for delivery in received.deliveries:
-            self._delivered(What.DELIVERED, delivery)
+            self.log.came(delivery)
         return received
-
-    def _delivered(self, what: What, delivery: Delivery) -> None:
-        self.log.note(
-            what,
-            key=delivery.task.key,
-            task=delivery.task.id,
-            receipt=delivery.receipt,
-            attempt=delivery.attempt,
-            losses=delivery.losses,
-            prior=delivery.prior,
-            store_at=delivery.delivered_at,
-        )
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
         """Ack."""
-        with _Calls(self.log, "ack", deliveries, None) as calls:
+        with _settling(self.log, "ack", deliveries) as answered:
             told: tuple[Settled, ...] = await self.inner.ack(*deliveries, results=results)
-            calls.answered([one.value for one in told])
+            answered([one.value for one in told])
         return told
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """Hand back."""
-        with _Calls(self.log, "lost" if lost else "redeliver", deliveries, None) as calls:
+        with _settling(self.log, "lost" if lost else "redeliver", deliveries) as answered:
             told: tuple[Settled, ...] = await self.inner.redeliver(*deliveries, lost=lost)
-            calls.answered([one.value for one in told])
+            answered([one.value for one in told])
         return told
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
         """Bury."""
-        with _Calls(self.log, "dead_letter", [delivery], None) as calls:
+        with _settling(self.log, "dead_letter", [delivery]) as answered:
             told: Settled = await self.inner.dead_letter(delivery, reason, error)
-            calls.answered([told.value])
+            answered([told.value])
         return told
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
@@ -176,7 +142,7 @@ class _NotedSubscription(SubscriptionBase):
         told: tuple[Delivery | None, ...] = await self.inner.adopt(*receipts)
         for delivery in told:
             if delivery is not None:
-                self._delivered(What.ADOPTED, delivery)
+                self.log.came(delivery, What.ADOPTED)
         return told
 
     async def revoked(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,8 +127,5 @@ class Producer:
 
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
     """Publish everything, then close."""
-    backend = load_backend(setup.word)
-    try:
+    async with contextlib.aclosing(load_backend(setup.word)) as backend:
         await Producer(setup, log, backend, over).run()
-    finally:
-        await backend.aclose()
