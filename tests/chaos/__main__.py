@@ -1,10 +1,13 @@
 """Tests that kill, freeze and cut off processes, and seeded campaigns.
 
 python3 dev.py chaos [--seeds N] [--minutes M] [--jobs J] [--menu NAME] [--seed S] [arguments of pytest]
+python3 dev.py chaos --outages
+python3 dev.py chaos --durability [RUNS]
 
 Without options: every test marked chaos, then a campaign of 20 seeds. With --seeds or --minutes: that
 campaign alone. A campaign goes on after the last seed of the one before, adds to the totals in
 tests/chaos/results/ and writes them into docs/reliability.md. With --seed: that run alone, again.
+With --outages: the long ones, some ten minutes. With --durability: what each class loses, some twenty.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
-from tests.chaos.render import render
+from tests.chaos import durability, outages
+from tests.chaos.render import BLOCKS, put, render
 from tests.chaos.seeded import Report, carry_out, scenario
 from tests.chaos.totals import add_regression, read_totals, reset, updated
 from tests.redis.engines import discover
 
 _SEEDS = 20
+_CUTS = 50
 _MAX_TASKS_PER_CHILD = 25
 
 
@@ -37,11 +42,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--menu", help="faults of this menu only")
     parser.add_argument("--seed", type=int, help="this one run, without counting it")
     parser.add_argument("--reset", action="store_true", help="begin the totals anew")
+    parser.add_argument("--outages", action="store_true", help="outages of up to five minutes")
+    parser.add_argument(
+        "--durability", type=int, nargs="?", const=_CUTS, metavar="RUNS",
+        help=f"what is lost in so many cuts of each kind ({_CUTS})",
+    )  # fmt: skip
     options, rest = parser.parse_known_args(arguments)
     if options.seed is not None:
         report = carry_out(scenario(options.seed, options.menu))
         print(report, report.figures, "ok" if report.ok else "FAILED", sep="\n")  # noqa: T201 - a command
         return 0 if report.ok else 1
+    if options.outages or options.durability:
+        return _measure(options)
     if rest or (options.seeds is None and options.minutes is None):
         words = [sys.executable, "-m", "pytest", "-m", "chaos", "tests", *rest]
         code = subprocess.run(words, check=False).returncode
@@ -50,6 +62,27 @@ def main(arguments: list[str]) -> int:
     if options.reset:
         reset()
     return _campaign(options)
+
+
+def _measure(options: argparse.Namespace) -> int:
+    bad = 0
+    if options.outages:
+        for suffered in outages.campaign(options.jobs):
+            bad += bool(suffered.problems)
+            print(suffered.outage, *(suffered.problems or ["ok"]), sep="\n  ", flush=True)  # noqa: T201 - a command
+        _publish("chaos --outages")
+    if options.durability:
+        for measured in durability.campaign(options.durability, options.jobs):
+            line = f"{measured.case.durability}, {measured.happened}: {measured.lost} of {measured.confirmed} lost"
+            print(line, flush=True)  # noqa: T201 - a command
+        _publish("chaos --durability")
+    return 1 if bad else 0
+
+
+def _publish(command: str) -> None:
+    page, table = BLOCKS[command]
+    put(command, page, table())
+    print(table())  # noqa: T201 - a command
 
 
 def _campaign(options: argparse.Namespace) -> int:

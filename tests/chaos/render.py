@@ -1,25 +1,39 @@
-"""Writes the totals of all runs into docs/reliability.md."""
+"""Writes what campaigns came to into the docs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from tests.chaos import durability, outages
 from tests.chaos.checker import Spread
 from tests.chaos.totals import TOTALS, Totals, read_totals
 
-__all__ = ["PAGE", "render", "table"]
+__all__ = ["BLOCKS", "PAGE", "put", "render", "table"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-BEGIN = "<!-- written by `python3 dev.py chaos`: begin -->"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "reliability.md"
+BEGIN = "<!-- written by `python3 dev.py {command}`: begin -->"
 END = "<!-- end -->"
+BLOCKS = {
+    "chaos --outages": (PAGE, outages.table),
+    "chaos --durability": (DOCS / "redis.md", durability.table),
+}
+"""by the command that writes it: the page that it is in, and what makes its text of the last results"""
 
 
 def render(page: Path = PAGE, totals: Path = TOTALS) -> None:
-    """Replace what stands between the marks."""
-    text = page.read_text("utf-8")
-    head, _, rest = text.partition(BEGIN)
+    """Write the totals of all seeded runs."""
+    put("chaos", page, table(read_totals(totals)))
+
+
+def put(command: str, page: Path, text: str) -> None:
+    """Replace what stands between a command's marks."""
+    begin = BEGIN.format(command=command)
+    head, found, rest = page.read_text("utf-8").partition(begin)
+    if not found:
+        raise ValueError(f"{page} has no {begin}")
     _, _, tail = rest.partition(END)
-    page.write_text(f"{head}{BEGIN}\n\n{table(read_totals(totals))}\n{END}{tail}", "utf-8")
+    page.write_text(f"{head}{begin}\n\n{text}\n{END}{tail}", "utf-8")
 
 
 def table(totals: Totals) -> str:

@@ -9,10 +9,8 @@ import pytest
 
 from tests.chaos.cases import CHAOS, passed, small
 from tests.chaos.history import What
+from tests.chaos.outages import RECOVERY, Outage, suffer
 from tests.chaos.world import World
-
-RECOVERY = 5.0
-"""seconds within which everybody is back once Redis is"""
 
 
 def lengths(short: float, *long: float) -> list[object]:
@@ -25,13 +23,10 @@ def lengths(short: float, *long: float) -> list[object]:
 @pytest.mark.parametrize("seed", range(3))
 async def test_redis_is_killed(folder: Path, seed: int, length: float) -> None:
     """Fault B1, row A1: nothing confirmed is lost, nobody restarts, and all are active soon after Redis is."""
-    async with World(folder, small(seconds=1.0, liveness=60.0), seed=seed) as world:
-        await world.begin()
-        await world.inflict("kill", "redis", 0, length)
-        figures = passed(await world.finish())
-    assert figures.duplicates == 0
-    assert 0 < figures.recovery.worst <= RECOVERY
-    assert figures.publishing.worst <= RECOVERY
+    outage = Outage(fault="B1", kind="kill", length=length)
+    outcome, row = await suffer(folder, outage, small(seconds=1.0, liveness=60.0), seed=seed)
+    assert passed(outcome).duplicates == 0
+    assert not row.problems
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(100, marks=CHAOS)])
@@ -76,12 +71,13 @@ async def test_redis_is_full(folder: Path) -> None:
 @pytest.mark.parametrize("length", lengths(1.0, 4.0, 10.0, 60.0))
 async def test_redis_is_frozen(folder: Path, length: float) -> None:
     """Fault B10: the whole store looks idle when it wakes; nothing is taken from anybody who is alive."""
-    async with World(folder, small(hold=0.2, seconds=1.0, liveness=60.0, simple=True)) as world:
-        await world.begin()
-        await world.inflict("freeze", "redis", 0, length)
-        figures = passed(await world.finish())
+    outage = Outage(fault="B10", kind="freeze", length=length)
+    shape = small(hold=0.2, seconds=1.0, liveness=60.0, simple=True)
+    outcome, row = await suffer(folder, outage, shape)
+    figures = passed(outcome)
     assert figures.duplicates == 0
     assert figures.stale == 0
+    assert not row.problems
 
 
 async def test_redis_is_flushed(folder: Path) -> None:

@@ -1,12 +1,15 @@
 /* Notes how much of each regular file has been synced, in a file beside it: what a power cut would leave.
- * Preloaded into redis-server, so that a test can kill it and cut its files to that length. */
+ * Preloaded into redis-server, so that a test can kill it and cut its files to that length.
+ * POWERCUT_SLOW_MS makes each sync take so much longer, as a busy disk would. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef int (*sync_call)(int);
@@ -31,6 +34,10 @@ static void note(int fd, long long synced) {
 
 static int synced_by(const char *name, int fd) {
     long long length = length_of(fd); /* what is written while it syncs may not be on the disk */
+    const char *slow = getenv("POWERCUT_SLOW_MS");
+    long milliseconds = slow ? atol(slow) : 0;
+    struct timespec pause = {milliseconds / 1000, milliseconds % 1000 * 1000000};
+    if (milliseconds > 0 && length >= 0) nanosleep(&pause, NULL);
     int result = ((sync_call)dlsym(RTLD_NEXT, name))(fd);
     if (result == 0 && length >= 0) note(fd, length);
     return result;

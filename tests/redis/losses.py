@@ -1,0 +1,202 @@
+"""What is gone of what was confirmed, after Redis was killed, lost its power, or a replica took its place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from taskqueue_core.capabilities import Durability, QueueSettings
+from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
+from taskqueue_core.tasks import Published, Task
+from taskqueue_redis import RedisBackend
+from tests.chaos.proxy import FaultProxy
+from tests.redis.engines import discover
+from tests.redis.links import settings_for
+from tests.redis.servers import RedisServer, wait_until
+
+__all__ = ["LAG", "Case", "Cut", "Loss", "build_shim", "measure"]
+
+SHIM = Path(__file__).parent / "shim" / "powercut.c"
+KEY = "k"
+LAG = 0.5
+"""seconds for which a replica that is to lag is cut off before the master dies"""
+_HASTE = {"connect_timeout": 0.3, "answer_timeout": 0.3, "operation_timeout": 0.4}
+_PUBLISHERS = 4
+_BATCH = 10
+_PACE = 0.02
+"""seconds between two batches of a publisher"""
+_PATIENCE = 20.0
+_STRAGGLERS = 0.05
+"""seconds for what Redis had answered before it died"""
+
+
+class Cut(StrEnum):
+    """How it ends."""
+
+    KILL = "kill"
+    """SIGKILL, and a restart"""
+    POWER = "power"
+    """besides, what was not synced is gone"""
+    FAILOVER = "failover"
+    """the master is killed, its replica promoted"""
+    LAGGING_FAILOVER = "lagging failover"
+    """the same, when the replica has been cut off for a while"""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A class of durability, and what happens to it."""
+
+    durability: Durability
+    cut: Cut
+    slow_disk: float = 0.0
+    """seconds that each sync takes longer"""
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """What came of it."""
+
+    confirmed: int
+    ages: tuple[float, ...]
+    """for how many seconds each task that is gone had been confirmed, at the cut"""
+
+
+def build_shim(folder: Path) -> Path:
+    """Return the library that tells what was synced, built."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    assert compiler, "a C compiler is needed: on Debian and Ubuntu `apt-get install gcc` brings one"
+    library = folder / "powercut.so"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SHIM), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return library
+
+
+async def measure(folder: Path, case: Case, seconds: float, shim: Path | None = None) -> Loss:
+    """Publish for so long at some 2,000 tasks a second, cut, and count what is gone when Redis is back.
+
+    Power cuts and slow disks need the shim.
+    """
+    with ExitStack() as opened:
+        master = _server(opened, folder / "redis", case)
+        with _preloaded(shim, case) if shim else contextlib.nullcontext():
+            master.start()
+        backend = RedisBackend(settings=settings_for(master.url, **_HASTE))
+        try:
+            heir, between = master, None
+            if case.cut in {Cut.FAILOVER, Cut.LAGGING_FAILOVER}:
+                between = await FaultProxy(("127.0.0.1", master.port)).start()
+                heir = _server(opened, folder / "replica", case).start()
+                await asyncio.to_thread(_follow, heir, master, between)
+            await backend.control.configure(KEY, QueueSettings(durability=case.durability))
+            confirmed, cut = await _load(backend, master, between, case, seconds)
+        finally:
+            with contextlib.suppress(BackendUnavailable):
+                await backend.aclose()
+        if between:
+            await between.aclose()
+            heir.call("REPLICAOF", "NO", "ONE")
+        else:
+            if case.cut is Cut.POWER:
+                _forget_what_was_not_synced(master)
+            master.start()
+        return Loss(len(confirmed), tuple(cut - at for at in await _gone(heir, confirmed)))
+
+
+def _server(opened: ExitStack, folder: Path, case: Case) -> RedisServer:
+    engine = discover().best
+    assert engine is not None, "no redis-server was found"
+    always = case.durability is Durability.DISK
+    config = {"appendfsync": "always" if always else "everysec"}
+    aof = case.durability is not Durability.MEMORY
+    server = RedisServer(engine, folder, aof=aof, config=config)
+    opened.callback(server.close)
+    return server
+
+
+@contextmanager
+def _preloaded(library: Path, case: Case) -> Iterator[None]:
+    """Start processes with the shim."""
+    os.environ["LD_PRELOAD"] = str(library)
+    os.environ["POWERCUT_SLOW_MS"] = str(round(case.slow_disk * 1000))
+    try:
+        yield
+    finally:
+        del os.environ["LD_PRELOAD"], os.environ["POWERCUT_SLOW_MS"]
+
+
+def _follow(replica: RedisServer, master: RedisServer, between: FaultProxy) -> None:
+    replica.call("REPLICAOF", *between.address)
+    wait_until(lambda: _in_step(replica, master), "the replica is in step")
+
+
+def _in_step(replica: RedisServer, master: RedisServer) -> bool:
+    told, own = replica.info("replication"), master.info("replication")
+    if told["master_link_status"] != "up" or "state=online" not in own.get("slave0", ""):
+        return False
+    return int(told["slave_repl_offset"]) >= int(own["master_repl_offset"])
+
+
+async def _load(
+    backend: RedisBackend, master: RedisServer, between: FaultProxy | None, case: Case, seconds: float
+) -> tuple[dict[str, float], float]:  # fmt: skip
+    """Publish, and kill; return when each task was confirmed, and when Redis was killed."""
+    confirmed: dict[str, float] = {}
+    async with asyncio.TaskGroup() as group:
+        begun = asyncio.Event()
+        publishers = [
+            group.create_task(_publish(backend, confirmed, begun)) for _ in range(_PUBLISHERS)
+        ]
+        async with asyncio.timeout(_PATIENCE):  # a new replica may need a moment
+            await begun.wait()
+        await asyncio.sleep(seconds)
+        if between and case.cut is Cut.LAGGING_FAILOVER:
+            between.block()
+            await asyncio.sleep(LAG)
+        cut = time.monotonic()
+        await asyncio.to_thread(master.kill)
+        await asyncio.sleep(_STRAGGLERS)
+        for publisher in publishers:
+            publisher.cancel()
+    return confirmed, cut
+
+
+async def _publish(
+    backend: RedisBackend, confirmed: dict[str, float], begun: asyncio.Event
+) -> None:
+    while True:
+        tasks = [Task(key=KEY) for _ in range(_BATCH)]
+        with contextlib.suppress(PublishUnconfirmed, BackendUnavailable):
+            answers = await backend.publisher.publish(*tasks)
+            assert all(answer.status is Published.ACCEPTED for answer in answers)
+            confirmed |= dict.fromkeys((task.id for task in tasks), time.monotonic())
+            begun.set()
+        await asyncio.sleep(_PACE)
+
+
+def _forget_what_was_not_synced(server: RedisServer) -> None:
+    for path in server.folder.rglob("*.aof"):
+        noted = Path(f"{path}.synced")
+        os.truncate(path, int(noted.read_text()) if noted.exists() else 0)
+
+
+async def _gone(server: RedisServer, confirmed: dict[str, float]) -> list[float]:
+    """Return when those were confirmed that a server knows nothing of."""
+    backend = RedisBackend(settings=settings_for(server.url))
+    ids, gone = list(confirmed), []
+    try:
+        for start in range(0, len(ids), 500):
+            some = ids[start : start + 500]
+            known = await backend.control.statuses(KEY, *some)
+            gone += [confirmed[n] for n, told in zip(some, known, strict=True) if told is None]
+    finally:
+        await backend.aclose()
+    return gone
