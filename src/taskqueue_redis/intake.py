@@ -209,11 +209,12 @@ class Intake:
     def _unknown(self, told: Any) -> list[Delivery]:
         """Return what the store has in flight here and nobody here knows of; what is corrupt is buried."""
         unknown: list[Delivery] = []
-        at = self._home.wakeups.now()
-        for key, lane, entries, tokens in told:
-            for place, token in enumerate(tokens):
+        for key, lane, entries, tokens, times in told:
+            for place, (token, time) in enumerate(zip(tokens, times, strict=True)):
                 entry = entries[place * ENTRY : (place + 1) * ENTRY]
-                good, bad = deliveries_of(key.decode(), lane.decode(), token.decode(), at, entry)
+                good, bad = deliveries_of(
+                    key.decode(), lane.decode(), token.decode(), seconds(time), entry
+                )
                 if bad:
                     self._home.background.start(self._bury(bad))
                 unknown += (one for one in good if not self._home.receipts.holds(one.receipt))

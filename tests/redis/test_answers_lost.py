@@ -298,3 +298,21 @@ async def test_one_partition_of_several_fails(
             monkeypatch.setattr(scripts, "run", real)
             await consumer.ack(*found)
             await drained(consumer, len(KEYS) - len(found))
+
+
+async def test_when_it_was_delivered(each_redis: RedisServer, redis_prefix: str) -> None:
+    """E4, law 2: what a lost answer had brought says when the store gave it out, not when it was found."""
+    async with (
+        opened(each_redis.url, redis_prefix) as backend,
+        backend.subscribe([KEY], "c") as consumer,
+    ):
+        await publish(backend, "t")
+        (lost,) = await take(consumer, 1)
+        backend._home.receipts.forget(lost.receipt)  # as if the answer had never come
+        backend._home.wakeups.offset -= 10.0  # as after an answer that was late
+        await asyncio.sleep(0.05)
+        intake: Intake = consumer._intake
+        intake._doubt(intake._partitions[0])
+        (found,) = await take(consumer, 1)
+        assert found.receipt == lost.receipt
+        assert abs(found.delivered_at - lost.delivered_at) <= 0.002

@@ -1,7 +1,8 @@
 --@ base room life
 -- Says what a consumer has in flight, so that it finds what an answer that was lost had brought.
 -- A receive of an earlier turn that is still on its way is refused from now on.
--- ARGV: token, turn. Answers per lane {key, lane, entries as `receive` gives them, tokens of their receipts}.
+-- ARGV: token, turn. Answers per lane {key, lane, entries as `receive` gives them, tokens of their receipts, times at which
+-- they were delivered}.
 local token, answers = ARGV[3], {}
 local consumer = PARTITION .. ':c:' .. token
 local turn = tonumber(call('HGET', consumer, 'turn'))
@@ -14,7 +15,7 @@ for i = 1, #lanes do
   local lane, key = string.sub(lanes[i], 1, 2), string.sub(lanes[i], 3)
   local name = PARTITION .. ':q:' .. key .. '/' .. lane
   local pending = redis.pcall('XPENDING', name, 'g', '-', '+', 100000, token)
-  local entries, tokens = {}, {}
+  local entries, tokens, times = {}, {}, {}
   for j = 1, pending.err and 0 or #pending do
     local entry = call('XRANGE', name, pending[j][1], pending[j][1])[1]
     if entry then
@@ -22,8 +23,9 @@ for i = 1, #lanes do
       entries[#entries + 1], entries[#entries + 2] = fence, fields[1]
       entries[#entries + 1], entries[#entries + 2] = fields[2], fields[4] or ''
       tokens[#tokens + 1] = call('HGET', PARTITION .. ':q:' .. key .. '/a', fence) or token
+      times[#times + 1] = text(math.max(now - 1000 * pending[j][3], fence)) -- Redis counts milliseconds
     end
   end
-  answers[i] = {key, lane, entries, tokens}
+  answers[i] = {key, lane, entries, tokens, times}
 end
 return answers
