@@ -185,15 +185,24 @@ def checked_progress(value: float | str) -> float | str:
 
 
 def checked_settings(
-    settings: QueueSettings, kept: Collection[Durability], *, journal: bool = False
+    settings: QueueSettings,
+    kept: Collection[Durability],
+    *,
+    journal: bool = False,
+    flow: bool = False,
 ) -> QueueSettings:
-    """Return settings whose promises the store keeps, or raise `InvalidInput`. A store may have a ``journal``."""
+    """Return settings whose promises the store keeps, or raise `InvalidInput`.
+
+    A store may have a ``journal``, and may keep limits of the ``flow``.
+    """
     promised = settings.durability
     if promised is not None and promised not in kept:
         allowed = ", ".join(sorted(kept)) or "none"
         raise InvalidInput("durability", f"{promised.value!r}", f"what this store keeps: {allowed}")
     if settings.journal and not journal:
         raise InvalidInput("journal", "true", "false: this store has no journal")
+    for name in () if flow else settings.flow:
+        raise InvalidInput(name, "a limit", "its default: this store does not limit the flow")
     return settings
 
 

@@ -137,6 +137,8 @@ class Capability(StrEnum):
     HANDOVER = "handover"
     REVOCATION = "revocation"
     CONTROL = "control"
+    FLOW = "flow"
+    """keeps the limits among its queues' settings: capacity, max_inflight, rate_limit, the two pauses"""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -248,6 +248,8 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     """why it was refused"""
     retry_after: float | None = None
     """seconds after which room is likely"""
+    depth: int | None = None
+    """how many tasks counted against the capacity when it was refused for that"""
 
     @property
     def stored(self) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from taskqueue_core.errors import SettingsConflict
+from taskqueue_core.flow import RateLimit
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Delivery, Expired, Ledger, QueueStats, TaskStatus, WorkerInfo
 
@@ -48,6 +49,24 @@ class QueueSettings(BaseModel):
     """how many replicas must have a task before it is confirmed, where the durability is ``replicated``"""
     journal: bool = False
     """write every transition into the backend's journal. Refused where there is none"""
+    capacity: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    """how many accepted tasks may be there that were never handed out; more are refused at the door (law 6)"""
+    max_inflight: int = Field(default=0, ge=0, le=1_000_000_000)
+    """how many may be in flight, over all consumers; 0 for any number (law 5)"""
+    rate_limit: RateLimit | None = None
+    """how many may be handed out in a time (law 5)"""
+    paused: bool = False
+    """nothing is handed out; publishing goes on"""
+    intake_paused: bool = False
+    """publishing is refused; what is there is handed out"""
+
+    @property
+    def flow(self) -> dict[str, object]:
+        """Return what limits the flow and is not at its default: only a backend with ``flow`` keeps that."""
+        return self.model_dump(
+            include={"capacity", "max_inflight", "rate_limit", "paused", "intake_paused"},
+            exclude_defaults=True,
+        )
 
     def followed_by(self, changed: QueueSettings) -> QueueSettings:
         """Return ``changed`` with the next version. Raises `SettingsConflict` unless it was made from these."""

@@ -1,0 +1,69 @@
+"""Limits on the flow through a queue: what an operator sets, and the arithmetic that every backend shares.
+
+A hand-out is a delivery of any kind, a redelivered one too. Nothing here reads a clock: times are the store's.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Bucket", "IntervalUnit", "RateLimit"]
+
+_DUST = 1e-6
+"""of a token: what floating point may leave out"""
+
+
+class IntervalUnit(StrEnum):
+    """The unit of a rate limit's interval."""
+
+    SECONDS = "SECONDS"
+    MINUTES = "MINUTES"
+    HOURS = "HOURS"
+
+    @property
+    def seconds(self) -> int:
+        """Return how many seconds it has."""
+        return {"SECONDS": 1, "MINUTES": 60, "HOURS": 3600}[self.value]
+
+
+class RateLimit(BaseModel):
+    """A token bucket. Each hand-out takes a token; an interval fills the whole bucket, evenly; it starts full.
+
+    So a burst of ``max_tokens`` is allowed: 10 tokens in 10 seconds are not 1 token in 1 second.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_tokens: int = Field(ge=1, le=1_000_000_000)
+    interval: int = Field(default=1, ge=1, le=1_000_000)
+    interval_unit: IntervalUnit = IntervalUnit.SECONDS
+
+    @property
+    def period(self) -> float:
+        """Return the seconds in which an empty bucket fills."""
+        return float(self.interval * self.interval_unit.seconds)
+
+
+class Bucket(msgspec.Struct):
+    """The tokens of one queue: so many at a time."""
+
+    tokens: float
+    at: float
+
+    def fill(self, limit: RateLimit, now: float) -> int:
+        """Bring it up to date. Return how many whole tokens it has."""
+        if (
+            now > self.at
+        ):  # the store's clock may have gone back: what it gave once it does not give twice
+            self.tokens += (now - self.at) * limit.max_tokens / limit.period
+            self.at = now
+        self.tokens = min(self.tokens, float(limit.max_tokens))
+        return math.floor(self.tokens + _DUST)
+
+    def next_at(self, limit: RateLimit) -> float:
+        """Return when it has a whole token, having been brought up to date."""
+        return self.at + max(0.0, 1 - self.tokens) * limit.period / limit.max_tokens
