@@ -25,8 +25,6 @@ Messages never contain payloads or secrets.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 __all__ = [
     "BackendNotFound",
     "BackendUnavailable",
@@ -50,7 +48,7 @@ __all__ = [
 class TaskQueueError(Exception):
     """The root of the hierarchy."""
 
-    code: ClassVar[str] = "error"
+    code: str = "error"
 
 
 class ConfigurationError(TaskQueueError):
@@ -114,15 +112,28 @@ class PublishError(TaskQueueError):
 
 
 class QueueFull(PublishError):
-    """Refused at the door: nothing was stored."""
+    """Refused at the door: nothing was stored.
+
+    ``code`` tells a full queue from a paused intake and a full store, where the backend says. ``retry_after`` are the
+    seconds after which room is likely, ``depth`` is how many tasks counted against the queue's capacity.
+    """
 
     code = "queue_full"
 
     def __init__(
-        self, message: str, *, task_id: str | None = None, retry_after: float | None = None
+        self,
+        message: str,
+        *,
+        task_id: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        depth: int | None = None,
     ) -> None:
         super().__init__(message, task_id=task_id)
+        if code is not None:
+            self.code = code
         self.retry_after = retry_after
+        self.depth = depth
 
 
 class IdConflict(PublishError):

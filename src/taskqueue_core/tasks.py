@@ -28,6 +28,7 @@ __all__ = [
     "Published",
     "QueueStats",
     "Received",
+    "Refusal",
     "Settled",
     "State",
     "Task",
@@ -236,6 +237,17 @@ class Published(StrEnum):
     """no room; nothing was stored"""
 
 
+class Refusal(StrEnum):
+    """Why a task was refused, for programs."""
+
+    QUEUE_FULL = "queue_full"
+    """the queue has its ``capacity`` of tasks that were never handed out"""
+    INTAKE_PAUSED = "intake_paused"
+    """an operator holds the queue's publishers up"""
+    STORE_FULL = "store_full"
+    """the store has no room for anything"""
+
+
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     """The store's word on one published task."""
 
@@ -244,10 +256,12 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     status: Published
     position: int | None = None
     """how many waiting tasks stood before it, where the backend knows"""
+    code: Refusal | None = None
+    """why it was refused, for programs"""
     reason: str | None = None
-    """why it was refused"""
+    """why it was refused, for people"""
     retry_after: float | None = None
-    """seconds after which room is likely"""
+    """seconds after which room is likely; where a refused task has none, to wait for room does not help"""
     depth: int | None = None
     """how many tasks counted against the capacity when it was refused for that"""
 

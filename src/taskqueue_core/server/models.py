@@ -19,6 +19,7 @@ from taskqueue_core.tasks import (
     Ledger,
     Published,
     QueueStats,
+    Refusal,
     Task,
     TaskStatus,
     WorkerInfo,
@@ -99,8 +100,10 @@ class ConfirmationOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     task_id: str
     status: Published
     position: int | None = None
+    code: Refusal | None = None
     reason: str | None = None
     retry_after: float | None = None
+    depth: int | None = None
 
     @classmethod
     def of(cls, confirmation: Confirmation) -> ConfirmationOut:
