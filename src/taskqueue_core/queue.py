@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,10 +30,12 @@ from taskqueue_core.tasks import (
     new_id,
 )
 
-__all__ = ["Queue", "connect", "instant", "open_backend"]
+__all__ = ["Queue", "connect", "instant", "open_backend", "stored"]
 
 _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
+_SHORTEST = 0.02
+"""seconds between two tries to get into a full queue, whatever its backend hints"""
 
 
 def open_backend(word: str | None = None, settings: Settings | None = None) -> ObservedBackend:
@@ -79,11 +82,13 @@ class Queue:
         ordering_key: str | None = None,
         headers: dict[str, str] | None = None,
         max_attempts: int | None = None,
+        wait: float = 0,
     ) -> Confirmation:
         """Publish one task and return the store's confirmation (``accepted`` or ``duplicate``).
 
         ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix
-        seconds. A lost answer is asked for again with the same id. Raises `InvalidInput`,
+        seconds. A lost answer is asked for again with the same id. A full queue, or one whose intake
+        is paused, is asked again for up to ``wait`` seconds; others may be let in first. Raises `InvalidInput`,
         `QueueFull`, `IdConflict`, `BackendUnavailable` where nothing was stored, and
         `PublishUnconfirmed` where the store stays silent: publish again with the id that the error
         carries.
@@ -101,26 +106,37 @@ class Queue:
             headers={} if headers is None else headers,
             max_attempts=max_attempts,
         )
-        (confirmation,) = await self.publish_many([task])
-        if confirmation.status is Published.REFUSED:
-            raise QueueFull(
-                f"queue {key!r} refused the task: {confirmation.reason}",
-                task_id=task.id,
-                retry_after=confirmation.retry_after,
-            )
-        if confirmation.status is Published.CONFLICT:
-            raise IdConflict(
-                f"the id is taken in queue {key!r} by a task with another payload", task_id=task.id
-            )
-        return confirmation
+        (confirmation,) = await self.publish_many([task], wait=wait)
+        return stored(confirmation)
 
-    async def publish_many(self, tasks: Iterable[Task]) -> tuple[Confirmation, ...]:
-        """Publish tasks in batches; return a confirmation for each, in order. Refusals are answers, not errors."""
+    async def publish_many(
+        self, tasks: Iterable[Task], *, wait: float = 0
+    ) -> tuple[Confirmation, ...]:
+        """Publish tasks in batches; return a confirmation for each, in order. Refusals are answers, not errors.
+
+        For those that a full queue or a paused intake refuses it is asked again, for up to ``wait`` seconds in all.
+        """
+        check_duration("wait", wait)
+        end = asyncio.get_running_loop().time() + wait
         pending = list(tasks)
         confirmations: list[Confirmation] = []
         for start in range(0, len(pending), LIMITS.batch):
-            confirmations += await self._send(pending[start : start + LIMITS.batch])
+            confirmations += await self._insist(pending[start : start + LIMITS.batch], end)
         return tuple(confirmations)
+
+    async def _insist(self, tasks: list[Task], end: float) -> list[Confirmation]:
+        confirmations = list(await self._send(tasks))
+        while hints := _hints(confirmations):
+            left = end - asyncio.get_running_loop().time()
+            if left <= 0:
+                break
+            # Later than hinted, each publisher by something else: together they would meet at the door again.
+            pause = max(_SHORTEST, min(hints.values())) * random.uniform(1, 1.5)  # noqa: S311 - no secret
+            await asyncio.sleep(min(pause, left))
+            answers = await self._send([tasks[place] for place in hints])
+            for place, answer in zip(hints, answers, strict=True):
+                confirmations[place] = answer
+        return confirmations
 
     async def _send(self, tasks: list[Task]) -> tuple[Confirmation, ...]:
         for resend in range(1, _RESENDS + 1):
@@ -159,6 +175,34 @@ class Queue:
         if not self._knows_time:  # a backend elsewhere tells its time with its first answer
             self._knows_time = (await self.backend.health()).ok
         return self.backend.now()
+
+
+def stored(confirmation: Confirmation) -> Confirmation:
+    """Return the confirmation of a task that is in the store; raise `QueueFull` or `IdConflict` for another."""
+    key, task_id = confirmation.key, confirmation.task_id
+    if confirmation.status is Published.REFUSED:
+        raise QueueFull(
+            f"queue {key!r} refused the task: {confirmation.reason}",
+            task_id=task_id,
+            code=confirmation.code,
+            retry_after=confirmation.retry_after,
+            depth=confirmation.depth,
+        )
+    if confirmation.status is Published.CONFLICT:
+        raise IdConflict(
+            f"id {task_id!r} is taken in queue {key!r} by a task with another payload",
+            task_id=task_id,
+        )
+    return confirmation
+
+
+def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
+    """Return when to come again, by the places of those for whom that may help."""
+    return {
+        place: one.retry_after
+        for place, one in enumerate(confirmations)
+        if one.status is Published.REFUSED and one.retry_after is not None
+    }
 
 
 def instant(

@@ -99,9 +99,9 @@ class SyncQueue:
         """See `Queue.publish`."""
         return self._loop.call(self._queue.publish(key, payload, **options))
 
-    def publish_many(self, tasks: Iterable[Task]) -> tuple[Confirmation, ...]:
+    def publish_many(self, tasks: Iterable[Task], *, wait: float = 0) -> tuple[Confirmation, ...]:
         """See `Queue.publish_many`."""
-        return self._loop.call(self._queue.publish_many(tasks))
+        return self._loop.call(self._queue.publish_many(tasks, wait=wait))
 
     def status(self, key: str, task_id: str) -> TaskStatus | None:
         """See `Queue.status`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -78,16 +79,22 @@ class _Sum:
         return set(+self.statuses) <= {Published.ACCEPTED.value, Published.DUPLICATE.value}
 
 
-def publish_file(path: Path, key: str | None, server: str | None, *, as_json: bool) -> None:
-    """Publish the good lines whatever the others are like; exit with 1 if not every line is stored."""
+def publish_file(
+    path: Path, key: str | None, server: str | None, *, wait: float, as_json: bool
+) -> None:
+    """Publish the good lines whatever the others are like; exit with 1 if not every line is stored.
+
+    For room it waits up to ``wait`` seconds in all.
+    """
     done = _Sum()
+    end = time.monotonic() + wait
     try:
         with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size or None
             with _progress(quiet=as_json) as progress:
                 bar = progress.add_task("publishing", total=size)
                 advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - one line
-                asyncio.run(_publish(file, key, server, done, advance))
+                asyncio.run(_publish(file, key, server, done, advance, end=end))
     except OSError as error:
         raise InvalidInput("batch", error.strerror or "an error", "a readable file") from None
     if as_json:
@@ -99,7 +106,13 @@ def publish_file(path: Path, key: str | None, server: str | None, *, as_json: bo
 
 
 async def _publish(
-    file: BinaryIO, key: str | None, server: str | None, done: _Sum, advance: Callable[[int], None]
+    file: BinaryIO,
+    key: str | None,
+    server: str | None,
+    done: _Sum,
+    advance: Callable[[int], None],
+    *,
+    end: float,
 ) -> None:
     read = 0
     async with opened(server) as backend:
@@ -116,14 +129,15 @@ async def _publish(
             except InvalidInput as error:
                 done.count(number, "invalid", str(error))
             if len(pending) >= _BATCH:
-                await _send(queue, pending, done)
+                await _send(queue, pending, end, done)
                 advance(read)
-        await _send(queue, pending, done)
+        await _send(queue, pending, end, done)
         advance(read)
 
 
-async def _send(queue: Queue, pending: list[tuple[int, Task]], done: _Sum) -> None:
-    confirmations = await queue.publish_many(task for _, task in pending)
+async def _send(queue: Queue, pending: list[tuple[int, Task]], end: float, done: _Sum) -> None:
+    wait = max(0.0, end - time.monotonic())
+    confirmations = await queue.publish_many((task for _, task in pending), wait=wait)
     for (number, _), confirmation in zip(pending, confirmations, strict=True):
         why = confirmation.reason or confirmation.status.value
         done.count(number, confirmation.status.value, None if confirmation.stored else why)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from taskqueue_core.errors import InvalidInput, TaskQueueError
+from taskqueue_core.errors import InvalidInput, QueueFull, TaskQueueError
 
 __all__ = ["AsJson", "console", "fail", "note", "paragraphs", "print_json"]
 
@@ -52,6 +52,8 @@ def fail(error: Exception, *, as_json: bool) -> None:
         told: dict[str, object] = {"code": code, "detail": detail}
         if isinstance(error, InvalidInput):
             told["field"] = error.field
+        if isinstance(error, QueueFull):
+            told |= {"retry_after": error.retry_after, "depth": error.depth}
         print_json({"error": told})
     _errors.print(Text(f"error: {detail}", "bold red"), soft_wrap=True)
 

@@ -14,10 +14,10 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.cli.backends import REACH, ServerUrl, opened
 from taskqueue_core.cli.batch import publish_file
 from taskqueue_core.cli.output import AsJson, console, print_json
-from taskqueue_core.errors import IdConflict, InvalidInput, QueueFull
+from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_duration
-from taskqueue_core.queue import Queue
-from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Published, Task, new_id
+from taskqueue_core.queue import Queue, stored
+from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, new_id
 
 __all__ = ["add_to"]
 
@@ -80,6 +80,12 @@ def publish(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="May be repeated.", show_default=False),
     ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Ask a full or paused queue again for so long."
+        ),
+    ] = 0,
     batch: Annotated[
         Path | None,
         typer.Option(
@@ -99,7 +105,7 @@ def publish(
             raise typer.BadParameter(
                 "the lines of the file say everything but the key", param_hint="--batch"
             )
-        publish_file(batch, key, server, as_json=as_json)
+        publish_file(batch, key, server, wait=wait, as_json=as_json)
         return
     if key is None:
         raise typer.BadParameter("a key is needed, or --batch FILE", param_hint="KEY")
@@ -113,7 +119,7 @@ def publish(
         max_attempts=max_attempts,
         headers=_headers(header or []),
     )
-    confirmation = asyncio.run(_publish(task, delay, expires_in, server))
+    confirmation = asyncio.run(_publish(task, delay, expires_in, server, wait))
     if as_json:
         print_json(confirmation)
     else:
@@ -121,23 +127,12 @@ def publish(
 
 
 async def _publish(
-    task: Task, delay: float | None, expires_in: float | None, server: str | None
+    task: Task, delay: float | None, expires_in: float | None, server: str | None, wait: float
 ) -> Confirmation:
     async with opened(server) as backend:
         task = await _timed(backend, task, delay, expires_in)
-        (confirmation,) = await Queue(backend).publish_many([task])
-    if confirmation.status is Published.REFUSED:
-        raise QueueFull(
-            f"queue {task.key!r} refused the task: {confirmation.reason}",
-            task_id=task.id,
-            retry_after=confirmation.retry_after,
-        )
-    if confirmation.status is Published.CONFLICT:
-        raise IdConflict(
-            f"id {task.id!r} is taken in queue {task.key!r} by a task with another payload",
-            task_id=task.id,
-        )
-    return confirmation
+        (confirmation,) = await Queue(backend).publish_many([task], wait=wait)
+    return stored(confirmation)
 
 
 async def _timed(
