@@ -1,0 +1,153 @@
+"""A publisher that waits for room: it gets in, or learns at the end why not."""
+
+import asyncio
+import itertools
+import time
+from typing import Any
+
+import pytest
+
+from taskqueue_core import InvalidInput, PublishUnconfirmed, QueueFull, Task, connect_sync
+from taskqueue_core.queue import Queue
+from taskqueue_core.tasks import Confirmation, Published, Refusal
+from tests.core.fakes import ScriptedBackend, accepted
+
+
+class Door(ScriptedBackend):
+    """Refuses a task so many times, with a hint."""
+
+    def __init__(self, times: float, retry_after: float | None = 0.01) -> None:
+        super().__init__()
+        self.answer = self._answer
+        self._left: dict[str, float] = {}
+        self._times = times
+        self._retry_after = retry_after
+
+    def _answer(self, task: Task) -> Confirmation:
+        left = self._left.setdefault(task.id, self._times)
+        self._left[task.id] = left - 1
+        return accepted(task) if left <= 0 else self._refusal(task)
+
+    def _refusal(self, task: Task) -> Confirmation:
+        return Confirmation(
+            key=task.key,
+            task_id=task.id,
+            status=Published.REFUSED,
+            code=Refusal.INTAKE_PAUSED,
+            reason="the intake is paused",
+            retry_after=self._retry_after,
+            depth=7,
+        )
+
+
+NEVER = float("inf")
+
+
+async def test_room_comes_in_time() -> None:
+    """B13: it is asked for again, with the same id, until there is room."""
+    door = Door(2)
+    confirmation = await Queue(door).publish("k", id="t", wait=5)
+    assert confirmation.status is Published.ACCEPTED
+    assert door.calls == [("publish", "t")] * 3
+
+
+async def test_without_waiting_it_is_asked_once() -> None:
+    """B13: a refusal is told at once, in full, unless somebody wants to wait."""
+    door = Door(1)
+    with pytest.raises(QueueFull, match="intake is paused") as caught:
+        await Queue(door).publish("k", id="t")
+    error = caught.value
+    assert (error.code, error.retry_after, error.depth) == ("intake_paused", 0.01, 7)
+    assert len(door.calls) == 1
+
+
+@pytest.mark.parametrize("hint", [0.0, 0.03, 60.0])
+async def test_the_end_is_kept(hint: float) -> None:
+    """B13: whatever the hint, it waits as long as it was told and tries a last time, then raises the last refusal."""
+    door = Door(NEVER, hint)
+    start = time.monotonic()
+    with pytest.raises(QueueFull) as caught:
+        await Queue(door).publish("k", wait=0.1)
+    assert 0.1 <= time.monotonic() - start < 2
+    assert caught.value.retry_after == hint
+    assert 2 <= len(door.calls) <= 7
+
+
+async def test_a_hint_is_a_least_and_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody comes earlier than hinted, and those who were sent away together come back apart."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    for _ in range(20):
+        await Queue(Door(1, 2.0)).publish("k", wait=10)
+    assert all(2.0 <= seconds <= 3.0 for seconds in slept)
+    assert len(set(slept)) == 20
+
+
+async def test_some_of_a_batch() -> None:
+    """Only what was refused is sent again; the answers keep their places, and refusals stay answers."""
+    door = Door(0)
+    late = itertools.count()
+
+    def answer(task: Task) -> Confirmation:
+        if task.id == "never" or (task.id == "late" and next(late) < 2):
+            return door._refusal(task)
+        return accepted(task)
+
+    door.answer = answer
+    tasks = [Task(key="k", id=task_id) for task_id in ("a", "never", "b", "late")]
+    found = await Queue(door).publish_many(tasks, wait=0.2)
+    assert [(one.task_id, one.stored) for one in found] == [
+        ("a", True),
+        ("never", False),
+        ("b", True),
+        ("late", True),
+    ]
+    assert door.calls[:4] == [
+        ("publish", "a", "never", "b", "late"),
+        ("publish", "never", "late"),
+        ("publish", "never", "late"),
+        ("publish", "never"),
+    ]
+
+
+async def test_what_waiting_cannot_help() -> None:
+    """A refusal that does not say when to come again is final."""
+    door = Door(1, None)
+    with pytest.raises(QueueFull):
+        await Queue(door).publish("k", wait=5)
+    assert len(door.calls) == 1
+
+
+async def test_a_lost_answer_while_waiting() -> None:
+    """D1: it is asked for again as ever."""
+    door = Door(1)
+    door.publish_errors = [PublishUnconfirmed("lost")]
+    assert (await Queue(door).publish("k", wait=5)).stored
+    assert len(door.calls) == 3
+
+
+async def test_an_end_from_outside() -> None:
+    """A publisher that is cancelled while it waits ends at once."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await Queue(Door(NEVER, 30)).publish("k", wait=60)
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), "5", None])
+async def test_bad_waits(wait: Any) -> None:
+    """As any duration, and by its name."""
+    with pytest.raises(InvalidInput, match=r"^wait: got "):
+        await Queue(Door(0)).publish("k", wait=wait)
+
+
+def test_the_synchronous_twin_waits_too() -> None:
+    """The same promise without an event loop."""
+    with connect_sync(Door(2)) as queue:
+        assert queue.publish("k", wait=5).stored
+    with connect_sync(Door(2)) as queue:
+        assert queue.publish_many([Task(key="k")], wait=5)[0].stored
+        assert not queue.publish_many([Task(key="k")])[0].stored
