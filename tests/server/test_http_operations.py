@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx2
@@ -61,16 +62,30 @@ class TestQueues:
             ({"result_ttl": "x"}, "result_ttl"),
             ({"result_ttl": 1e300}, "result_ttl"),
             ({"version": -1}, "version"),
-            ({"s3cret": 1}, None),
+            ({"capacity": 0}, "capacity"),
+            ({"capacity": True}, "capacity"),
+            ({"max_inflight": "10"}, "max_inflight"),
+            ({"rate_limit": 5}, "rate_limit"),
+            ({"rate_limit": {}}, "rate_limit.max_tokens"),
+            ({"rate_limit": {"max_tokens": 1, "interval": 0}}, "rate_limit.interval"),
+            (
+                {"rate_limit": {"max_tokens": 1, "interval_unit": "DAYS"}},
+                "rate_limit.interval_unit",
+            ),
+            ({"rate_limit": {"max_tokens": 1, "s3cret": 1}}, "rate_limit"),
+            ({"paused": 1}, "paused"),
+            ({"s3cret": 1}, "settings"),
+            (["s3cret"], "settings"),
         ],
         ids=str,
     )
     async def test_bad_settings_are_named(
-        self, api: httpx2.AsyncClient, change: Any, field: str | None
+        self, api: httpx2.AsyncClient, change: Any, field: str
     ) -> None:
-        """Fault K4: with the field's name, and never its value."""
+        """Fault K4: with the field's name, what kind of value came and what is allowed, and never the value."""
         answer = await api.put("/v1/queues/k/settings", json=change)
-        problem(answer, 422, "invalid_input", field)
+        told = problem(answer, 422, "invalid_input", field)
+        assert re.fullmatch(rf"{field}: got .+; allowed: .+", told["detail"])
         assert "s3cret" not in answer.text
 
     async def test_settings_that_are_not_json(self, api: httpx2.AsyncClient) -> None:
@@ -278,7 +293,7 @@ class TestErrors:
         problem(await api.get("/v1/tasks/"), 404, "not_found")
         answer = await api.patch("/v1/queues/k/settings")
         problem(answer, 405, "method_not_allowed")
-        assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "PUT"}
+        assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "PUT", "DELETE"}
         assert "taskqueue-time" in answer.headers
 
     async def test_a_fault_of_ours_is_kept_in(

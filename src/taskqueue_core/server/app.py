@@ -21,6 +21,7 @@ from taskqueue_core.server import (
     http_dead_letters,
     http_lookups,
     http_queues,
+    http_settings,
     http_system,
     http_tasks,
 )
@@ -44,6 +45,7 @@ OPERATIONS = (
     *http_tasks.OPERATIONS,
     *http_lookups.OPERATIONS,
     *http_queues.OPERATIONS,
+    *http_settings.OPERATIONS,
     *http_dead_letters.OPERATIONS,
     *http_system.OPERATIONS,
     Operation(

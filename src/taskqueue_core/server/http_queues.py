@@ -1,29 +1,30 @@
-"""Queues: figures, settings, purge."""
+"""Queues: figures, purge."""
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+import asyncio
+
 from starlette.responses import Response
 
-from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.server import bodies
-from taskqueue_core.server.models import Count, LedgerOut, QueuesOut
+from taskqueue_core.server.models import Count, LedgerOut, QueueOut, QueuesOut
 from taskqueue_core.server.operations import Call, Operation, answer
-from taskqueue_core.server.problems import ProblemError
-from taskqueue_core.tasks import QueueStats
 
 __all__ = ["OPERATIONS"]
 
 
 async def queues(call: Call) -> Response:
     """Return all queues at a glance."""
-    control = call.hub.control
-    return answer(QueuesOut([await control.stats(key) for key in await control.queues()]))
+    return answer(QueuesOut([await _look(call, key) for key in await call.hub.control.queues()]))
 
 
 async def queue(call: Call) -> Response:
     """Return one queue at a glance; an unknown one is empty."""
-    return answer(await call.hub.control.stats(call.name("key")))
+    return answer(await _look(call, call.name("key")))
+
+
+async def _look(call: Call, key: str) -> QueueOut:
+    control = call.hub.control
+    return QueueOut.of(*await asyncio.gather(control.stats(key), control.settings(key)))
 
 
 async def ledger(call: Call) -> Response:
@@ -36,37 +37,9 @@ async def total(call: Call) -> Response:
     return answer(LedgerOut.of(await call.hub.queue.ledger()))
 
 
-async def settings(call: Call) -> Response:
-    """Return the settings in force."""
-    return _settings(await call.hub.control.settings(call.name("key")))
-
-
-async def configure(call: Call) -> Response:
-    """Replace the settings; ``version`` must be the one in force. They act on the next call."""
-    key = call.name("key")
-    wanted = _decode(await bodies.read(call.request))
-    return _settings(await call.hub.control.configure(key, wanted))
-
-
 async def purge(call: Call) -> Response:
     """Cancel all waiting and scheduled tasks; what runs is left alone."""
     return answer(Count(await call.hub.control.purge(call.name("key"))))
-
-
-def _settings(found: QueueSettings) -> Response:
-    return Response(found.model_dump_json(), media_type=bodies.JSON)
-
-
-def _decode(body: bytes) -> QueueSettings:
-    try:
-        return QueueSettings.model_validate_json(body)
-    except ValidationError as error:
-        fault = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        if fault["type"] == "json_invalid":
-            raise ProblemError(400, "not_json", "the body must be one JSON text") from None
-        known = fault["type"] != "extra_forbidden"
-        field = ".".join(str(part) for part in fault["loc"]) if known else None
-        raise ProblemError(422, "invalid_input", fault["msg"], field=field) from None
 
 
 _KEY = "/v1/queues/{key}"
@@ -84,7 +57,7 @@ OPERATIONS = (
         path=_KEY,
         handler=queue,
         verb="admin",
-        answers={200: QueueStats},
+        answers={200: QueueOut},
         problems=(503,),
     ),
     Operation(
@@ -102,23 +75,6 @@ OPERATIONS = (
         verb="admin",
         answers={200: LedgerOut},
         problems=(503,),
-    ),
-    Operation(
-        method="GET",
-        path=f"{_KEY}/settings",
-        handler=settings,
-        verb="admin",
-        answers={200: QueueSettings},
-        problems=(503,),
-    ),
-    Operation(
-        method="PUT",
-        path=f"{_KEY}/settings",
-        handler=configure,
-        verb="admin",
-        body=QueueSettings,
-        answers={200: QueueSettings},
-        problems=(409, 503),
     ),
     Operation(
         method="POST",

@@ -11,7 +11,7 @@ from taskqueue_core.server.bodies import JSON
 from taskqueue_core.server.models import Cancelled, ConfirmationOut, RetryIn, TaskIn
 from taskqueue_core.server.operations import Call, Operation, answer
 from taskqueue_core.server.problems import ProblemError, retry_after
-from taskqueue_core.tasks import Confirmation, Published, TaskStatus
+from taskqueue_core.tasks import Confirmation, Published, Refusal, TaskStatus
 
 __all__ = ["OPERATIONS"]
 
@@ -21,11 +21,16 @@ _STATUS = {
     Published.CONFLICT: 409,
     Published.REFUSED: 429,
 }
-_CONFIRMATIONS = dict.fromkeys(_STATUS.values(), ConfirmationOut)
+_NOT_NOW = 503
+"""for a refusal that has nothing to do with how much was published to the queue"""
+_CONFIRMATIONS = dict.fromkeys((*_STATUS.values(), _NOT_NOW), ConfirmationOut)
 
 
 async def publish(call: Call) -> Response:
-    """Publish one task. Sending it again with the same id is harmless."""
+    """Publish one task. Sending it again with the same id is harmless.
+
+    Refused for now: 429 where the queue is full, 503 where its intake is paused or the whole store is full.
+    """
     task = (await call.body(TaskIn)).to_task(call.hub.backend.now())
     (confirmation,) = await call.hub.queue.publish_many([task])
     return _confirmed(confirmation)
@@ -54,9 +59,12 @@ async def retry(call: Call) -> Response:
 
 def _confirmed(confirmation: Confirmation) -> Response:
     headers = {}
+    status = _STATUS[confirmation.status]
     if confirmation.status is Published.REFUSED:
         headers["retry-after"] = retry_after(confirmation.retry_after)
-    return answer(ConfirmationOut.of(confirmation), _STATUS[confirmation.status], headers)
+        if confirmation.code not in {None, Refusal.QUEUE_FULL}:
+            status = _NOT_NOW
+    return answer(ConfirmationOut.of(confirmation), status, headers)
 
 
 async def status(call: Call) -> Response:

@@ -7,7 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.flow import IntervalUnit
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
 from taskqueue_core.queue import instant
@@ -32,11 +34,14 @@ __all__ = [
     "Count",
     "DeadLetterOut",
     "DeadLettersOut",
+    "FlowOut",
     "HealthOut",
     "Ids",
     "InvalidLine",
     "LedgerOut",
+    "QueueOut",
     "QueuesOut",
+    "RateLimitOut",
     "ReadyOut",
     "RetryIn",
     "Selection",
@@ -172,10 +177,40 @@ class StatusesOut(msgspec.Struct, frozen=True):
     statuses: dict[str, TaskStatus | None]
 
 
+class RateLimitOut(msgspec.Struct, frozen=True):
+    """A token bucket: each hand-out takes a token, an interval fills it."""
+
+    max_tokens: int
+    interval: int
+    interval_unit: IntervalUnit
+
+
+class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What limits the flow through a queue; what is not there does not."""
+
+    capacity: int | None = None
+    max_inflight: int = 0
+    rate_limit: RateLimitOut | None = None
+    paused: bool = False
+    intake_paused: bool = False
+
+
+class QueueOut(QueueStats, frozen=True, kw_only=True):
+    """One queue at a glance, with its limits."""
+
+    flow: FlowOut
+
+    @classmethod
+    def of(cls, stats: QueueStats, settings: QueueSettings) -> QueueOut:
+        """Put both together."""
+        figures = {name: getattr(stats, name) for name in stats.__struct_fields__}
+        return cls(**figures, flow=msgspec.convert(settings.flow, FlowOut))
+
+
 class QueuesOut(msgspec.Struct, frozen=True):
     """All queues at a glance."""
 
-    queues: list[QueueStats]
+    queues: list[QueueOut]
 
 
 class WorkersOut(msgspec.Struct, frozen=True):

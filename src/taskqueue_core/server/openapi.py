@@ -22,6 +22,7 @@ _PYDANTIC_REF = "#/components/schemas/{model}"
 _NEEDS_BODY = (400, 408, 413, 415)
 _NEEDS_TOKEN = (401, 403)
 _ALWAYS = (422, 500)
+_NOT_NOW = (429, 503)
 
 
 def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
@@ -47,7 +48,11 @@ def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
                 "taskqueue-time": {
                     "description": "the store's time, Unix seconds",
                     "schema": {"type": "number"},
-                }
+                },
+                "retry-after": {
+                    "description": "after how many seconds it may go better",
+                    "schema": {"type": "integer"},
+                },
             },
         },
     }
@@ -90,16 +95,11 @@ def _is_pydantic(kind: Any) -> bool:
 def _describe(operation: Operation, schemas: dict[int, Any]) -> dict[str, Any]:
     text = inspect.getdoc(operation.handler) or ""
     summary, _, description = text.partition("\n\n")
-    time = {"taskqueue-time": {"$ref": "#/components/headers/taskqueue-time"}}
     described: dict[str, Any] = {
         "operationId": _operation_id(operation),
         "summary": summary,
         "responses": {
-            str(status): {
-                "description": HTTPStatus(status).phrase,
-                "headers": time,
-                "content": {_answer_type(operation): {"schema": _schema(kind, schemas)}},
-            }
+            str(status): _response(status, _answer_type(operation), _schema(kind, schemas))
             for status, kind in operation.answers.items()
         },
     }
@@ -115,17 +115,19 @@ def _describe(operation: Operation, schemas: dict[int, Any]) -> dict[str, Any]:
         described["requestBody"] = {"required": True, "content": content}
     if operation.verb is not None:
         described["security"] = [{}, {"token": []}]
-    problem = {"schema": schemas[id(Problem)]}
     for status in _problems(operation):
-        described["responses"].setdefault(
-            str(status),
-            {
-                "description": HTTPStatus(status).phrase,
-                "headers": time,
-                "content": {PROBLEM_TYPE: problem},
-            },
-        )
+        told = _response(status, PROBLEM_TYPE, schemas[id(Problem)])
+        described["responses"].setdefault(str(status), told)["content"] |= told["content"]
     return described
+
+
+def _response(status: int, media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+    names = ["taskqueue-time", *(["retry-after"] if status in _NOT_NOW else [])]
+    return {
+        "description": HTTPStatus(status).phrase,
+        "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names},
+        "content": {media_type: {"schema": schema}},
+    }
 
 
 def _problems(operation: Operation) -> list[int]:

@@ -39,14 +39,21 @@ class Call:
         check_name(part, value)
         return value
 
-    def number(self, name: str, default: int, highest: int) -> int:
-        """Return a number from the query, from 1 on. Raises `InvalidInput`."""
+    def number(self, name: str, default: int | None, highest: int, *, lowest: int = 1) -> int:
+        """Return a number from the query; without a default it must be there. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
-        if text is None:
+        if text is None and default is not None:
             return default
-        if _NUMBER.fullmatch(text) and 1 <= int(text) <= highest:
+        if text is not None and _NUMBER.fullmatch(text) and lowest <= int(text) <= highest:
             return int(text)
-        raise InvalidInput(name, f"text of length {len(text)}", f"1 to {highest}")
+        raise InvalidInput(name, _got(text), f"{lowest} to {highest}")
+
+    def flag(self, name: str) -> bool:
+        """Return whether the query says ``true``; without a word, or ``false``, not. Raises `InvalidInput`."""
+        text = self.request.query_params.get(name)
+        if text in {None, "true", "false"}:
+            return text == "true"
+        raise InvalidInput(name, _got(text), "true or false")
 
     def word(self, name: str) -> str | None:
         """Return a name from the query, if it is there. Raises `InvalidInput`."""
@@ -60,6 +67,10 @@ class Call:
         return bodies.decode(kind, await bodies.read(self.request))
 
 
+def _got(text: str | None) -> str:
+    return "nothing" if text is None else f"text of length {len(text)}"
+
+
 Handler = Callable[[Call], Awaitable[Response]]
 
 
@@ -69,6 +80,7 @@ class Query(msgspec.Struct, frozen=True):
     name: str
     schema: dict[str, Any]
     description: str
+    required: bool = False
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
