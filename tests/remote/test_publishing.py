@@ -16,7 +16,7 @@ from taskqueue_core.errors import (
 from taskqueue_core.queue import Queue
 from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.remote.clock import TIME_HEADER
-from taskqueue_core.tasks import Published, Task
+from taskqueue_core.tasks import Confirmation, Published, Refusal, Task
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
 URL = "http://127.0.0.1:9"
@@ -186,7 +186,27 @@ async def test_a_line_that_the_server_finds_invalid_is_refused() -> None:
     backend = remote(lambda _: httpx2.Response(200, text=f"{first}\n{second}\n"))
     one, two = await backend.publisher.publish(Task(key="k", id="1"), Task(key="k", id="2"))
     assert (one.status, one.reason) == (Published.REFUSED, "invalid_input: too long")
+    assert one.retry_after is None
     assert (two.status, two.position) == (Published.DUPLICATE, 4)
+
+
+@pytest.mark.parametrize("code", [*Refusal, "of_a_newer_server", None])
+async def test_a_refusal_keeps_its_parts(code: str | None) -> None:
+    """B13: why, how full and when to come again; a reason that this version does not know stays a refusal."""
+    told = {"key": "k", "task_id": "1", "status": "refused", "code": code, "reason": "no room"}
+    line = json.dumps(told | {"retry_after": 0.5, "depth": 7})
+    (one,) = await remote(lambda _: httpx2.Response(200, text=line)).publisher.publish(
+        Task(key="k", id="1")
+    )
+    assert one == Confirmation(
+        key="k",
+        task_id="1",
+        status=Published.REFUSED,
+        code=Refusal(code) if code in set(Refusal) else None,
+        reason="no room",
+        retry_after=0.5,
+        depth=7,
+    )
 
 
 async def test_a_retry_is_scheduled_without_a_delivery() -> None:

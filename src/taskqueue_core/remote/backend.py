@@ -23,10 +23,13 @@ _PATIENCE = 5.0
 
 
 class RemoteBackend:
-    """See `taskqueue_core.backend.Backend`. Has no subscriptions. How durable it is, the server's backend decides."""
+    """See `taskqueue_core.backend.Backend`. Has no subscriptions. The server's backend decides how durable it is.
+
+    So it does about limits of the flow: where it has none, they are refused.
+    """
 
     capabilities = Capabilities(
-        names=frozenset({Capability.CONTROL, Capability.DEAD_LETTERS}),
+        names=frozenset({Capability.CONTROL, Capability.DEAD_LETTERS, Capability.FLOW}),
         shared=True,
         atomic_retry=False,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -11,7 +11,7 @@ from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, Publish
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
 from taskqueue_core.remote.client import NDJSON, HttpClient
-from taskqueue_core.tasks import Confirmation, Delivery, Published, Task
+from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 
 __all__ = ["RemotePublisher"]
 
@@ -35,11 +35,13 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None = None
     reason: str | None = None
     retry_after: float | None = None
+    depth: int | None = None
     code: str | None = None
     field: str | None = None
     detail: str | None = None
 
 
+_CODES: Mapping[str | None, Refusal] = {code.value: code for code in Refusal}
 _decoder = msgspec.json.Decoder(_Line)
 _encoder = msgspec.json.Encoder()
 _confirmation = msgspec.json.Decoder(Confirmation)
@@ -147,8 +149,10 @@ def _read(task: Task, line: bytes) -> Confirmation:
             task_id=task.id,
             status=Published(told.status),
             position=told.position,
+            code=_CODES.get(told.code),
             reason=told.reason,
             retry_after=told.retry_after,
+            depth=told.depth,
         )
     except (ValueError, msgspec.MsgspecError) as error:
         raise PublishUnconfirmed(_UNTELLABLE, task_id=task.id) from error
