@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from types import TracebackType
-from typing import Protocol, Self, overload
+from typing import NamedTuple, Protocol, Self, overload
 
 from taskqueue_core.capabilities import Durability, QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import InvalidInput, LeaseLost, SubscriptionClosed
+from taskqueue_core.flow import Bucket
 from taskqueue_core.limits import LIMITS, check_json, check_name
-from taskqueue_core.tasks import Delivery, Received, Settled, WorkerInfo
+from taskqueue_core.tasks import (
+    Confirmation,
+    Delivery,
+    Published,
+    Received,
+    Refusal,
+    Settled,
+    Task,
+    WorkerInfo,
+)
 
 __all__ = [
+    "UNLIMITED",
     "LocalSubscription",
+    "Room",
     "SubscriptionBase",
     "Working",
     "answer",
@@ -25,8 +38,13 @@ __all__ = [
     "checked_results",
     "checked_settings",
     "encodable",
+    "refusal",
+    "room_of",
     "workers_of",
 ]
+
+_REFUSED_FOR = 1.0
+"""seconds after which a refused publisher may try again: room comes when a task is handed out, and who knows when"""
 
 
 class SubscriptionBase(ABC):
@@ -204,6 +222,55 @@ def checked_settings(
     for name in () if flow else settings.flow:
         raise InvalidInput(name, "a limit", "its default: this store does not limit the flow")
     return settings
+
+
+def refusal(task: Task, settings: QueueSettings, waiting: int) -> Confirmation | None:
+    """Return the answer to a new task that is not taken in, where ``waiting`` were never handed out; ``None``: it is.
+
+    To be asked after it is clear that the task's id is not known.
+    """
+    if settings.intake_paused:
+        code, reason, depth = Refusal.INTAKE_PAUSED, "the intake is paused", None
+    elif settings.capacity is not None and waiting >= settings.capacity:
+        reason = f"{waiting} of {settings.capacity} tasks wait for their first hand-out"
+        code, depth = Refusal.QUEUE_FULL, waiting
+    else:
+        return None
+    return Confirmation(
+        key=task.key,
+        task_id=task.id,
+        status=Published.REFUSED,
+        code=code,
+        reason=reason,
+        retry_after=_REFUSED_FOR,
+        depth=depth,
+    )
+
+
+class Room(NamedTuple):
+    """What a queue's limits leave to be handed out now."""
+
+    left: int
+    """how many deliveries"""
+    opens_at: float | None = None
+    """when time alone makes room, where there is none"""
+
+
+UNLIMITED = Room(sys.maxsize)
+"""of a queue without limits"""
+
+
+def room_of(settings: QueueSettings, bucket: Bucket | None, in_flight: int, now: float) -> Room:
+    """Return what may be handed out of a queue with so many ``in_flight``. Brings its ``bucket`` up to date."""
+    left = UNLIMITED.left
+    if settings.paused:
+        left = 0
+    elif settings.max_inflight:
+        left = max(0, settings.max_inflight - in_flight)
+    if not left or bucket is None or settings.rate_limit is None:
+        return Room(left)
+    tokens = bucket.fill(settings.rate_limit, now)
+    return Room(min(left, tokens), None if tokens else bucket.next_at(settings.rate_limit))
 
 
 def checked_results(

@@ -53,6 +53,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     progress: float | str | None = None
     result: bytes | None = None
     result_until: float = 0.0
+    counted: bool = False
+    """against the queue's capacity"""
 
     @property
     def live(self) -> bool:
@@ -73,6 +75,17 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     def is_of(self, payload: bytes) -> bool:
         """Whether this is the task's payload. A backend that lets go of payloads after the end overrides this."""
         return self.task.payload == payload
+
+    def recount(self) -> int:
+        """Return by how much this step changes what counts against the capacity: a task that was never handed out.
+
+        To be called once after each change of state.
+        """
+        new = self.attempt == 1 and not self.handed_out
+        counts = new and self.state in (State.WAITING, State.SCHEDULED)
+        change = counts - self.counted
+        self.counted = counts
+        return change
 
     def hand_out(self, receipt: str, now: float) -> Delivery:
         """Deliver it."""

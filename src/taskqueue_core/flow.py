@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Bucket", "IntervalUnit", "RateLimit"]
+__all__ = ["Bucket", "IntervalUnit", "RateLimit", "bucket_after"]
 
 _DUST = 1e-6
 """of a token: what floating point may leave out"""
@@ -67,3 +67,15 @@ class Bucket(msgspec.Struct):
     def next_at(self, limit: RateLimit) -> float:
         """Return when it has a whole token, having been brought up to date."""
         return self.at + max(0.0, 1 - self.tokens) * limit.period / limit.max_tokens
+
+
+def bucket_after(
+    bucket: Bucket | None, before: RateLimit | None, limit: RateLimit | None, now: float
+) -> Bucket | None:
+    """Return the tokens of a queue whose limit was ``before`` and is ``limit`` now: those it had, or a full bucket."""
+    if limit is None:
+        return None
+    if bucket is None or before is None:
+        return Bucket(tokens=float(limit.max_tokens), at=now)
+    bucket.fill(before, now)  # what has been saved up until now counts at the old rate
+    return bucket

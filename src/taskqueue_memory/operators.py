@@ -37,9 +37,11 @@ class MemoryControl:
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
-        checked_settings(settings, {Durability.MEMORY}, journal=self._store.journal is not None)
+        journal = self._store.journal is not None
+        checked_settings(settings, {Durability.MEMORY}, journal=journal, flow=True)
         queue = self._store.queue(key)
-        queue.settings = queue.settings.followed_by(settings)
+        queue.configure(queue.settings.followed_by(settings), self._store.clock.now())
+        self._store.ring(queue, queue.states[State.WAITING])
         return queue.settings
 
     async def ledger(self, key: str) -> Ledger:

@@ -9,8 +9,10 @@ from typing import Protocol
 
 import msgspec
 
+from taskqueue_core.authoring import UNLIMITED, Room, room_of
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.entries import Entry
+from taskqueue_core.flow import Bucket, bucket_after
 from taskqueue_core.tasks import (
     Ledger,
     QueueStats,
@@ -158,10 +160,27 @@ class QueueState:
         self.waiting: dict[Consumer, None] = {}
         """subscribers in a waiting receive, the longest first"""
         self.scheduled = Agenda(is_scheduled)
+        self.limited = False
+        """something limits its hand-outs"""
+        self.bucket: Bucket | None = None
         self.published = 0
+        self.fresh = 0
+        """tasks that were never handed out: they count against the capacity"""
         self.states: Counter[State] = Counter()
         self.delivered = self.redelivered = self.retried = self.lost = 0
         self._lanes: dict[int, Lane] = {}
+
+    def configure(self, settings: QueueSettings, now: float) -> None:
+        """Put settings in force."""
+        self.bucket = bucket_after(self.bucket, self.settings.rate_limit, settings.rate_limit, now)
+        self.settings = settings
+        self.limited = bool(settings.paused or settings.max_inflight or settings.rate_limit)
+
+    def room(self, now: float) -> Room:
+        """Say what the limits leave to be handed out."""
+        if not self.limited:
+            return UNLIMITED
+        return room_of(self.settings, self.bucket, self.states[State.IN_FLIGHT], now)
 
     def lane(self, record: Record) -> Lane:
         """Return the lane of an entry."""

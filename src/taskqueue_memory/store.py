@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import structs
 
+from taskqueue_core.authoring import refusal
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS, check_time
@@ -69,6 +70,9 @@ class Store:
         status = known and known.recognise(task, now, queue.settings.dedupe_window)
         if status:
             return Confirmation(key=task.key, task_id=task.id, status=status)
+        refused = refusal(task, queue.settings, queue.fresh)
+        if refused is not None:
+            return refused
         position = queue.states[State.WAITING]
         record = self._begin(Record(queue=queue, task=task))
         if task.not_before is not None and task.not_before > now:
@@ -109,7 +113,7 @@ class Store:
     def take(
         self, subscription: Consumer, queue: QueueState, expired: list[Expired]
     ) -> Delivery | None:
-        """Hand out the first waiting entry of a queue; up to a chunk of those past their deadline expire."""
+        """Hand out the first waiting entry of a queue with room; up to a chunk of those past their deadline expire."""
         now = self.clock.now()
         while len(expired) < _CHUNK and (record := queue.pop()) is not None:
             task = record.task
@@ -122,6 +126,8 @@ class Store:
             self.receipts[receipt] = record
             subscription.owned[receipt] = record
             queue.delivered += 1
+            if queue.bucket is not None:
+                queue.bucket.tokens -= 1
             self._enter(record, State.IN_FLIGHT, "delivered")
             return delivery
         return None
@@ -239,7 +245,11 @@ class Store:
     # wake-ups
 
     def ring(self, queue: QueueState, tasks: int) -> None:
-        """Wake as many waiting subscriptions as there are new tasks, the one that waits longest first."""
+        """Wake as many waiting subscriptions as can take one of so many tasks, the one that waits longest first."""
+        if queue.limited:
+            room = queue.room(self.clock.now())
+            may_open = room.opens_at is not None  # then one must wake, to set itself an alarm
+            tasks = min(tasks, room.left or int(may_open))
         while tasks > 0 and queue.waiting:
             subscription = next(iter(queue.waiting))
             del queue.waiting[subscription]
@@ -257,21 +267,25 @@ class Store:
         worker: str | None = None,
         error: str | None = None,
     ) -> None:
-        states = record.queue.states
+        queue, states = record.queue, record.queue.states
+        frees = record.state is State.IN_FLIGHT
         if record.state is None:
-            record.queue.published += 1
+            queue.published += 1
         else:
             states[record.state] -= 1
         states[state] += 1
         record.updated_at = self.clock.now()
         if record.state is State.DEAD:
-            del record.queue.dead[record.task.id]
+            del queue.dead[record.task.id]
             deadline = record.task.deadline
             if deadline is not None and deadline <= record.updated_at:  # it came while it was dead
                 self._calendar.note_deadline(record, deadline)
         if state is State.DEAD:
-            record.queue.dead[record.task.id] = record
+            queue.dead[record.task.id] = record
         record.state = state
+        queue.fresh += record.recount()
+        if frees and queue.limited and states[State.WAITING]:
+            self.ring(queue, 1)
         if self.journal is not None:
             worker = worker or (record.owner.consumer if record.owner else None)
             self.journal.write(event, record, record.updated_at, worker, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from taskqueue_core.authoring import SubscriptionBase, answer, checked_limit, checked_results
 from taskqueue_core.errors import SubscriptionClosed
@@ -127,11 +127,17 @@ class MemorySubscription(SubscriptionBase):
         if self.closed:
             return Received()
         self._store.promote()
+        now = self._store.clock.now()
         deliveries: list[Delivery] = []
         expired: list[Expired] = []
+        held: dict[QueueState, None] = {}
         while self.ready and len(deliveries) < limit:
             queue = next(iter(self.ready))
             del self.ready[queue]
+            if queue.limited and not queue.room(now).left:
+                if queue.states[State.WAITING]:
+                    held[queue] = None
+                continue
             delivery = self._store.take(self, queue, expired)
             if queue.states[State.WAITING]:
                 self.ready[queue] = None  # to the end: one each in turn, so that no key starves
@@ -139,9 +145,11 @@ class MemorySubscription(SubscriptionBase):
                 deliveries.append(delivery)
             elif queue in self.ready:
                 break  # enough has expired for one call
+        again = any(not queue.limited or queue.room(now).left for queue in self.ready)
+        self.ready |= held
         return Received(
             deliveries=tuple(deliveries),
-            again=bool(self.ready),
+            again=again,
             due_at=None if deliveries else self._due_at(),
             expired=tuple(expired),
         )
@@ -150,20 +158,24 @@ class MemorySubscription(SubscriptionBase):
         self.wake()
 
     def _due_at(self) -> float | None:
-        dues = (queue.scheduled.next_at() for queue in self._queues)
-        return min((due for due in dues if due is not None), default=None)
+        return _first([self._opens_at(), *(queue.scheduled.next_at() for queue in self._queues)])
+
+    def _opens_at(self) -> float | None:
+        """Say when time alone opens a queue that a limit holds up."""
+        now = self._store.clock.now()
+        return _first(queue.room(now).opens_at for queue in self.ready)
 
     async def _wait(self, end: float | None) -> None:
         waiter = self._waiter = asyncio.get_running_loop().create_future()
-        timer = None if end is None else self._store.clock.call_at(end, self._time_out)
+        alarm = _first([end, self._opens_at()])
+        timer = None if alarm is None else self._store.clock.call_at(alarm, self._time_out)
         self._store.follow()
         for queue in self._queues:
             queue.waiting[self] = None
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._pass_on()
+            self._pass_on()
             raise
         finally:
             if self._waiter is waiter:
@@ -174,6 +186,10 @@ class MemorySubscription(SubscriptionBase):
                 timer.cancel()
 
     def _pass_on(self) -> None:
-        """Wake others for the work that this one was woken for and has not taken."""
+        """Wake others for the work that this one was woken for, or had an alarm for, and has not taken."""
         for queue in self.ready:
             self._store.ring(queue, queue.states[State.WAITING])
+
+
+def _first(times: Iterable[float | None]) -> float | None:
+    return min((time for time in times if time is not None), default=None)

@@ -51,6 +51,8 @@ class Bench:
         self.backend = backend
         self.clock = clock
         self.short = harness.short
+        self.numbers = 0
+        """how many ids were made up"""
         self._harness = harness
         self._opened: list[Backend] = [backend]
         self._waiting: list[asyncio.Task[Any]] = []
@@ -166,10 +168,15 @@ class Bench:
         self.needs(Capability.REVOCATION)
         return await revocation_of(self.backend, subscription).revoked()
 
-    async def configure(self, **settings: Any) -> QueueSettings:
-        """Change settings of `KEY`."""
-        present = await self.control.settings(KEY)
-        return await self.control.configure(KEY, present.model_copy(update=settings))
+    async def configure(self, key: str = KEY, **settings: Any) -> QueueSettings:
+        """Change settings of a queue."""
+        present = await self.control.settings(key)
+        return await self.control.configure(key, present.model_copy(update=settings))
+
+    async def limit(self, key: str = KEY, **settings: Any) -> None:
+        """Change what limits the flow of a queue."""
+        self.needs(Capability.FLOW)
+        await self.configure(key, **settings)
 
     async def expect(self, **counts: int) -> None:
         """Compare the ledger of `KEY`: states that are not named must be 0. Does nothing without ``control``."""

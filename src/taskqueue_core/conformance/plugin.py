@@ -8,6 +8,7 @@ __all__ = ["pytest_collection_modifyitems", "pytest_configure"]
 
 MODULES = (
     "bench",
+    "capacity",
     "closing",
     "concurrency",
     "control",
@@ -15,6 +16,7 @@ MODULES = (
     "deliver",
     "entries",
     "expire",
+    "flow",
     "handover",
     "harness",
     "inputs",
@@ -22,6 +24,7 @@ MODULES = (
     "machine",
     "model",
     "publish",
+    "rate",
     "replicas",
     "retry",
     "revocation",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from taskqueue_core.conformance.capacity import CapacitySuite
 from taskqueue_core.conformance.closing import ClosingSuite
 from taskqueue_core.conformance.concurrency import ConcurrencySuite
 from taskqueue_core.conformance.control import ControlSuite
 from taskqueue_core.conformance.dead_letters import DeadLettersSuite
 from taskqueue_core.conformance.deliver import DeliverSuite
 from taskqueue_core.conformance.expire import ExpireSuite
+from taskqueue_core.conformance.flow import FlowSuite
 from taskqueue_core.conformance.handover import HandoverSuite
 from taskqueue_core.conformance.inputs import InputsSuite
 from taskqueue_core.conformance.ledger import LedgerSuite
 from taskqueue_core.conformance.machine import MachineSuite
 from taskqueue_core.conformance.publish import PublishSuite
+from taskqueue_core.conformance.rate import RateSuite
 from taskqueue_core.conformance.replicas import ReplicasSuite
 from taskqueue_core.conformance.retry import RetrySuite
 from taskqueue_core.conformance.revocation import RevocationSuite
@@ -29,6 +32,9 @@ class BackendSuite(
     ReplicasSuite,
     ConcurrencySuite,
     LedgerSuite,
+    CapacitySuite,
+    FlowSuite,
+    RateSuite,
     TrackingSuite,
     ControlSuite,
     RevocationSuite,
