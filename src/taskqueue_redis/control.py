@@ -51,7 +51,8 @@ class RedisControl:
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
-        checked_settings(settings, await self._home.kept(settings.replicas), journal=True)
+        kept = await self._home.kept(settings.replicas)
+        checked_settings(settings, kept, journal=True, flow=True)
         replicated = settings.durability is Durability.REPLICATED
         changed = settings.model_copy(update={"version": settings.version + 1})
         told = await self._of(
@@ -65,6 +66,7 @@ class RedisControl:
             "1" if changed.journal else "",
             changed.durability or "",
             changed.replicas if replicated else 0,
+            *_limits(changed),
         )
         if told != b"ok":
             raise SettingsConflict(
@@ -179,3 +181,15 @@ class RedisControl:
         self._home.demand_open()
         with translated():
             return await self._home.scripts.run(script, partition, *words)
+
+
+def _limits(settings: QueueSettings) -> tuple[int, ...]:
+    rate = settings.rate_limit
+    return (
+        settings.capacity or 0,
+        settings.max_inflight,
+        rate.max_tokens if rate else 0,
+        microseconds(rate.period) if rate else 0,
+        int(settings.paused),
+        int(settings.intake_paused),
+    )

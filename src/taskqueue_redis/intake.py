@@ -155,7 +155,7 @@ class Intake:
         self._note(taken, partition, keys, told)
 
     def _note(self, taken: _Taken, partition: str, keys: tuple[str, ...], told: Any) -> None:
-        now, due, again, late, groups, leftover, others = told
+        now, due, again, late, groups, leftover, others, closed = told
         wakeups = self._home.wakeups
         wakeups.told(now)
         wakeups.note_due(partition, due)
@@ -181,6 +181,10 @@ class Intake:
         taken.again = taken.again or bool(again)
         if due:
             taken.dues.append(seconds(due))
+        for name, opens_at in closed:
+            if opens_at:
+                wakeups.note_opening(name.decode(), seconds(opens_at))
+                taken.dues.append(seconds(opens_at))
 
     # what an answer that was lost has brought
 

@@ -144,7 +144,7 @@ class RedisPublisher:
         except Refused as error:
             if error.why != "OOM":
                 raise BackendUnavailable(f"the store takes no writes now: {error.why}") from error
-            return [_refused(task) for task in tasks]
+            return [_refused(task, "the store has no memory left") for task in tasks]
         answers = iter(told)
         of_key = {key: iter(tuple(islice(answers, len(some)))) for key, some in by_key.items()}
         return [_confirmation(task, next(of_key[task.key])) for task in tasks]
@@ -200,7 +200,9 @@ def _moment(time: float | None) -> int | str:
     return "" if time is None else microseconds(time)
 
 
-def _confirmation(task: Task, answer: int) -> Confirmation:
+def _confirmation(task: Task, answer: int | bytes) -> Confirmation:
+    if isinstance(answer, bytes):
+        return _held_off(task, answer.decode())
     if answer >= 0:
         return Confirmation(
             key=task.key, task_id=task.id, status=Published.ACCEPTED, position=answer
@@ -209,11 +211,19 @@ def _confirmation(task: Task, answer: int) -> Confirmation:
     return Confirmation(key=task.key, task_id=task.id, status=status)
 
 
-def _refused(task: Task) -> Confirmation:
+def _held_off(task: Task, why: str) -> Confirmation:
+    depth, _, capacity = why.partition(":")
+    if not capacity:
+        return _refused(task, "the intake is paused")
+    return _refused(task, f"{depth} of {capacity} tasks wait for their first hand-out", int(depth))
+
+
+def _refused(task: Task, reason: str, depth: int | None = None) -> Confirmation:
     return Confirmation(
         key=task.key,
         task_id=task.id,
         status=Published.REFUSED,
-        reason="the store has no memory left",
+        reason=reason,
         retry_after=_NO_ROOM_PAUSE,
+        depth=depth,
     )

@@ -60,6 +60,8 @@ class Wakeups:
         self._attendants: dict[str, dict[Sleeper, None]] = {}
         """subscriptions by key, the one that was not woken for the longest time first"""
         self._timers: dict[str, tuple[int, Timer]] = {}
+        self._openings: dict[str, tuple[float, Timer]] = {}
+        """when queues that a limit holds up may be asked again"""
         self._tasks = Owned()
         self.offset = 0.0
         """seconds by which the store's clock is ahead of this process's"""
@@ -131,11 +133,28 @@ class Wakeups:
         timer = self.call_at(seconds(due), lambda: self._fall_due(partition))
         self._timers[partition] = (due, timer)
 
+    def note_opening(self, key: str, time: float) -> None:
+        """Ring for a queue at a time of the store: a limit holds it up until then."""
+        known = self._openings.get(key)
+        if known is not None:
+            if known[0] <= time:
+                return
+            known[1].cancel()
+        self._openings[key] = (time, self.call_at(time, lambda: self._open(key)))
+
+    def _open(self, key: str) -> None:
+        at, _ = self._openings.pop(key)
+        if self.now() < at:  # event loops may ring a hair too early
+            self.note_opening(key, at)
+        else:
+            self.ring(key)
+
     async def aclose(self) -> None:
         """Wake everybody, and close the doorbell."""
-        for _, timer in self._timers.values():
+        for _, timer in (*self._timers.values(), *self._openings.values()):
             timer.cancel()
         self._timers.clear()
+        self._openings.clear()
         await self._tasks.aclose()
         await self._doorbell.aclose()
 

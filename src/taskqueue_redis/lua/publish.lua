@@ -1,8 +1,9 @@
---@ base queue states / states record counts cold journal places ends promote unusual
+--@ base queue states / states record counts cold journal places ends promote flow unusual
 -- Stores tasks, each once.
 -- ARGV: per queue its key and the number of tasks, then per task: id, digest of 8 bytes and priority (and, where there is
 -- one, ":" not before ":" deadline), body.
--- Answers how many replicas must have it, then per task how many waited before it, -1 for a duplicate or -2 for a conflict.
+-- Answers how many replicas must have it, then per task how many waited before it, -1 for a duplicate, -2 for a conflict, or
+-- why it is refused: "intake_paused", or how many count against the capacity and ":" and that.
 local answers, answered = {0}, 1
 local at = 3
 while at <= #ARGV do
@@ -19,6 +20,7 @@ while at <= #ARGV do
     local digest, priority = string.sub(about, 1, 8), string.sub(about, 9, 9)
     local packed = places[id] and written[places[id]] or records and records[i]
     local answer = packed and rarely().look_up(q, id, packed, digest) or 0
+    if answer == 0 and q.limited then answer = rarely().refusal(q) or 0 end
     if answer == 0 then
       answer = q.waiting
       if #about > 9 then
@@ -34,6 +36,7 @@ while at <= #ARGV do
       written[filled + 1], written[filled + 2] = id, packed
       filled = filled + 2
       places[id] = filled
+      q.fresh = q.fresh + 1
     end
     answered = answered + 1
     answers[answered] = answer

@@ -1,10 +1,11 @@
---@ base room life queue states / states record counts cold journal places ends promote
+--@ base room life queue states / states record counts cold journal places ends promote flow
 -- Hands out up to `limit` deliveries over the keys of a consumer.
 -- ARGV: token, turn, limit, whether to look for other keys with work in any case (1), then keys that are likely to have
 -- work, the next in turn first.
 -- Answers: the time, the time at which something of the partition falls due ("" for nothing), whether there is more,
 -- the expired as {key, id, attempt}, per queue and lane served {key, lane, entries}, the keys that were served or
--- asked for and have work left, and others that have work. An entry is sequence, id, body, more (""), one after another.
+-- asked for and have work left, others that have work, and those that a limit holds up, each with the time at which it may
+-- be open again ("" where that takes an event). An entry is sequence, id, body, more (""), one after another.
 local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
 local EXPIRED_AT_MOST = 1000
 local current_turn = tonumber(call('HGET', PARTITION .. ':c:' .. token, 'turn'))
@@ -39,6 +40,7 @@ local function give(q, lane, name, entries)
   for i = 1, #entries do
     local fence, fields = entries[i][1], entries[i][2]
     local id, more = fields[1], fields[4]
+    if not more or fields[3] == 'more' then q.fresh = q.fresh - 1 end
     local deadline = more and tonumber(string.match(more, '%d*$'))
     if deadline and deadline <= now then
       expire(q, id, rarely().read_record(call('HGET', q.name .. '/t', id)), name, fence)
@@ -114,12 +116,23 @@ local function serve(q, want)
   return served
 end
 
+-- A queue that a limit holds up is asked again when it rings, or at a time.
+local closed = {}
+local function is_open(q)
+  if not q.limited then return true end
+  local opens_at
+  q.room, opens_at = rarely().room(q)
+  if q.room > 0 then return true end
+  closed[#closed + 1] = {q.key, opens_at and text(opens_at) or ''}
+  return false
+end
+
 local candidates, seen, others = {}, {}, {}
 local function consider(key)
   if seen[key] then return end
   seen[key] = true
   local q = queue(key)
-  if q.waiting > 0 then candidates[#candidates + 1] = q end
+  if q.waiting > 0 and is_open(q) then candidates[#candidates + 1] = q end
 end
 local asked = 7
 while asked <= #ARGV and #candidates < limit do
@@ -145,13 +158,14 @@ while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
   local again, share = {}, math.max(1, math.floor(left / #candidates))
   for i = 1, #candidates do
     local q = candidates[i]
-    local want = math.min(left, share)
+    local want = math.min(left, share, q.room or left)
     local n = want > 0 and serve(q, want) or 0
     left = left - n
-    if n < want and gone < EXPIRED_AT_MOST then
-      if q.waiting > 0 then doubtful[q] = true end
+    if q.limited then rarely().take_tokens(q, n) end
+    if q.waiting > 0 and (n == want or gone >= EXPIRED_AT_MOST) then
+      if is_open(q) then again[#again + 1] = q end
     elseif q.waiting > 0 then
-      again[#again + 1] = q
+      doubtful[q] = true
     end
   end
   candidates = again
@@ -163,4 +177,4 @@ save_all()
 for q in pairs(doubtful) do rarely().recount(q) end
 if next(doubtful) then save_all() end
 more = more or #leftover > 0 or #others > 0 or (left > 0 and gone > 0)
-return {text(now), due[2] or '', more and 1 or 0, expired, groups, leftover, others}
+return {text(now), due[2] or '', more and 1 or 0, expired, groups, leftover, others, closed}

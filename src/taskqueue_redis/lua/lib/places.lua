@@ -1,15 +1,22 @@
 -- Where the body of a live task is, and moving it from place to place.
--- An entry of a stream has the task's id as its first field and the body as its value; one that is not delivered for the
--- first time, or has a deadline, has a second field: attempt, losses, attempts before the last redrive, deadline.
+-- An entry of a stream has the task's id as its first field and the body as its value; one that has a deadline has a second
+-- field `more`, one that was handed out before `again`: attempt, losses, attempts before the last redrive, deadline.
 -- The sequence is the first part of an entry's id, and fences receipts.
+
+-- Whether an entry at rest was never handed out: it counts against the capacity.
+local function is_fresh(r) return r.attempt == 1 and r.handed == 0 end
+
+local function leave_fresh(q, r)
+  if is_fresh(r) then q.fresh = q.fresh - 1 end
+end
 
 local function enter_stream(q, kind, r, id, body, deadline)
   local name = stream_of(q, kind, r.priority)
-  if kind == 's' and r.attempt == 1 and r.losses == 0 and r.prior == 0 and not deadline then
+  if is_fresh(r) and not deadline then
     call('XADD', name, text(r.fence), id, body)
   else
     local more = r.attempt .. ':' .. r.losses .. ':' .. r.prior .. ':' .. (deadline or '')
-    call('XADD', name, text(r.fence), id, body, 'more', more)
+    call('XADD', name, text(r.fence), id, body, is_fresh(r) and 'more' or 'again', more)
   end
   return name
 end
@@ -98,6 +105,7 @@ local function withdraw(q, r, id)
     if owner then r.handed = r.attempt end
     add(q, owner and 'in_flight' or 'waiting', -1)
   end
+  if not owner then leave_fresh(q, r) end
   r.place, r.fence = NOWHERE, 0
   return body, owner
 end
@@ -120,6 +128,7 @@ local function recount(q)
   end
   if q.waiting == fresh + back and q.back == back and q.in_flight == in_flight then return end
   q.waiting, q.back, q.in_flight = fresh + back, back, in_flight
+  q.fresh = math.min(q.fresh, fresh + setting(q, 'scheduled', 0))
   q.before, q.ring = q.waiting > 0 and 0 or 1, true -- what `ready` says is as doubtful
   call('HINCRBY', META, 'anomalies', 1)
 end

@@ -1,6 +1,6 @@
 -- One queue: its names, and the numbers that nearly every script reads and changes, packed in one string that
 -- `save_all` writes. What is counted less often is in the hash, see `add`.
-local NUMBERS, SIZE = '<dddddddddddd', 96
+local NUMBERS, SIZE = '<dddddddddddddd', 112
 local queues = {}
 local replicas = 0 -- how many must have it before it is confirmed
 
@@ -10,21 +10,24 @@ local function queue(key)
   local name = PARTITION .. ':q:' .. key
   local packed = call('GET', name .. '/n')
   if packed then
-    local waiting, back, in_flight, published, delivered, done, last, due, window, extras, journal, confirming =
-      unpack_struct(NUMBERS, packed)
+    local waiting, back, in_flight, published, delivered, done, last, due, window, extras, journal, confirming, fresh,
+      limited = unpack_struct(NUMBERS, packed)
     q = {
-      key = key, name = name, known = packed, before = waiting, ring = false, lanes = string.sub(packed, SIZE + 1),
+      key = key, name = name, known = packed, before = waiting, flying = in_flight, ring = false, lanes = string.sub(packed, SIZE + 1),
       waiting = waiting, back = back, in_flight = in_flight, published = published, delivered = delivered, done = done,
       last = last, -- the highest sequence so far: it grows with all that becomes available, close to the time
       due = due, -- when its next scheduled task falls due
       window = window, extras = extras == 1, journal = journal == 1, replicas = confirming,
+      fresh = fresh, -- how many were never handed out
+      limited = limited == 1, -- see `flow.lua`
     }
     if confirming > replicas then replicas = confirming end
   else
     q = {
-      key = key, name = name, known = false, before = 0, ring = false, lanes = '',
+      key = key, name = name, known = false, before = 0, flying = 0, ring = false, lanes = '',
       waiting = 0, back = 0, in_flight = 0, published = 0, delivered = 0, done = 0,
       last = 0, due = math.huge, window = 300000000, extras = false, journal = false, replicas = 0,
+      fresh = 0, limited = false,
     }
   end
   queues[key] = q
@@ -45,7 +48,7 @@ local function save_all()
   for key, q in pairs(queues) do
     local waiting, before = q.waiting, q.before
     local packed = pack(NUMBERS, waiting, q.back, q.in_flight, q.published, q.delivered, q.done, q.last, q.due, q.window,
-      q.extras and 1 or 0, q.journal and 1 or 0, q.replicas) .. q.lanes
+      q.extras and 1 or 0, q.journal and 1 or 0, q.replicas, q.fresh, q.limited and 1 or 0) .. q.lanes
     if packed ~= q.known then
       if not q.known then call('SADD', PARTITION .. ':queues', key) end
       call('SET', q.name .. '/n', packed)
@@ -57,7 +60,10 @@ local function save_all()
     elseif before > 0 and waiting == 0 then
       call('SREM', PARTITION .. ':ready', key)
     end
-    q.before, q.ring = waiting, false
+    if q.opened or (q.limited and q.in_flight < q.flying) then
+      if waiting > 0 then call('PUBLISH', PARTITION .. ':bell:' .. key, '') end
+    end
+    q.before, q.flying, q.ring, q.opened = waiting, q.in_flight, false, false
   end
   -- Written in any case where replicas must confirm: WAIT counts from what its connection wrote last.
   if replicas > 0 then call('HINCRBY', META, 'marks', 1) end

@@ -14,6 +14,7 @@ local function look_up(q, id, packed, digest)
   local r = read_record(packed)
   if (is_over(r) and now >= r.at + q.window) or is_lost(q, r) then
     be_refused(q)
+    if is_live(r) then leave_fresh(q, r) end
     forget_rest(q, id)
     return 0
   end
