@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from taskqueue_core.capabilities import Control, QueueSettings
 from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.flow import RateLimit
-from taskqueue_core.limits import kind_of
+from taskqueue_core.limits import check_name, kind_of
 from taskqueue_core.retry import RetryPolicy
 
 __all__ = ["change_settings", "pause_queue", "read_settings", "reset_settings"]
@@ -55,6 +55,7 @@ async def change_settings(
     A change that somebody else makes in between is kept: ``edit`` is called again, on theirs. Raises
     `SettingsConflict` where that happens time and again, and unless ``version`` is in force where one is given.
     """
+    check_name("key", key)
     for attempt in range(1, _TRIES if version is None else 1):
         try:
             return await _change(control, key, edit, version)

@@ -13,6 +13,7 @@ from taskqueue_core.cli import (
     demo,
     lookup,
     publish,
+    queues,
     serve,
     stats,
     version,
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (serve, worker, publish, stats, dead_letters, lookup, demo, version):
+for module in (serve, worker, publish, stats, queues, dead_letters, lookup, demo, version):
     module.add_to(app)
 
 

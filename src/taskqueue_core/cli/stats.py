@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -10,14 +11,15 @@ import typer
 from rich import box
 from rich.table import Table
 
-from taskqueue_core.capabilities import control_of
+from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.cli.backends import REACH, ServerUrl, opened
 from taskqueue_core.cli.failures import FAILED
+from taskqueue_core.cli.limits import limits_of
 from taskqueue_core.cli.output import AsJson, console, print_json
 from taskqueue_core.errors import UnknownKey
 from taskqueue_core.tasks import Ledger, QueueStats
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "check_known", "count"]
 
 _SHOWN = 10
 """names of queues in an error"""
@@ -42,31 +44,42 @@ def show(
     """Exit with 1 if a ledger does not balance."""
     found, now = asyncio.run(_read(keys or [], server))
     if as_json:
-        print_json([_told(stats) for stats in found])
+        print_json([_told(stats, settings) for stats, settings in found])
     elif found:
-        _print(found, now)
+        _print([stats for stats, _ in found], now)
+        for stats, settings in found:
+            if limits := limits_of(settings):
+                console.print(f"[bold]{stats.key}[/]: {', '.join(limits)}")
     else:
         console.print("No queues yet. Publish something: taskqueue publish KEY PAYLOAD")
-    if not all(stats.ledger.balanced for stats in found):
+    if not all(stats.ledger.balanced for stats, _ in found):
         raise typer.Exit(FAILED)
 
 
-async def _read(keys: list[str], server: str | None) -> tuple[list[QueueStats], float]:
+def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
+    """Raise `UnknownKey` for a queue that nobody has used: most likely it is mistyped."""
+    for key in keys:
+        if key not in known:
+            shown = ", ".join(known[:_SHOWN]) or "none yet"
+            raise UnknownKey("KEY", "a queue that nobody has used", f"a known one: {shown}")
+
+
+async def _read(
+    keys: list[str], server: str | None
+) -> tuple[list[tuple[QueueStats, QueueSettings]], float]:
     async with opened(server) as backend:
         control = control_of(backend)
         known = await control.queues()
-        for key in keys:
-            if key not in known:
-                shown = ", ".join(known[:_SHOWN]) or "none yet"
-                raise UnknownKey("KEY", "a queue that nobody has used", f"a known one: {shown}")
-        found = [await control.stats(key) for key in keys or known]
+        check_known(keys, known)
+        found = [(await control.stats(key), await control.settings(key)) for key in keys or known]
         return found, backend.now()
 
 
-def _told(stats: QueueStats) -> dict[str, Any]:
+def _told(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(stats)
     told["ledger"]["balanced"] = stats.ledger.balanced
-    return told
+    values = settings.model_dump(mode="json")
+    return told | {"flow": {name: values[name] for name in settings.flow}}
 
 
 def _print(found: list[QueueStats], now: float) -> None:
@@ -82,7 +95,7 @@ def _print(found: list[QueueStats], now: float) -> None:
     for stats in found:
         oldest = stats.oldest_waiting
         age = "[dim]-" if oldest is None else f"{max(0.0, now - oldest):,.1f} s"
-        flow.add_row(stats.key, *(_count(getattr(stats, name)) for name in _FLOW), age)
+        flow.add_row(stats.key, *(count(getattr(stats, name)) for name in _FLOW), age)
     console.print(ledgers)
     console.print(flow)
     hidden = [name for name in _LEDGER if name not in shown]
@@ -100,8 +113,9 @@ def _table(*columns: str) -> Table:
 
 def _cells(ledger: Ledger, shown: list[str]) -> list[str]:
     mark = "[green]✔" if ledger.balanced else f"[bold red]off by {ledger.imbalance:+,}"
-    return [*(_count(getattr(ledger, name)) for name in shown), mark]
+    return [*(count(getattr(ledger, name)) for name in shown), mark]
 
 
-def _count(number: int) -> str:
+def count(number: int) -> str:
+    """Return a number for a table, where zeros stand back."""
     return f"{number:,}" if number else "[dim]0"

@@ -181,8 +181,8 @@ class RateLimitOut(msgspec.Struct, frozen=True):
     """A token bucket: each hand-out takes a token, an interval fills it."""
 
     max_tokens: int
-    interval: int
-    interval_unit: IntervalUnit
+    interval: int = 1
+    interval_unit: IntervalUnit = IntervalUnit.SECONDS
 
 
 class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,227 @@
+"""``taskqueue queue``: what limits the flow through queues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from taskqueue_core.capabilities import Control, QueueSettings, control_of
+from taskqueue_core.cli.backends import REACH, ServerUrl, opened
+from taskqueue_core.cli.limits import NONE, limits_of, number_of, rate_of, rate_text
+from taskqueue_core.cli.output import AsJson, console, note, print_json
+from taskqueue_core.cli.stats import check_known, count
+from taskqueue_core.operating import change_settings, pause_queue, read_settings, reset_settings
+from taskqueue_core.tasks import QueueStats
+
+__all__ = ["add_to"]
+
+T = TypeVar("T")
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The queue's name.", show_default=False)]
+Intake = Annotated[
+    bool, typer.Option("--intake", help="What publishers put in, not what workers take out.")
+]
+Version = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Only if this version is in force. Without it, what others change meanwhile is kept.",
+        show_default=False,
+    ),
+]
+
+_TEXT = "Look at what limits queues, set it, pause and resume them."
+queue = typer.Typer(help=f"{_TEXT}\n\n{REACH}", short_help=_TEXT, no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(queue, name="queue")
+
+
+@queue.command(name="list")
+def listing(*, server: ServerUrl = None, as_json: AsJson = False) -> None:
+    """List all queues with what limits them."""
+
+    async def read(control: Control) -> list[tuple[QueueStats, QueueSettings]]:
+        keys = await control.queues()
+        return [(await control.stats(key), await control.settings(key)) for key in keys]
+
+    found = asyncio.run(_with(server, read))
+    if as_json:
+        print_json([_told(stats.key, settings, stats) for stats, settings in found])
+        return
+    if not found:
+        console.print("No queues yet. Publish something: taskqueue publish KEY PAYLOAD")
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("queue", style="bold", overflow="fold")
+    table.add_column("waiting", justify="right")
+    table.add_column("in flight", justify="right")
+    table.add_column("limits", overflow="fold")
+    for stats, settings in found:
+        numbers = (count(stats.ledger.waiting), count(stats.ledger.in_flight))
+        table.add_row(stats.key, *numbers, ", ".join(limits_of(settings)))
+    console.print(table)
+
+
+@queue.command()
+def show(key: Key, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
+    """Show the settings in force."""
+
+    async def read(control: Control) -> QueueSettings:
+        check_known([key], await control.queues())
+        return await control.settings(key)
+
+    found = asyncio.run(_with(server, read))
+    if as_json:
+        print_json(_told(key, found))
+        return
+    table = Table.grid(padding=(0, 2))
+    for name, value in found.model_dump(mode="json").items():
+        rate = found.rate_limit if name == "rate_limit" else None
+        shown = _shown(value) if rate is None else rate_text(rate)
+        table.add_row(Text(name.replace("_", " "), "dim"), Text(shown))
+    console.print(table)
+
+
+@queue.command(name="set")
+def change(
+    key: Key,
+    *,
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"N|{NONE}",
+            help="Refuse what is published beyond so many tasks that were never handed out.",
+            show_default=False,
+        ),
+    ] = None,
+    max_inflight: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="At most so many in flight, over all workers; 0 for any number.",
+            show_default=False,
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"N/TIME|{NONE}",
+            help="At most so many hand-outs in a time: 1000/1s, 100/1m, 15/1h.",
+            show_default=False,
+        ),
+    ] = None,
+    paused: Annotated[
+        bool | None,
+        typer.Option("--paused/--resumed", help="Hand nothing out.", show_default=False),
+    ] = None,
+    intake_paused: Annotated[
+        bool | None,
+        typer.Option(
+            "--intake-paused/--intake-resumed", help="Take nothing in.", show_default=False
+        ),
+    ] = None,
+    version: Version = None,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set some limits, and leave the other settings as they are. They act at once."""
+    flags = {"max_inflight": max_inflight, "paused": paused, "intake_paused": intake_paused}
+    changes: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    if capacity is not None:
+        changes["capacity"] = number_of("capacity", capacity)
+    if rate is not None:
+        changes["rate_limit"] = rate_of(rate)
+    if not changes:
+        raise typer.BadParameter("nothing to set: give --capacity, --max-inflight, --rate ...")
+
+    def edit(found: QueueSettings) -> QueueSettings:
+        return read_settings(msgspec.json.encode(found.model_dump(mode="json") | changes))
+
+    def call(control: Control) -> Awaitable[QueueSettings]:
+        return change_settings(control, key, edit, version=version)
+
+    _change(key, call, server, as_json=as_json)
+
+
+@queue.command()
+def pause(
+    key: Key, *, intake: Intake = False, server: ServerUrl = None, as_json: AsJson = False
+) -> None:
+    """Hand nothing out any more. What runs is left alone, and publishing goes on."""
+    _pause(key, server, intake=intake, paused=True, as_json=as_json)
+
+
+@queue.command()
+def resume(
+    key: Key, *, intake: Intake = False, server: ServerUrl = None, as_json: AsJson = False
+) -> None:
+    """Hand out again."""
+    _pause(key, server, intake=intake, paused=False, as_json=as_json)
+
+
+@queue.command()
+def reset(
+    key: Key, *, version: Version = None, server: ServerUrl = None, as_json: AsJson = False
+) -> None:
+    """Return all settings to their defaults, those that are no limits too."""
+
+    def call(control: Control) -> Awaitable[QueueSettings]:
+        return reset_settings(control, key, version=version)
+
+    _change(key, call, server, as_json=as_json)
+
+
+def _pause(key: str, server: str | None, *, intake: bool, paused: bool, as_json: bool) -> None:
+    def call(control: Control) -> Awaitable[QueueSettings]:
+        return pause_queue(control, key, intake=intake, paused=paused)
+
+    _change(key, call, server, as_json=as_json)
+
+
+def _change(
+    key: str,
+    call: Callable[[Control], Awaitable[QueueSettings]],
+    server: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    async def act(control: Control) -> tuple[QueueSettings, bool]:
+        settings = await call(control)
+        return settings, bool((await control.ledger(key)).published)
+
+    settings, used = asyncio.run(_with(server, act))
+    if not used:  # perhaps the name is mistyped
+        note(f"so far no task was published to {key!r}", "yellow")
+    if as_json:
+        print_json(_told(key, settings))
+        return
+    limits = ", ".join(limits_of(settings)) or "no limits"
+    console.print(f"[green]✔[/] [bold]{key}[/]: {limits}  [dim]version {settings.version}")
+
+
+async def _with(server: str | None, act: Callable[[Control], Awaitable[T]]) -> T:
+    async with opened(server) as backend:
+        return await act(control_of(backend))
+
+
+def _told(key: str, settings: QueueSettings, stats: QueueStats | None = None) -> dict[str, Any]:
+    figures = {} if stats is None else {"ledger": stats.ledger}
+    return {"key": key, **figures, **settings.model_dump(mode="json")}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_shown(one)}" for name, one in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return NONE if value is None else str(value)
