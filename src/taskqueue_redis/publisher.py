@@ -7,6 +7,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from taskqueue_core.authoring import refusal
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import (
     BackendUnavailable,
     LeaseLost,
@@ -14,7 +16,7 @@ from taskqueue_core.errors import (
     TaskQueueError,
 )
 from taskqueue_core.limits import LIMITS, check_time
-from taskqueue_core.tasks import Confirmation, Delivery, Published, Task
+from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 from taskqueue_redis.coalescing import Coalescer
 from taskqueue_redis.envelope import digest, encode
 from taskqueue_redis.failures import AnswerLost, Refused
@@ -144,7 +146,7 @@ class RedisPublisher:
         except Refused as error:
             if error.why != "OOM":
                 raise BackendUnavailable(f"the store takes no writes now: {error.why}") from error
-            return [_refused(task, "the store has no memory left") for task in tasks]
+            return [_no_memory(task) for task in tasks]
         answers = iter(told)
         of_key = {key: iter(tuple(islice(answers, len(some)))) for key, some in by_key.items()}
         return [_confirmation(task, next(of_key[task.key])) for task in tasks]
@@ -214,16 +216,20 @@ def _confirmation(task: Task, answer: int | bytes) -> Confirmation:
 def _held_off(task: Task, why: str) -> Confirmation:
     depth, _, capacity = why.partition(":")
     if not capacity:
-        return _refused(task, "the intake is paused")
-    return _refused(task, f"{depth} of {capacity} tasks wait for their first hand-out", int(depth))
+        limits, depth = QueueSettings(intake_paused=True), "0"
+    else:
+        limits = QueueSettings(capacity=int(capacity))
+    told = refusal(task, limits, int(depth))
+    assert told is not None  # noqa: S101 - the store has refused it for just this
+    return told
 
 
-def _refused(task: Task, reason: str, depth: int | None = None) -> Confirmation:
+def _no_memory(task: Task) -> Confirmation:
     return Confirmation(
         key=task.key,
         task_id=task.id,
         status=Published.REFUSED,
-        reason=reason,
+        code=Refusal.STORE_FULL,
+        reason="the store has no memory left",
         retry_after=_NO_ROOM_PAUSE,
-        depth=depth,
     )

@@ -169,7 +169,8 @@ async def busy(redis: RedisServer) -> RedisServer:
     """A Redis on which everything has happened to tasks of one queue that can; a consumer still holds some."""
     backend = RedisBackend(settings=RedisSettings(url=SecretStr(redis.url)))
     settings = await backend.control.settings(KEY)
-    await backend.control.configure(KEY, settings.model_copy(update={"journal": True}))
+    changed = settings.model_copy(update={"journal": True, "max_inflight": 100})
+    await backend.control.configure(KEY, changed)
     first, second = backend.subscribe([KEY], "one"), backend.subscribe([KEY], "one")
     later = time.time() + 3600
     tasks = [Task(key=KEY, id=f"task-{n}", payload=b"{}") for n in range(8)]
