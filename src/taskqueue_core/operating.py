@@ -16,7 +16,7 @@ from taskqueue_core.retry import RetryPolicy
 __all__ = ["change_settings", "pause_queue", "read_settings", "reset_settings"]
 
 _TRIES = 10
-_PAUSE = RetryPolicy(base=0.01, cap=0.1, jitter=1)
+_PAUSE = RetryPolicy(base=0.01, cap=0.05, jitter=1)
 _PARTS: Mapping[str, type[BaseModel]] = {
     "": QueueSettings,
     "rate_limit": RateLimit,

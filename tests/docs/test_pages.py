@@ -21,6 +21,7 @@ RUN_BY = {
     r"pip install \./examples/taskqueue_sqlite": "tests/examples",
     r"taskqueue serve --embedded-redis": "tests/redis/test_serving_embedded.py",
     r"taskqueue (serve|worker|result) |python publish\.py": "tests/docs/test_readme.py",
+    r"taskqueue (queue|publish|stats) |curl .*/v1/queues/resize/": "tests/docs/test_flow_page.py",
     r"TASKQUEUE_BACKEND=redis .* taskqueue serve": "tests/docs/test_redis_page.py",
     r"python -c .*taskqueue_redis|curl -X PUT .*/settings|redis-cli ": "tests/docs/test_redis_page.py",
     r"TASKQUEUE_BACKEND=sqlite .* taskqueue serve": "tests/examples, by the main job",

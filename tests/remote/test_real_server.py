@@ -6,14 +6,17 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+import taskqueue_core.queue
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.config import Settings
-from taskqueue_core.errors import InvalidInput, SettingsConflict
+from taskqueue_core.errors import InvalidInput, QueueFull, SettingsConflict
+from taskqueue_core.flow import IntervalUnit, RateLimit
+from taskqueue_core.operating import pause_queue
 from taskqueue_core.queue import Queue
 from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.server import Server
-from taskqueue_core.tasks import Published, State, Task
+from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task
 from taskqueue_memory import MemoryBackend
 
 
@@ -130,6 +133,44 @@ async def test_settings_are_compared_and_swapped(remote: RemoteBackend) -> None:
     assert await control.settings("k") == changed
     with pytest.raises(SettingsConflict):
         await control.configure("k", wanted)
+
+
+async def test_limits_hold_through_the_server(remote: RemoteBackend, store: MemoryBackend) -> None:
+    """B13, F6: settings get there whole, and a refusal comes back with its reason, its depth and its hint."""
+    limit = RateLimit(max_tokens=9, interval=2, interval_unit=IntervalUnit.HOURS)
+    wanted = QueueSettings(capacity=1, max_inflight=3, rate_limit=limit, paused=True)
+    told = await remote.control.configure("k", wanted)
+    assert told == await store.control.settings("k") == wanted.model_copy(update={"version": 1})
+    tasks = [Task(key="k", id=task_id) for task_id in "ab"]
+    assert await remote.publisher.publish(*tasks) == (
+        Confirmation(key="k", task_id="a", status=Published.ACCEPTED, position=0),
+        *await store.publisher.publish(tasks[1]),
+    )
+    with pytest.raises(QueueFull) as full:
+        await Queue(remote).publish("k")
+    assert (full.value.code, full.value.depth) == (Refusal.QUEUE_FULL, 1)
+    assert full.value.retry_after
+    await pause_queue(remote.control, "k", intake=True, paused=True)
+    with pytest.raises(QueueFull) as paused:
+        await Queue(remote).publish("k")
+    assert paused.value.code == Refusal.INTAKE_PAUSED
+    assert paused.value.retry_after
+    with pytest.raises(InvalidInput, match=r"^capacity: got int out of range; allowed: "):
+        await remote.control.configure("k", QueueSettings.model_construct(version=2, capacity=0))
+
+
+async def test_waiting_for_room_in_the_server(
+    remote: RemoteBackend, store: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B13: a publisher elsewhere waits as one beside the store does, and gets in."""
+    hints = taskqueue_core.queue._hints
+    monkeypatch.setattr(taskqueue_core.queue, "_hints", lambda told: dict.fromkeys(hints(told), 0))
+    await pause_queue(store.control, "k", intake=True, paused=True)
+    waiting = asyncio.create_task(Queue(remote).publish("k", wait=20))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await pause_queue(store.control, "k", intake=True, paused=False)
+    assert (await waiting).status is Published.ACCEPTED
 
 
 async def test_a_retry_long_after_the_end_is_a_new_entry(

@@ -1,0 +1,198 @@
+"""``taskqueue queue``, and what other commands say about limits."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import taskqueue_core.queue
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.tasks import Task
+from tests.cli.conftest import Cli
+from tests.cli.shared import Shared
+
+KEY = "resize"
+
+
+def in_force(store: Shared, key: str = KEY) -> QueueSettings:
+    """The settings in the store."""
+    return asyncio.run(store.control.settings(key))
+
+
+def publish(store: Shared, *ids: str, key: str = KEY) -> None:
+    """Put tasks in."""
+    asyncio.run(store.publisher.publish(*(Task(key=key, id=task_id) for task_id in ids)))
+
+
+def test_limits_are_set_one_by_one(cli: Cli, store: Shared) -> None:
+    """F2, F3: what is named is changed, and what is not stays; all that is in force is told."""
+    publish(store, "a")
+    done = cli("queue", "set", KEY, "--capacity", "10", "--rate", "100/1m")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.split() == f"✔ {KEY}: capacity 10, 100/1m version 1".split()
+    told = cli("queue", "set", KEY, "--max-inflight", "3", "--paused", "--json").told
+    limit = {"max_tokens": 100, "interval": 1, "interval_unit": "MINUTES"}
+    assert told == in_force(store).model_dump(mode="json") | {"key": KEY}
+    assert (told["version"], told["capacity"], told["rate_limit"]) == (2, 10, limit)
+    assert (told["max_inflight"], told["paused"]) == (3, True)
+    assert cli("queue", "show", KEY, "--json").told == told
+    shown = cli("queue", "show", KEY).out
+    assert "100/1m" in shown
+    assert "max attempts 50" in shown
+    cleared = ["--capacity", "none", "--rate", "none", "--max-inflight", "0", "--resumed"]
+    assert "no limits" in cli("queue", "set", KEY, *cleared).out
+    assert in_force(store) == QueueSettings(version=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        ("1000/1s", (1000, 1, "SECONDS")),
+        ("15/1h", (15, 1, "HOURS")),
+        ("5/m", (5, 1, "MINUTES")),
+        ("7/90s", (7, 90, "SECONDS")),
+    ],
+)
+def test_rates(words: str, limit: tuple[Any, ...], cli: Cli) -> None:
+    """F3: a number in seconds, minutes or hours."""
+    told = cli("queue", "set", KEY, "--rate", words, "--json").told["rate_limit"]
+    assert tuple(told.values()) == limit
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["--capacity", "0"], "capacity"),
+        (["--capacity", "much"], "capacity"),
+        (["--capacity", "9999999999"], "capacity"),
+        (["--max-inflight", "-1"], "max_inflight"),
+        (["--rate", "100"], "rate"),
+        (["--rate", "100/1d"], "rate"),
+        (["--rate", "٣/1s"], "rate"),
+        (["--rate", "0/1s"], "rate_limit.max_tokens"),
+        (["--rate", "1/0s"], "rate_limit.interval"),
+    ],
+)
+def test_bad_limits_are_named(words: list[str], field: str, cli: Cli, store: Shared) -> None:
+    """Fault K4: with what is allowed; nothing is set."""
+    done = cli("queue", "set", KEY, *words, "--json")
+    assert (done.code, done.told["error"]["field"]) == (2, field)
+    assert "; allowed: " in done.told["error"]["detail"]
+    assert in_force(store).version == 0
+
+
+def test_nothing_to_set(cli: Cli) -> None:
+    """A command that would do nothing is a mistake."""
+    assert cli("queue", "set", KEY).code == 2
+
+
+def test_a_version_is_compared(cli: Cli, store: Shared) -> None:
+    """Fault K6: whoever names a version learns that somebody else was there."""
+    cli("queue", "set", KEY, "--capacity", "5")
+    for words in (["set", KEY, "--capacity", "6"], ["reset", KEY]):
+        done = cli("queue", *words, "--version", "0", "--json")
+        assert (done.code, done.told["error"]["code"]) == (1, "settings_conflict")
+    assert in_force(store).capacity == 5
+    assert cli("queue", "reset", KEY, "--version", "1", "--json").told["version"] == 2
+    assert in_force(store) == QueueSettings(version=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "flag", "shown"),
+    [([], "paused", "paused"), (["--intake"], "intake_paused", "intake paused")],
+)
+def test_pausing(words: list[str], flag: str, shown: str, cli: Cli, store: Shared) -> None:
+    """F6: either half can be paused and resumed, as often as one likes."""
+    publish(store, "a")
+    for _ in range(2):
+        done = cli("queue", "pause", KEY, *words)
+        assert (done.code, done.err) == (0, "")
+        assert f"{KEY}: {shown}  version 1" in done.out
+    assert in_force(store) == QueueSettings.model_validate({"version": 1, flag: True})
+    told = cli("queue", "resume", KEY, *words, "--json").told
+    assert (told["key"], told["version"], told[flag]) == (KEY, 2, False)
+
+
+def test_a_queue_that_nobody_uses(cli: Cli, store: Shared) -> None:
+    """It can be paused before its first task, and a mistyped name is noticed."""
+    done = cli("queue", "pause", "typo", "--json")
+    assert (done.code, done.told["paused"]) == (0, True)
+    assert "no task was published to 'typo'" in done.err
+    publish(store, "a")
+    missing = cli("queue", "show", "nobody", "--json")
+    assert missing.code == 2
+    assert f"a known one: {KEY}, typo" in missing.told["error"]["detail"]
+    assert cli("queue", "pause", "a/b").code == 2
+
+
+def test_queues_are_listed(cli: Cli, store: Shared) -> None:
+    """Each with what waits, what runs and what limits it; stats names the limits too."""
+    assert "taskqueue publish" in cli("queue", "list").out
+    assert cli("queue", "list", "--json").told == []
+    publish(store, "a", "b")
+    publish(store, "a", key="free")
+    cli("queue", "set", KEY, "--capacity", "2000", "--intake-paused", "--max-inflight", "5")
+    free, limited = cli("queue", "list", "--json").told
+    assert (free["key"], free["capacity"], free["ledger"]["waiting"]) == ("free", None, 1)
+    assert (limited["capacity"], limited["intake_paused"]) == (2000, True)
+    limits = "intake paused, capacity 2,000, 5 in flight"
+    assert limits in cli("queue", "list").out
+    stats = cli("stats").out
+    assert f"{KEY}: {limits}" in stats
+    assert "free:" not in stats
+    flow = {"capacity": 2000, "max_inflight": 5, "intake_paused": True}
+    assert [one["flow"] for one in cli("stats", "--json").told] == [{}, flow]
+
+
+def test_a_refused_publish(cli: Cli, store: Shared) -> None:
+    """B13: why, how full, and when to come again; the command ends with 1."""
+    cli("queue", "set", KEY, "--capacity", "1")
+    publish(store, "a")
+    done = cli("publish", KEY, "--json")
+    assert done.code == 1
+    error = done.told["error"]
+    assert (error["code"], error["depth"]) == ("queue_full", 1)
+    assert error["retry_after"] > 0
+    cli("queue", "pause", KEY, "--intake")
+    waited = cli("publish", KEY, "--wait", "0.05", "--json")
+    assert (waited.code, waited.told["error"]["code"]) == (1, "intake_paused")
+
+
+def test_a_file_of_tasks_waits_for_room(
+    cli: Cli, store: Shared, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B13: with --wait a file gets in as there is room; what does not in time is told line by line."""
+    cli("queue", "set", KEY, "--capacity", "2")
+    file = tmp_path / "tasks.ndjson"
+    file.write_text("".join(f'{{"id":"t{n}"}}\n' for n in range(4)))
+    done = cli("publish", KEY, "--batch", str(file), "--wait", "0.05", "--json")
+    assert (done.code, done.told["accepted"], done.told["refused"]) == (1, 2, 2)
+    assert done.told["faults"][0]["line"] == 3
+    hints = taskqueue_core.queue._hints
+    monkeypatch.setattr(taskqueue_core.queue, "_hints", lambda told: dict.fromkeys(hints(told), 0))
+    right = store.publisher.publish
+
+    async def with_a_consumer(*tasks: Task) -> Any:
+        confirmations = await right(*tasks)
+        async with store.subscribe([KEY], "w") as subscription:
+            await subscription.ack(*(await subscription.receive(10, 0)).deliveries)
+        return confirmations
+
+    monkeypatch.setattr(store.publisher, "publish", with_a_consumer)
+    done = cli("publish", KEY, "--batch", str(file), "--wait", "20", "--json")
+    assert (done.code, done.told["accepted"], done.told["duplicate"]) == (0, 2, 2)
+
+
+def test_through_a_server(cli: Cli, server: str) -> None:
+    """F6, B13: the same commands, by way of the server; its words about a refusal come through."""
+    there = ("--server", server, "--json")
+    assert cli("queue", "set", "http", "--capacity", "1", *there).told["capacity"] == 1
+    assert cli("publish", "http", *there).told["status"] == "accepted"
+    full = cli("publish", "http", *there).told["error"]
+    assert (full["code"], full["depth"]) == ("queue_full", 1)
+    assert cli("queue", "pause", "http", "--intake", *there).told["intake_paused"]
+    assert cli("publish", "http", *there).told["error"]["code"] == "intake_paused"
+    (listed,) = [one for one in cli("queue", "list", *there).told if one["key"] == "http"]
+    assert cli("queue", "show", "http", *there).told["version"] == listed["version"] == 2
+    assert cli("queue", "reset", "http", *there).told["version"] == 3
+    assert cli("publish", "http", *there).told["status"] == "accepted"

@@ -1,0 +1,146 @@
+"""How operators change settings: side by side, and with errors that name what is wrong."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from taskqueue_core.capabilities import Control, QueueSettings
+from taskqueue_core.errors import InvalidInput, SettingsConflict
+from taskqueue_core.flow import IntervalUnit, RateLimit
+from taskqueue_core.operating import change_settings, pause_queue, read_settings, reset_settings
+
+
+class Settings:
+    """The settings of one queue, which somebody else may change between a reading and a writing."""
+
+    def __init__(self, *others: dict[str, Any]) -> None:
+        self.found = QueueSettings()
+        self.writes = 0
+        self._others = list(others)
+
+    async def settings(self, _: str) -> QueueSettings:
+        """Read; then comes somebody else."""
+        found = self.found
+        if self._others:
+            self.found = found.followed_by(found.model_copy(update=self._others.pop(0)))
+        return found
+
+    async def configure(self, _: str, settings: QueueSettings) -> QueueSettings:
+        """Compare and swap."""
+        self.found = self.found.followed_by(settings)
+        self.writes += 1
+        return self.found
+
+
+def control(*others: dict[str, Any]) -> tuple[Settings, Control]:
+    """The settings, as themselves and as a control."""
+    settings = Settings(*others)
+    return settings, cast("Control", settings)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conflicts are tried again without a pause."""
+
+    async def sleep(_: float) -> None:
+        pass
+
+    monkeypatch.setattr("taskqueue_core.operating.asyncio.sleep", sleep)
+
+
+async def test_what_others_change_meanwhile_is_kept() -> None:
+    """Fault K6: a pause meets two other changes on its way, and all three hold."""
+    settings, asked = control({"capacity": 5}, {"max_losses": 1})
+    told = await pause_queue(asked, "k", intake=False, paused=True)
+    assert told == QueueSettings(version=3, capacity=5, max_losses=1, paused=True)
+    assert settings.found == told
+
+
+async def test_pausing_twice_writes_once() -> None:
+    """What is in force already makes no new version; each flag is its own."""
+    settings, asked = control()
+    for _ in range(2):
+        told = await pause_queue(asked, "k", intake=True, paused=True)
+        assert (told.version, told.intake_paused, told.paused) == (1, True, False)
+    told = await pause_queue(asked, "k", intake=True, paused=False)
+    assert (told.version, told.intake_paused) == (2, False)
+    assert settings.writes == 2
+
+
+async def test_an_endless_quarrel_is_given_up() -> None:
+    """After some tries the conflict is told."""
+    settings, asked = control(*({"max_losses": n} for n in range(100)))
+    with pytest.raises(SettingsConflict):
+        await pause_queue(asked, "k", intake=False, paused=True)
+    assert 5 <= settings.found.version <= 20
+    assert settings.writes == 0
+
+
+async def test_a_reset_keeps_the_version_growing() -> None:
+    """All values are the defaults again, and nobody's old copy fits by chance."""
+    settings, asked = control()
+    settings.found = QueueSettings(version=7, capacity=1, max_losses=0)
+    assert await reset_settings(asked, "k") == QueueSettings(version=8)
+    assert await reset_settings(asked, "k", version=8) == QueueSettings(version=8)
+
+
+@pytest.mark.parametrize("call", [reset_settings, change_settings])
+async def test_a_version_that_is_not_in_force(call: Callable[..., Any]) -> None:
+    """Whoever names the version is told at once that it is another one by now, also in the last moment."""
+    edit = [lambda found: found] if call is change_settings else []
+    settings, asked = control()
+    settings.found = QueueSettings(version=2, paused=True)
+    with pytest.raises(SettingsConflict, match=r"version 2 .* not 1"):
+        await call(asked, "k", *edit, version=1)
+    settings, asked = control({"max_losses": 1}, {"max_losses": 2})
+    with pytest.raises(SettingsConflict):
+        await reset_settings(asked, "k", version=1)
+    assert settings.writes == 0
+
+
+async def test_a_bad_name_is_refused_before_anything_is_read() -> None:
+    """As everywhere."""
+    with pytest.raises(InvalidInput, match=r"^key: "):
+        await pause_queue(control()[1], "a/b", intake=False, paused=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"capacity":0}', "capacity: got int out of range; allowed: greater than or equal to 1"),
+        ('{"capacity":true}', "capacity: got bool; allowed: a valid integer"),
+        ('{"max_inflight":"5"}', "max_inflight: got str of length 1; allowed: a valid integer"),
+        ('{"paused":"yes"}', "paused: got str of length 3; allowed: a valid boolean"),
+        ('{"rate_limit":[1]}', "rate_limit: got list of length 1; allowed: an object"),
+        ('{"rate_limit":{}}', "rate_limit.max_tokens: got nothing; allowed: a value"),
+        (
+            '{"durability":"x"}',
+            "durability: got str of length 1 out of range; allowed: 'memory', 'process', 'disk' or 'replicated'",
+        ),
+        (
+            '{"rate_limit":{"max_tokens":1,"s3cret":1}}',
+            "rate_limit: got a field that is not known; allowed: max_tokens, interval, interval_unit",
+        ),
+        ("[]", "settings: got list of length 0; allowed: an object"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, said: str) -> None:
+    """Fault K4: the field, the kind of value that came, and what is allowed; never the value."""
+    with pytest.raises(InvalidInput) as caught:
+        read_settings(text.encode())
+    assert str(caught.value) == said
+
+
+def test_an_unknown_setting_is_told_the_known_ones() -> None:
+    """A typo finds its word."""
+    with pytest.raises(InvalidInput, match="max_inflight") as caught:
+        read_settings(b'{"s3cret":1}')
+    assert "s3cret" not in str(caught.value)
+
+
+def test_settings_are_read_as_they_are_written() -> None:
+    """What one prints the other reads."""
+    limit = RateLimit(max_tokens=5, interval=2, interval_unit=IntervalUnit.HOURS)
+    settings = QueueSettings(version=3, capacity=9, rate_limit=limit, paused=True, result_ttl=5)
+    assert read_settings(settings.model_dump_json().encode()) == settings

@@ -1,0 +1,157 @@
+"""Limits of the flow over HTTP: as a resource, as verbs, and as a refused publisher meets them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import SettingsConflict
+from taskqueue_core.tasks import Task
+from taskqueue_memory import MemoryBackend
+from tests.server.support import problem
+
+_SETTINGS = "/v1/queues/k/settings"
+_LIMITS: dict[str, Any] = {
+    "capacity": 2,
+    "max_inflight": 3,
+    "rate_limit": {"max_tokens": 4, "interval": 5, "interval_unit": "MINUTES"},
+    "paused": True,
+    "intake_paused": True,
+}
+
+
+class TestSettings:
+    """The settings of a queue as a resource."""
+
+    async def test_limits_are_written_and_read(self, api: httpx2.AsyncClient) -> None:
+        """F2, F3: what is put is in force, and seen in every view of the queue; what does not limit is left out."""
+        put = await api.put(_SETTINGS, json=_LIMITS)
+        assert put.status_code == 200
+        assert {name: put.json()[name] for name in _LIMITS} == _LIMITS
+        assert (await api.get(_SETTINGS)).json() == put.json()
+        assert (await api.get("/v1/queues/k")).json()["flow"] == _LIMITS
+        await api.post("/v1/queues/other/pause")
+        listed = (await api.get("/v1/queues")).json()["queues"]
+        assert [one["flow"] for one in listed] == [_LIMITS, {"paused": True}]
+
+    async def test_they_return_to_their_defaults(self, api: httpx2.AsyncClient) -> None:
+        """Fault K6: a reset names the version in force, as a change does; the version grows on."""
+        await api.put(_SETTINGS, json=_LIMITS)
+        problem(await api.delete(_SETTINGS), 422, "invalid_input", "version")
+        for version in ("0", "2"):
+            told = await api.delete(_SETTINGS, params={"version": version})
+            problem(told, 409, "settings_conflict")
+        reset = await api.delete(_SETTINGS, params={"version": 1})
+        assert reset.json() == QueueSettings(version=2).model_dump(mode="json")
+        assert (await api.get(_SETTINGS)).json() == reset.json()
+        assert (await api.get("/v1/queues/k")).json()["flow"] == {}
+
+    @pytest.mark.parametrize("version", ["", "-1", "x", "1e3", "9" * 30])
+    async def test_bad_versions(self, api: httpx2.AsyncClient, version: str) -> None:
+        """Fault K4: a plain number."""
+        told = await api.delete(_SETTINGS, params={"version": version})
+        problem(told, 422, "invalid_input", "version")
+
+
+class TestPausing:
+    """Two pauses, each with its verbs."""
+
+    async def test_nothing_is_handed_out(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        """F6, F7, OPEN-F1: the next receive is empty and no error, and publishing goes on, until it is resumed."""
+        subscription = backend.subscribe(["k"], "w")
+        paused = await api.post("/v1/queues/k/pause")
+        assert (paused.json()["paused"], paused.json()["version"]) == (True, 1)
+        assert (await api.post("/v1/tasks", json={"key": "k"})).status_code == 201
+        assert (await subscription.receive(1, 0)).deliveries == ()
+        assert (await api.post("/v1/queues/k/pause")).json() == paused.json()
+        resumed = await api.post("/v1/queues/k/resume", params={"intake": "false"})
+        assert (resumed.json()["paused"], resumed.json()["version"]) == (False, 2)
+        assert len((await subscription.receive(1, 0)).deliveries) == 1
+
+    async def test_nothing_is_taken_in(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        """B13: publishers hear that it is not their doing, and when to come again; what is there is handed out."""
+        await api.post("/v1/tasks", json={"key": "k", "id": "before"})
+        paused = await api.post("/v1/queues/k/pause", params={"intake": "true"})
+        assert (paused.json()["intake_paused"], paused.json()["paused"]) == (True, False)
+        answer = await api.post("/v1/tasks", json={"key": "k", "id": "a"})
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        told = answer.json()
+        assert (told["status"], told["code"]) == ("refused", "intake_paused")
+        assert told["reason"]
+        again = await api.post("/v1/tasks", json={"key": "k", "id": "before"})
+        assert (again.status_code, again.json()["status"]) == (200, "duplicate")
+        assert len((await backend.subscribe(["k"], "w").receive(5, 0)).deliveries) == 1
+        await api.post("/v1/queues/k/resume", params={"intake": "true"})
+        assert (await api.post("/v1/tasks", json={"key": "k", "id": "a"})).status_code == 201
+
+    @pytest.mark.parametrize("word", ["", "1", "yes", "True"])
+    async def test_bad_words(self, api: httpx2.AsyncClient, word: str) -> None:
+        """Fault K4: nobody pauses the wrong half by a misread word."""
+        told = await api.post("/v1/queues/k/pause", params={"intake": word})
+        problem(told, 422, "invalid_input", "intake")
+        assert (await api.get(_SETTINGS)).json()["version"] == 0
+
+    async def test_side_by_side(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fault K6: a change in between is no obstacle, and is kept; an endless one is told."""
+        right = backend.control.configure
+        conflicts = 2
+
+        async def quarrel(key: str, settings: QueueSettings) -> QueueSettings:
+            nonlocal conflicts
+            if conflicts:
+                conflicts -= 1
+                await right(key, settings.model_copy(update={"paused": False, "capacity": 7}))
+                raise SettingsConflict("somebody was quicker")
+            return await right(key, settings)
+
+        monkeypatch.setattr(backend.control, "configure", quarrel)
+        told = (await api.post("/v1/queues/k/pause")).json()
+        assert (told["version"], told["paused"], told["capacity"]) == (3, True, 7)
+        await api.post("/v1/queues/k/resume")
+        conflicts = 1000
+        problem(await api.post("/v1/queues/k/pause"), 409, "settings_conflict")
+
+
+class TestFullQueue:
+    """B13: what a publisher sees."""
+
+    async def test_one_task(self, api: httpx2.AsyncClient) -> None:
+        """B13: refused in one request, with the reason, the depth and a time to come again."""
+        await api.put(_SETTINGS, json={"capacity": 1})
+        await api.post("/v1/tasks", json={"key": "k", "id": "a"})
+        answer = await api.post("/v1/tasks", json={"key": "k", "id": "b"})
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        told = answer.json()
+        assert (told["status"], told["code"], told["depth"]) == ("refused", "queue_full", 1)
+        assert told["reason"]
+        assert told["retry_after"] > 0
+        assert (await api.post("/v1/tasks", json={"key": "k", "id": "a"})).status_code == 200
+        assert (await api.get("/v1/queues/k/ledger")).json()["published"] == 1
+
+    async def test_a_batch(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """B13: each task has its own answer: queues that are not full, and what fits, are not held up."""
+        await api.put(_SETTINGS, json={"capacity": 2})
+        await backend.publisher.publish(Task(key="k", id="known"))
+        keys = {"new": "k", "beyond": "k", "elsewhere": "other", "known": "k"}
+        lines = "\n".join(json.dumps({"key": key, "id": name}) for name, key in keys.items())
+        answer = await api.post(
+            "/v1/tasks/batch", content=lines, headers={"content-type": "application/x-ndjson"}
+        )
+        assert answer.status_code == 200
+        told = [json.loads(line) for line in answer.text.splitlines()]
+        statuses = ["accepted", "refused", "accepted", "duplicate"]
+        assert [one["status"] for one in told] == statuses
+        assert (told[1]["code"], told[1]["depth"]) == ("queue_full", 2)
+        assert told[1]["retry_after"] > 0
