@@ -163,6 +163,8 @@ class QueueState:
         self.limited = False
         """something limits its hand-outs"""
         self.bucket: Bucket | None = None
+        self.alarm: Consumer | None = None
+        """who, of those that wait, wakes by itself when there is a token"""
         self.published = 0
         self.fresh = 0
         """tasks that were never handed out: they count against the capacity"""
@@ -173,7 +175,7 @@ class QueueState:
     def configure(self, settings: QueueSettings, now: float) -> None:
         """Put settings in force."""
         self.bucket = bucket_after(self.bucket, self.settings.rate_limit, settings.rate_limit, now)
-        self.settings = settings
+        self.settings, self.alarm = settings, None
         self.limited = bool(settings.paused or settings.max_inflight or settings.rate_limit)
 
     def room(self, now: float) -> Room:

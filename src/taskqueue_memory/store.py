@@ -248,7 +248,7 @@ class Store:
         """Wake as many waiting subscriptions as can take one of so many tasks, the one that waits longest first."""
         if queue.limited:
             room = queue.room(self.clock.now())
-            may_open = room.opens_at is not None  # then one must wake, to set itself an alarm
+            may_open = room.opens_at is not None  # then one must look, to set itself an alarm
             tasks = min(tasks, room.left or int(may_open))
         while tasks > 0 and queue.waiting:
             subscription = next(iter(queue.waiting))

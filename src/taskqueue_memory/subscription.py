@@ -158,16 +158,22 @@ class MemorySubscription(SubscriptionBase):
         self.wake()
 
     def _due_at(self) -> float | None:
-        return _first([self._opens_at(), *(queue.scheduled.next_at() for queue in self._queues)])
-
-    def _opens_at(self) -> float | None:
-        """Say when time alone opens a queue that a limit holds up."""
         now = self._store.clock.now()
-        return _first(queue.room(now).opens_at for queue in self.ready)
+        dues = [queue.scheduled.next_at() for queue in self._queues]
+        return _first([*dues, *(queue.room(now).opens_at for queue in self.ready)])
+
+    def _alarm_at(self) -> float | None:
+        """Say when to wake for queues that time alone opens, and for which nobody else wakes."""
+        now, first = self._store.clock.now(), None
+        for queue in self.ready:
+            opens_at = queue.room(now).opens_at
+            if opens_at is not None and queue.alarm is None:
+                queue.alarm, first = self, _first([first, opens_at])
+        return first
 
     async def _wait(self, end: float | None) -> None:
         waiter = self._waiter = asyncio.get_running_loop().create_future()
-        alarm = _first([end, self._opens_at()])
+        alarm = _first([end, self._alarm_at()])
         timer = None if alarm is None else self._store.clock.call_at(alarm, self._time_out)
         self._store.follow()
         for queue in self._queues:
@@ -182,6 +188,8 @@ class MemorySubscription(SubscriptionBase):
                 self._waiter = None
                 for queue in self._queues:
                     queue.waiting.pop(self, None)
+                    if queue.alarm is self:
+                        queue.alarm = None
             if timer is not None:
                 timer.cancel()
 

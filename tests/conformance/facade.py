@@ -7,7 +7,7 @@ from typing import Any
 
 from taskqueue_core.authoring import SubscriptionBase
 from taskqueue_core.backend import Capabilities, Capability, Publisher
-from taskqueue_core.capabilities import Control, DeadLetters
+from taskqueue_core.capabilities import Control, DeadLetters, QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.limits import check_time
 from taskqueue_core.tasks import (
@@ -111,6 +111,7 @@ class Facade:
         self.retries: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
         self.tokens: set[tuple[str, str, str | None]] = set()
         self.shown: tuple[Delivery, ...] = ()
+        self.told: dict[str, QueueSettings] = {}
         self.publisher = self.publisher_type(self.inner.publisher, self)
         self.control = self.control_type(self.inner.control, self)
         self.dead_letters = self.dead_letters_type(self.inner.dead_letters, self)

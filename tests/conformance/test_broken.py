@@ -11,18 +11,21 @@ import pytest
 from hypothesis import Phase, seed, settings
 
 from taskqueue_core.conformance import machine
+from taskqueue_core.conformance.capacity import CapacitySuite
 from taskqueue_core.conformance.closing import ClosingSuite
 from taskqueue_core.conformance.concurrency import ConcurrencySuite
 from taskqueue_core.conformance.control import ControlSuite
 from taskqueue_core.conformance.dead_letters import DeadLettersSuite
 from taskqueue_core.conformance.deliver import DeliverSuite
 from taskqueue_core.conformance.expire import ExpireSuite
+from taskqueue_core.conformance.flow import FlowSuite
 from taskqueue_core.conformance.handover import HandoverSuite
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.conformance.inputs import InputsSuite
 from taskqueue_core.conformance.ledger import LedgerSuite
 from taskqueue_core.conformance.machine import MachineSuite
 from taskqueue_core.conformance.publish import PublishSuite
+from taskqueue_core.conformance.rate import RateSuite
 from taskqueue_core.conformance.replicas import ReplicasSuite
 from taskqueue_core.conformance.retry import RetrySuite
 from taskqueue_core.conformance.revocation import RevocationSuite
@@ -31,6 +34,7 @@ from taskqueue_core.conformance.settle import SettleSuite
 from taskqueue_core.conformance.tracking import TrackingSuite
 from taskqueue_core.conformance.waiting import WaitingSuite
 from tests.conformance import broken_consumers as consumers
+from tests.conformance import broken_limits as limits
 from tests.conformance import broken_stores as stores
 from tests.conformance.facade import Facade
 from tests.conformance.runner import laws, outcomes, suite_on
@@ -70,6 +74,25 @@ CASES: tuple[tuple[type[Facade], type[Harness], str, str | None], ...] = (
     (consumers.StarvesAKey, DeliverSuite, "test_no_key_starves_one_by_one", "4"),
     (consumers.Unchecked, InputsSuite, "test_limit", None),
     (stores.UnfencedRetry, RetrySuite, "test_settling_by_a_stale_receipt", "2"),
+    (limits.ChargesTheExpired, RateSuite, "test_expired_take_no_tokens", "5"),
+    (limits.CountsRetries, CapacitySuite, "test_retries_take_no_room", "6"),
+    (limits.DropsTheSurplus, CapacitySuite, "test_capacity_changes", "6"),
+    (limits.FillsAtOnce, RateSuite, "test_refill", "5"),
+    (limits.GivesOneTooMany, FlowSuite, "test_in_flight_limit", "5"),
+    (limits.HandsOutWhilePaused, FlowSuite, "test_pause", "5"),
+    (limits.HidesTheNextToken, RateSuite, "test_burst", "5"),
+    (limits.KeepsTheRoom, CapacitySuite, "test_cancelled_make_room", "6"),
+    (limits.LimitsEachWorker, FlowSuite, "test_in_flight_limit", "5"),
+    (limits.NeverRests, FlowSuite, "test_waiting_for_a_place_costs_nothing", "5"),
+    (limits.OneHoldsUpAll, FlowSuite, "test_pause_is_of_one_queue", "5"),
+    (limits.RefillsOnChange, RateSuite, "test_changed_limit_keeps_its_tokens", "5"),
+    (limits.RefundsTokens, RateSuite, "test_redeliveries_take_tokens", "5"),
+    (limits.RefusesDuplicates, CapacitySuite, "test_known_ids_have_their_answer", "6"),
+    (limits.RefusesInSilence, CapacitySuite, "test_surplus_is_refused", "6"),
+    (limits.RefusesRetries, CapacitySuite, "test_retries_take_no_room", "6"),
+    (limits.RefusesTheBatch, CapacitySuite, "test_surplus_is_refused", "6"),
+    (limits.TakesTheSurplusBack, FlowSuite, "test_lowering_takes_nothing_away", "3"),
+    (limits.WakesNobody, FlowSuite, "test_settling_frees_the_place", "5"),
 )
 
 FOUND_BY_HISTORIES = (
@@ -85,6 +108,11 @@ FOUND_BY_HISTORIES = (
     consumers.LosesForOthers,
     stores.RetryAsNoOp,
     stores.UnfencedRetry,
+    limits.CountsRetries,
+    limits.GivesOneTooMany,
+    limits.HandsOutWhilePaused,
+    limits.KeepsTheRoom,
+    limits.RefusesDuplicates,
 )
 
 
@@ -149,7 +177,7 @@ def test_history_is_readable(profile: Callable[..., AbstractContextManager[None]
     with profile(phases=[Phase.generate]), pytest.raises(AssertionError) as failure:
         suite_on(consumers.CountsHandBackAsLoss, MachineSuite).test_machine()
     assert re.search(
-        r"alpha/t1 has .attempt, losses. .*, it must be .* .law 3.", str(failure.value)
+        r"(alpha|beta)/t\d has .attempt, losses. .*, it must be .* .law 3.", str(failure.value)
     )
     history = "\n".join(failure.value.__notes__)
     assert re.search(r"\n# 1000000\d+\.\d+: .+\n(.+ = )?state\.\w+\(.*\)\n", history)

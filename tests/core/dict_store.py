@@ -11,6 +11,7 @@ import msgspec
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
+from taskqueue_core.flow import Bucket
 from taskqueue_core.recordstore import Record, RecordStore
 from taskqueue_core.tasks import State
 
@@ -37,12 +38,13 @@ class Disk:
         self.rows: dict[tuple[str, str], Row] = {}
         self.counters: dict[tuple[str, str], int] = {}
         self.settings: dict[str, QueueSettings] = {}
+        self.buckets: dict[str, Bucket] = {}
 
     def copy(self) -> Disk:
         """Return one with the same in it."""
         made = Disk()
         made.rows, made.counters = dict(self.rows), dict(self.counters)
-        made.settings = dict(self.settings)
+        made.settings, made.buckets = dict(self.settings), dict(self.buckets)
         return made
 
 
@@ -52,7 +54,7 @@ class DictStore(RecordStore):
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.failing: set[str] = set()
-        """which of ``open``, ``close``, ``save``, ``commit`` fail, or the ``answer`` to a commit"""
+        """which of ``open``, ``close``, ``save``, ``bucket``, ``commit`` fail, or the ``answer`` to a commit"""
         self.opened = False
         self.transactions = 0
         self.asked: list[str] = []
@@ -173,6 +175,20 @@ class DictStore(RecordStore):
     def configure(self, key: str, settings: QueueSettings) -> None:
         """Write them."""
         self._new.settings[key] = settings
+
+    def bucket(self, key: str) -> Bucket | None:
+        """Look it up."""
+        self.fail("bucket")
+        kept = self._new.buckets.get(key)
+        return None if kept is None else msgspec.structs.replace(kept)
+
+    def save_bucket(self, key: str, bucket: Bucket | None) -> None:
+        """Write it."""
+        self.fail("bucket")
+        if bucket is None:
+            self._new.buckets.pop(key, None)
+        else:
+            self._new.buckets[key] = bucket
 
     def queues(self) -> set[str]:
         """Look at all."""

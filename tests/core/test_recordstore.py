@@ -12,6 +12,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed, SubscriptionClosed
+from taskqueue_core.flow import RateLimit
 from taskqueue_core.recordstore import RecordBackend, books, subscription
 from taskqueue_core.recordstore import operators as operators_module
 from taskqueue_core.tasks import Settled, State, Task
@@ -105,6 +106,40 @@ async def test_a_step_that_fails_loses_nothing(what: str) -> None:
     assert [(one.attempt, one.losses) for one in found] == [(1, 0)] * 2
     assert (await backend.control.ledger("k")).in_flight == 2
     assert not (await consumer.receive(9, 0)).deliveries
+
+
+async def test_a_step_that_fails_spends_nothing() -> None:
+    """Law 5: the tokens, places and room of a step that was undone are there for the next one."""
+    backend, store = opened()
+    limits = QueueSettings(rate_limit=RateLimit(max_tokens=2), max_inflight=2, capacity=2)
+    await backend.control.configure("k", limits)
+    tasks = [Task(key="k", id=f"t{n}") for n in range(3)]
+    consumer = backend.subscribe(["k"], "w")
+    store.failing = {"commit"}
+    with pytest.raises(PublishUnconfirmed):
+        await backend.publisher.publish(*tasks[:2])
+    store.failing = set()
+    answers = await backend.publisher.publish(*tasks)
+    assert [answer.stored for answer in answers] == [True, True, False]
+    for _ in range(3):
+        store.failing = {"commit"}
+        with pytest.raises(BackendUnavailable):
+            await consumer.receive(9, 0)
+    store.failing = set()
+    assert len((await consumer.receive(9, 0)).deliveries) == 2
+
+
+async def test_an_unlimited_queue_keeps_no_bucket() -> None:
+    """Limits cost those who have none nothing: no bucket is read or written, and a removed one is gone."""
+    backend, store = opened()
+    await backend.control.configure("k", QueueSettings(rate_limit=RateLimit(max_tokens=2)))
+    assert list(store.disk.buckets) == ["k"]
+    settings = await backend.control.configure("k", QueueSettings(version=1))
+    assert not store.disk.buckets
+    store.failing = {"bucket"}
+    await backend.control.configure("k", settings)
+    await backend.publisher.publish(Task(key="k"))
+    assert len((await backend.subscribe(["k"], "w").receive(9, 0)).deliveries) == 1
 
 
 async def test_an_unsure_publish_wakes() -> None:

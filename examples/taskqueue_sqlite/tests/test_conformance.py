@@ -14,7 +14,7 @@ from taskqueue_sqlite import SQLiteBackend
 
 
 class TestSQLite(BackendSuite):
-    """Dead letters and control, durable."""
+    """Dead letters, control and flow, durable."""
 
     @pytest.fixture(autouse=True)
     def _files(self, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError, PublishUnconfirmed
+from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import Task
 
 from taskqueue_sqlite import SQLiteBackend
@@ -23,7 +24,9 @@ def connection_of(backend: SQLiteBackend) -> sqlite3.Connection:
 
 
 async def live_a_life(backend: SQLiteBackend, clock: ManualClock) -> None:
-    """Go through all that publishers, consumers and housekeeping do, dead letters too."""
+    """Go through all that publishers, consumers and housekeeping do, dead letters and limits too."""
+    limits = QueueSettings(capacity=9, max_inflight=9, rate_limit=RateLimit(max_tokens=9))
+    limits = await backend.control.configure("k", limits)
     tasks = [Task(key="k", deadline=clock.now() + 9), Task(key="k", not_before=clock.now() + 1)]
     await backend.publisher.publish(*tasks, Task(key="k"), Task(key="k"))
     await clock.advance(1)
@@ -41,6 +44,7 @@ async def live_a_life(backend: SQLiteBackend, clock: ManualClock) -> None:
     await backend.control.statuses("k", first.task.id)
     await backend.control.stats("k")
     await backend.control.workers()
+    await backend.control.configure("k", limits.model_copy(update={"rate_limit": None}))
     await clock.advance(9999)
     await backend.control.maintain()
 

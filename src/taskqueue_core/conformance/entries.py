@@ -32,6 +32,8 @@ class Entry:
         self.end: Span = (0.0, 0.0)
         self.owed = False
         """it must have expired unseen: the report is still to come"""
+        self.fresh = False
+        """accepted, and neither handed out nor retried since"""
         self._since: Span = (0.0, 0.0)
         self._number = 0
         self._by_time = False
@@ -62,6 +64,7 @@ class Entry:
     def deliver(self, delivery: Delivery) -> None:
         """Go in flight."""
         self.state, self.receipt, self.handed = State.IN_FLIGHT, delivery.receipt, delivery.attempt
+        self.fresh = False
 
     def surely_available(self, span: Span) -> bool:
         """Whether every correct store would deliver it throughout ``span``."""

@@ -26,6 +26,7 @@ from taskqueue_core.conformance.entries import Entry, Span
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.conformance.model import Model
 from taskqueue_core.errors import LeaseLost
+from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
 
 __all__ = ["MachineSuite", "QueueMachine"]
@@ -223,6 +224,25 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.adopted(owner, same, delivery, answer, span)
             self._done(f"{told(delivery)} {'adopted' if answer else 'not adopted'}")
 
+    @precondition(lambda self: self._has(Capability.FLOW))
+    @rule(
+        key=keys,
+        limits=st.fixed_dictionaries(
+            {
+                "capacity": st.sampled_from([None, None, 2, 4]),
+                "max_inflight": st.sampled_from([0, 0, 1, 2]),
+                "rate_limit": st.sampled_from([None, None, RateLimit(max_tokens=2)]),
+                "paused": st.sampled_from([False, False, False, True]),
+                "intake_paused": st.sampled_from([False, False, False, True]),
+            }
+        ),
+    )
+    def limit(self, key: str, limits: dict[str, Any]) -> None:
+        """Limit the flow of a queue, or lift its limits."""
+        settings, span = self._timed(self.bench.configure(key, **limits))
+        self.model.limits[key].configured(settings, span)
+        self._done("in force")
+
     @rule(units=st.integers(1, 7))
     def advance(self, units: int) -> None:
         """Let time pass."""
@@ -353,7 +373,7 @@ class MachineSuite(Harness):
     """Random histories against the model."""
 
     def test_machine(self) -> None:
-        """No history of calls, time and housekeeping breaks a law (laws 1, 2, 3, 4, 7, 8, 10; C26, D5)."""
+        """No history of calls, limits, time and housekeeping breaks a law (laws 1, 2, 3, 4, 5, 6, 7, 8, 9, 10; C26, D5)."""
         machine = type("Machine", (QueueMachine,), {"harness": self})
         run_state_machine_as_test(
             machine,

@@ -7,11 +7,13 @@ within it may have gone either way.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.conformance.entries import Entry, Span
+from taskqueue_core.conformance.limits import Limits
 from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
@@ -35,6 +37,7 @@ class Model:
         """Know the settings of all queues, or nothing of them."""
         self.entries: dict[tuple[str, str], Entry] = {}
         self.owners: dict[str, int] = {}
+        self.limits: dict[str, Limits] = defaultdict(Limits)
         self._settings = settings
         window = None if settings is None else settings.dedupe_window
         self._window = (0.0, float("inf")) if window is None else (window, window)
@@ -47,17 +50,21 @@ class Model:
     def published(self, task: Task, answer: Confirmation, span: Span) -> None:
         """A task was published."""
         entry = self.entries.get((task.key, task.id))
+        limits, waiting = self.limits[task.key], self._waiting(task.key, span)
         allowed = set()
         if entry is None or entry.maybe_forgotten(span, self._window):
-            allowed.add(Published.ACCEPTED)
+            allowed |= limits.answers(waiting)
         if entry is not None and not entry.surely_forgotten(span, self._window):
             same = entry.task.payload == task.payload
             allowed.add(Published.DUPLICATE if same else Published.CONFLICT)
         assert answer.status in allowed, (
-            f"publish answered {answer.status}, allowed: {allowed} (law 7)"
+            f"publish answered {answer.status}, allowed: {allowed} (laws 6, 7)"
         )
+        if answer.status is Published.REFUSED:
+            limits.check_refusal(answer, waiting)
         if answer.status is Published.ACCEPTED:
             fresh = self._renew(task, life=True)
+            fresh.fresh = True
             if task.not_before is not None and task.not_before > span[0]:
                 fresh.schedule(task.not_before, span, self._number())
             else:
@@ -97,7 +104,7 @@ class Model:
             self._end_receipt(entry, "retry" if settles else None)
             entry.tokens.add(word)
             entry.attempt = None if entry.attempt is None else entry.attempt + 1
-            entry.losses = 0
+            entry.losses, entry.fresh = 0, False
             entry.schedule(at, span, self._number())
 
     # deliver
@@ -113,12 +120,16 @@ class Model:
             self._delivered(owner, delivery, span)
         mine = [entry for entry in self.entries.values() if entry.task.key in keys]
         if len(answer.deliveries) < limit and not answer.again:
-            left = [entry.name for entry in mine if entry.surely_available(span)]
+            left = [
+                entry.name
+                for entry in mine
+                if entry.surely_available(span) and self._opens_at(entry, span) is None
+            ]
             assert not left, f"available and not delivered: {left}"
         if not (answer.deliveries or answer.again):
-            due = min((entry.due for entry in mine if entry.surely_scheduled(span)), default=None)
+            due = min((self._known_at(entry, span) for entry in mine), default=inf)
             told = answer.due_at
-            assert due is None or (told is not None and told <= due), f"due_at is {told}, not {due}"
+            assert due == inf or (told is not None and told <= due), f"due_at is {told}, not {due}"
 
     def _delivered(self, owner: int, delivery: Delivery, span: Span) -> None:
         entry = self.entries.get((delivery.task.key, delivery.task.id))
@@ -149,6 +160,8 @@ class Model:
                 assert not other.precedes(entry), (
                     f"{entry.name} was delivered before {other.name} (law 4)"
                 )
+        in_flight = sum(not other.maybe_late(span) for other in self._in_flight(entry.task.key))
+        self.limits[entry.task.key].handed_out(entry.name, at, in_flight)
         self._issued.add(delivery.receipt)
         self.owners[delivery.receipt] = owner
         entry.deliver(delivery)
@@ -281,6 +294,32 @@ class Model:
     def surely_known(self, entry: Entry, span: Span) -> bool:
         """Whether every correct store still remembers the task."""
         return not entry.maybe_forgotten(span, self._window)
+
+    # limits
+
+    def _in_flight(self, key: str) -> list[Entry]:
+        mine = (entry for entry in self.entries.values() if entry.task.key == key)
+        return [entry for entry in mine if entry.state is State.IN_FLIGHT]
+
+    def _waiting(self, key: str, span: Span) -> Span:
+        """Return how many tasks count against the capacity, at least and at most."""
+        mine = [entry for entry in self.entries.values() if entry.task.key == key]
+        fresh = [e for e in mine if e.fresh and e.state in (State.WAITING, State.SCHEDULED)]
+        return sum(not entry.maybe_late(span) for entry in fresh), len(fresh)
+
+    def _opens_at(self, entry: Entry, span: Span) -> float | None:
+        """Return when its queue may be had for sure, but for limits that only an event lifts; ``None``: now."""
+        limits = self.limits[entry.task.key]
+        if limits.may_want_place(len(self._in_flight(entry.task.key))):
+            return inf
+        return limits.opens_at(span[0])
+
+    def _known_at(self, entry: Entry, span: Span) -> float:
+        """Return the latest time that an empty answer may tell for an entry that time alone brings."""
+        opens_at = self._opens_at(entry, span)
+        if entry.surely_available(span):
+            return inf if opens_at is None else opens_at
+        return entry.due if entry.surely_scheduled(span) and opens_at is None else inf
 
     # steps
 

@@ -21,6 +21,7 @@ MODULES = (
     "harness",
     "inputs",
     "ledger",
+    "limits",
     "machine",
     "model",
     "publish",

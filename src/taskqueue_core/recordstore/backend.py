@@ -19,7 +19,7 @@ __all__ = ["RecordBackend"]
 
 
 class RecordBackend:
-    """A backend on a `RecordStore`, with ``dead_letters`` and ``control``. See `taskqueue_core.backend.Backend`."""
+    """A backend on a `RecordStore`, with dead letters, control and flow. See `taskqueue_core.backend.Backend`."""
 
     def __init__(self, name: str, store: RecordStore, clock: Clock, *, durable: bool) -> None:
         """Put the parts together; the first call opens the store.
@@ -27,7 +27,8 @@ class RecordBackend:
         ``durable``: what it has confirmed outlives the process, and a power cut: `Durability.DISK` may be asked for.
         """
         self.capabilities = Capabilities(
-            names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL}), durable=durable
+            names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
+            durable=durable,
         )
         self._name = name
         self._books = Books(store, clock)

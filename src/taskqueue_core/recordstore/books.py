@@ -10,8 +10,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
+from taskqueue_core.authoring import Room, room_of
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
+from taskqueue_core.flow import bucket_after
 from taskqueue_core.recordstore.record import Record
 from taskqueue_core.recordstore.store import RecordStore
 from taskqueue_core.recordstore.watchers import Hints, Watchers
@@ -99,6 +102,8 @@ class Books:
         """Bring a record into a state, and the counters with it. Handed out and handed back it keeps its place."""
         key = record.task.key
         self._touched.add(key)
+        if record.state is State.IN_FLIGHT and self.store.settings(key).max_inflight:
+            self._news.add(key)  # a place came free
         if {record.state, state} != {State.WAITING, State.IN_FLIGHT}:
             self._place += 1
             record.seq, record.available_at = self._place, now
@@ -108,6 +113,8 @@ class Books:
             self.store.count(key, record.state.value, -1)
         self.store.count(key, state.value)
         record.state, record.updated_at = state, now
+        if change := record.recount():
+            self.store.count(key, "fresh", change)
         if state is not State.IN_FLIGHT:
             record.receipt = record.owner = None
         if record.ended:
@@ -129,6 +136,32 @@ class Books:
             self.store.count(key, "lost")
         dies = lost and record.lose(self.store.settings(key).max_losses, now)
         self.move(record, State.DEAD if dies else State.WAITING, now)
+
+    def configure(self, key: str, settings: QueueSettings, now: float) -> QueueSettings:
+        """Put settings in force, and wake who waits for what they let through. Returns them with their version."""
+        before = self.store.settings(key)
+        changed = before.followed_by(settings)
+        self.store.configure(key, changed)
+        if before.rate_limit or changed.rate_limit:
+            limits = before.rate_limit, changed.rate_limit
+            self.store.save_bucket(key, bucket_after(self.store.bucket(key), *limits, now))
+        self._news.add(key)
+        return changed
+
+    def room(self, key: str, now: float) -> Room:
+        """Say what the limits of a queue leave to be handed out."""
+        settings = self.store.settings(key)
+        in_flight = self.store.counters(key)["in_flight"] if settings.max_inflight else 0
+        bucket = self.store.bucket(key) if settings.rate_limit else None
+        return room_of(settings, bucket, in_flight, now)
+
+    def take_token(self, key: str, now: float) -> None:
+        """Count a hand-out, where they have a rate."""
+        limit = self.store.settings(key).rate_limit
+        if limit and (bucket := self.store.bucket(key)):
+            bucket.fill(limit, now)
+            bucket.tokens -= 1
+            self.store.save_bucket(key, bucket)
 
     def promote(self, keys: Collection[str], now: float) -> float:
         """Make wait what is due, as much as a step may. Return when more is due; not after ``now``: go on."""

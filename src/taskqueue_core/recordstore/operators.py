@@ -104,11 +104,9 @@ class RecordControl:
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.configure`."""
         check_name("key", key)
-        checked_settings(settings, self._kept)
-        with self._books.step():
-            changed = self._books.store.settings(key).followed_by(settings)
-            self._books.store.configure(key, changed)
-        return changed
+        checked_settings(settings, self._kept, flow=True)
+        with self._books.step() as now:
+            return self._books.configure(key, settings, now)
 
     async def ledger(self, key: str) -> Ledger:
         """See `taskqueue_core.capabilities.Control.ledger`."""

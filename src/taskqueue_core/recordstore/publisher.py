@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskqueue_core.authoring import answer, encodable
+from taskqueue_core.authoring import answer, encodable, refusal
 from taskqueue_core.errors import PublishUnconfirmed
 from taskqueue_core.limits import check_time
 from taskqueue_core.recordstore.books import Books
@@ -29,11 +29,16 @@ class RecordPublisher:
 
     def _publish(self, task: Task, now: float) -> Confirmation:
         books = self._books
+        settings = books.store.settings(task.key)
         record = books.find(task.key, task.id, now)
         if record is not None:
-            known = record.recognise(task, now, books.store.settings(task.key).dedupe_window)
+            known = record.recognise(task, now, settings.dedupe_window)
             if known is not None:
                 return _confirmation(task, known)
+        if settings.capacity is not None or settings.intake_paused:
+            refused = refusal(task, settings, books.store.counters(task.key)["fresh"])
+            if refused is not None:
+                return refused
         record = Record(task=task, at=task.not_before or now)
         books.move(record, State.SCHEDULED if record.at > now else State.WAITING, now)
         return _confirmation(task, Published.ACCEPTED)

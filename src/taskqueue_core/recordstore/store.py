@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.flow import Bucket
 from taskqueue_core.recordstore.record import Record
 from taskqueue_core.tasks import State
 
@@ -16,7 +17,7 @@ __all__ = ["RecordStore"]
 
 
 class RecordStore(ABC):
-    """Records, counters and settings in one place that this process has for itself.
+    """Records, counters, settings and buckets in one place that this process has for itself.
 
     All but `open`, `close` and `transaction` are called inside a transaction, and see what it wrote. None is called
     from two threads, or while another one runs. Only errors of the package leave them: where the store fails,
@@ -101,6 +102,14 @@ class RecordStore(ABC):
     @abstractmethod
     def configure(self, key: str, settings: QueueSettings) -> None:
         """Write the settings of a queue."""
+
+    @abstractmethod
+    def bucket(self, key: str) -> Bucket | None:
+        """Return the tokens of a queue; ``None`` if there are none, or no longer. Asked where hand-outs have a rate."""
+
+    @abstractmethod
+    def save_bucket(self, key: str, bucket: Bucket | None) -> None:
+        """Write the tokens of a queue in place of the former ones, or drop them."""
 
     @abstractmethod
     def queues(self) -> set[str]:

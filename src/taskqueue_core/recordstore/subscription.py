@@ -54,15 +54,19 @@ class RecordSubscription(LocalSubscription):
                 elif record.overdue(now):
                     books.move(record, State.EXPIRED, now)
                     expired.append(record.expired)
+                elif not (room := books.room(turns[0], now)).left:
+                    turns.popleft()
+                    due_at = min(due_at, room.opens_at or math.inf)
                 else:
                     deliveries.append(self._hand_out(record, now))
                     turns.rotate(-1)
+            again = any(books.room(key, now).left for key in turns)
         self._unseen.clear()
         if deliveries:  # the next receive goes on behind the last key served
             self._turns.rotate(-1 - self._turns.index(deliveries[-1].task.key))
         return Received(
             deliveries=tuple(deliveries),
-            again=bool(turns),
+            again=again,
             due_at=None if due_at == math.inf else due_at,
             expired=tuple(expired),
         )
@@ -71,6 +75,7 @@ class RecordSubscription(LocalSubscription):
         delivery = record.hand_out(secrets.token_hex(16), now)
         self._unseen.add(delivery.receipt)
         record.owner = self._number
+        self._books.take_token(record.task.key, now)
         self._books.store.count(record.task.key, "delivered")
         self._books.move(record, State.IN_FLIGHT, now)
         return delivery

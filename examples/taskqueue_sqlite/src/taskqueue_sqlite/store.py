@@ -13,12 +13,13 @@ import msgspec
 from pydantic import ValidationError
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError, TaskQueueError
+from taskqueue_core.flow import Bucket
 from taskqueue_core.recordstore import Record, RecordStore
 from taskqueue_core.tasks import State
 
 __all__ = ["SQLiteStore"]
 
-_FORMAT = 1
+_FORMAT = 2
 _FAULTS = (sqlite3.Error, msgspec.DecodeError, ValidationError)
 _FOUND = "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
 _OPEN = """
@@ -54,6 +55,11 @@ CREATE TABLE counters (
 CREATE TABLE settings (
     key TEXT PRIMARY KEY,
     value TEXT NOT NULL
+);
+CREATE TABLE buckets (
+    key TEXT PRIMARY KEY,
+    tokens REAL NOT NULL,
+    at REAL NOT NULL
 );
 PRAGMA user_version = {_FORMAT};
 COMMIT;
@@ -214,6 +220,18 @@ class SQLiteStore(RecordStore):
         """Write settings over the former ones."""
         self._run("REPLACE INTO settings VALUES (?, ?)", key, settings.model_dump_json())
         self._settings[key] = settings
+
+    def bucket(self, key: str) -> Bucket | None:
+        """Read a row."""
+        rows = self._run("SELECT tokens, at FROM buckets WHERE key = ?", key)
+        return Bucket(*rows[0]) if rows else None
+
+    def save_bucket(self, key: str, bucket: Bucket | None) -> None:
+        """Write a row over the former one, or delete it."""
+        if bucket is None:
+            self._run("DELETE FROM buckets WHERE key = ?", key)
+        else:
+            self._run("REPLACE INTO buckets VALUES (?, ?, ?)", key, bucket.tokens, bucket.at)
 
     def queues(self) -> set[str]:
         """Read the keys of both tables."""

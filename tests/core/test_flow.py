@@ -1,0 +1,156 @@
+"""The arithmetic of limits, which every backend shares."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from taskqueue_core.authoring import UNLIMITED, Room, refusal, room_of
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.entries import Entry
+from taskqueue_core.flow import Bucket, IntervalUnit, RateLimit, bucket_after
+from taskqueue_core.tasks import Refusal, State, Task
+
+NOW = 1_800_000_000.0
+TASK = Task(key="k", id="t")
+TEN = RateLimit(max_tokens=10, interval=20)
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds"),
+    [(IntervalUnit.SECONDS, 1), (IntervalUnit.MINUTES, 60), (IntervalUnit.HOURS, 3600)],
+)
+def test_units(unit: IntervalUnit, seconds: int) -> None:
+    """F3: an interval is so many seconds, minutes or hours; its name may be given as text."""
+    limit = RateLimit.model_validate({"max_tokens": 1, "interval": 7, "interval_unit": unit.value})
+    assert limit.period == 7 * seconds
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"max_tokens": 0},
+        {"max_tokens": 1, "interval": 0},
+        {"max_tokens": 1, "interval_unit": "DAYS"},
+        {"max_tokens": 1, "burst": 2},
+    ],
+)
+def test_wrong_limits(wrong: dict[str, object]) -> None:
+    """F3: a limit that would stop everything, or that nobody knows, is none."""
+    with pytest.raises(ValidationError):
+        RateLimit.model_validate(wrong)
+
+
+def test_bucket() -> None:
+    """F3: it fills evenly, to its size and no further, and says when the next token is whole."""
+    bucket = Bucket(tokens=10.0, at=NOW)
+    bucket.tokens -= 10
+    assert [bucket.fill(TEN, NOW + second) for second in (0, 1, 2, 3, 4)] == [0, 0, 1, 1, 2]
+    assert bucket.fill(TEN, NOW + 9999) == 10
+    bucket.tokens -= 10
+    assert bucket.next_at(TEN) == NOW + 10_001
+
+
+def test_a_clock_that_goes_back() -> None:
+    """Law 5: what a bucket gave for a time it does not give for it again."""
+    bucket = Bucket(tokens=0.0, at=NOW)
+    assert bucket.fill(TEN, NOW + 4) == 2
+    bucket.tokens -= 2
+    assert bucket.fill(TEN, NOW) == 0
+    assert bucket.fill(TEN, NOW + 4) == 0
+
+
+@given(
+    st.builds(RateLimit, max_tokens=st.integers(1, 1000), interval=st.integers(1, 3600)),
+    st.lists(st.tuples(st.floats(0, 60), st.integers(0, 50)), max_size=60),
+)
+def test_any_window(limit: RateLimit, steps: list[tuple[float, int]]) -> None:
+    """Law 5: whatever is asked for, in no window come more than a full bucket and what flowed in meanwhile."""
+    bucket, now, given_at = Bucket(tokens=float(limit.max_tokens), at=NOW), NOW, list[float]()
+    for wait, wished in steps:
+        now += wait
+        taken = min(wished, bucket.fill(limit, now))
+        bucket.tokens -= taken
+        given_at += [now] * taken
+    rate = limit.max_tokens / limit.period
+    for first, start in enumerate(given_at):
+        for count, end in enumerate(given_at[first:], 1):
+            assert count <= limit.max_tokens + (end - start) * rate + 1e-3
+
+
+@given(
+    st.builds(RateLimit, max_tokens=st.integers(1, 20), interval=st.integers(1, 3600)),
+    st.floats(0, 0.999),
+)
+def test_who_wakes_for_a_token_finds_it(limit: RateLimit, tokens: float) -> None:
+    """F3: at the time that is told, there is one, whatever floating point makes of it."""
+    bucket = Bucket(tokens=tokens, at=NOW)
+    assert bucket.fill(limit, NOW) == 0
+    assert bucket.fill(limit, bucket.next_at(limit)) == 1
+
+
+def test_changed_limits() -> None:
+    """Law 9: another limit keeps the tokens up to its size; the first one starts with a full bucket."""
+    bucket = bucket_after(None, None, TEN, NOW)
+    assert bucket == Bucket(tokens=10.0, at=NOW)
+    bucket.tokens -= 10
+    small = RateLimit(max_tokens=3)
+    changed = bucket_after(bucket, TEN, small, NOW + 10)
+    assert changed is not None
+    assert changed.fill(small, NOW + 10) == 3, "5 were saved, 3 have room"
+    assert bucket_after(changed, small, None, NOW) is None
+
+
+def test_room() -> None:
+    """F4, F6: the tighter limit rules, and a time is told only where time alone helps."""
+    empty, full = Bucket(tokens=0.0, at=NOW), Bucket(tokens=10.0, at=NOW)
+    both = QueueSettings(max_inflight=4, rate_limit=TEN)
+    assert room_of(QueueSettings(), None, 99, NOW) == UNLIMITED
+    assert room_of(QueueSettings(paused=True), full, 0, NOW) == Room(0)
+    assert room_of(both, full, 1, NOW) == Room(3)
+    assert room_of(both, empty, 1, NOW) == Room(0, NOW + 2)
+    assert room_of(both, empty, 4, NOW) == Room(0)
+    assert room_of(both, full, 9, NOW) == Room(0), "it was lowered"
+    assert room_of(QueueSettings(rate_limit=TEN), full, 99, NOW) == Room(10)
+
+
+def test_refusals() -> None:
+    """B13: a refusal says why, for people and for programs, and when to try again."""
+    bounded = QueueSettings(capacity=100)
+    assert refusal(TASK, bounded, 99) is None
+    full = refusal(TASK, bounded, 100)
+    assert full is not None
+    assert full.reason == "100 of 100 tasks wait for their first hand-out"
+    assert (full.code, full.depth, full.retry_after) == (Refusal.QUEUE_FULL, 100, 1.0)
+    paused = refusal(TASK, QueueSettings(capacity=1, intake_paused=True), 5)
+    assert paused is not None
+    assert (paused.code, paused.reason) == (Refusal.INTAKE_PAUSED, "the intake is paused")
+    assert (paused.key, paused.task_id, paused.depth) == ("k", "t", None)
+
+
+def test_what_counts() -> None:
+    """Law 6: a task counts from its publish until it is handed out, ends or is retried, and never again."""
+    entry = Entry(task=TASK)
+    for state, change in (
+        (State.SCHEDULED, 1),
+        (State.WAITING, 0),
+        (State.IN_FLIGHT, -1),
+        (State.WAITING, 0),
+        (State.CANCELLED, 0),
+    ):
+        if state is State.IN_FLIGHT:
+            entry.hand_out("r", NOW)
+        entry.state = state
+        assert entry.recount() == change
+    unknown = Entry(task=TASK)
+    unknown.retry("token", None, NOW)
+    unknown.state = State.SCHEDULED
+    assert unknown.recount() == 0
+    retried = Entry(task=TASK, state=State.WAITING)
+    assert retried.recount() == 1
+    retried.retry("token", None, NOW)
+    retried.state = State.SCHEDULED
+    assert retried.recount() == -1
