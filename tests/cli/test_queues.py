@@ -25,7 +25,7 @@ def publish(store: Shared, *ids: str, key: str = KEY) -> None:
 
 
 def test_limits_are_set_one_by_one(cli: Cli, store: Shared) -> None:
-    """F2, F3: what is named is changed, and what is not stays; all that is in force is told."""
+    """What is named is changed, and what is not stays; all that is in force is told."""
     publish(store, "a")
     done = cli("queue", "set", KEY, "--capacity", "10", "--rate", "100/1m")
     assert (done.code, done.err) == (0, "")
@@ -54,7 +54,7 @@ def test_limits_are_set_one_by_one(cli: Cli, store: Shared) -> None:
     ],
 )
 def test_rates(words: str, limit: tuple[Any, ...], cli: Cli) -> None:
-    """F3: a number in seconds, minutes or hours."""
+    """A number in seconds, minutes or hours."""
     told = cli("queue", "set", KEY, "--rate", words, "--json").told["rate_limit"]
     assert tuple(told.values()) == limit
 
@@ -102,7 +102,7 @@ def test_a_version_is_compared(cli: Cli, store: Shared) -> None:
     [([], "paused", "paused"), (["--intake"], "intake_paused", "intake paused")],
 )
 def test_pausing(words: list[str], flag: str, shown: str, cli: Cli, store: Shared) -> None:
-    """F6: either half can be paused and resumed, as often as one likes."""
+    """Either half can be paused and resumed, as often as one likes."""
     publish(store, "a")
     for _ in range(2):
         done = cli("queue", "pause", KEY, *words)
@@ -184,7 +184,7 @@ def test_a_file_of_tasks_waits_for_room(
 
 
 def test_through_a_server(cli: Cli, server: str) -> None:
-    """F6, B13: the same commands, by way of the server; its words about a refusal come through."""
+    """B13: the same commands, by way of the server; its words about a refusal come through."""
     there = ("--server", server, "--json")
     assert cli("queue", "set", "http", "--capacity", "1", *there).told["capacity"] == 1
     assert cli("publish", "http", *there).told["status"] == "accepted"

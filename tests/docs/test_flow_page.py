@@ -60,7 +60,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_the_commands_and_the_code(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """B13, F6: each command does what the page shows; one that is shown to fail fails, and no other."""
+    """B13: each command does what the page shows; one that is shown to fail fails, and no other."""
     if not shutil.which("curl"):
         lacking("there is no curl")
     for command, shown in commands(OPERATOR)[1:]:

@@ -136,7 +136,7 @@ async def test_settings_are_compared_and_swapped(remote: RemoteBackend) -> None:
 
 
 async def test_limits_hold_through_the_server(remote: RemoteBackend, store: MemoryBackend) -> None:
-    """B13, F6: settings get there whole, and a refusal comes back with its reason, its depth and its hint."""
+    """B13: settings get there whole, and a refusal comes back with its reason, its depth and its hint."""
     limit = RateLimit(max_tokens=9, interval=2, interval_unit=IntervalUnit.HOURS)
     wanted = QueueSettings(capacity=1, max_inflight=3, rate_limit=limit, paused=True)
     told = await remote.control.configure("k", wanted)

@@ -28,7 +28,7 @@ class TestSettings:
     """The settings of a queue as a resource."""
 
     async def test_limits_are_written_and_read(self, api: httpx2.AsyncClient) -> None:
-        """F2, F3: what is put is in force, and seen in every view of the queue; what does not limit is left out."""
+        """What is put is in force, and seen in every view of the queue; what does not limit is left out."""
         put = await api.put(_SETTINGS, json=_LIMITS)
         assert put.status_code == 200
         assert {name: put.json()[name] for name in _LIMITS} == _LIMITS
