@@ -140,14 +140,15 @@ class Wakeups:
             if known[0] <= time:
                 return
             known[1].cancel()
-        self._openings[key] = (time, self.call_at(time, lambda: self._open(key)))
+            del self._openings[key]
+        if time <= self.now():
+            self.ring(key)
+        else:
+            self._openings[key] = (time, self.call_at(time, lambda: self._open(key)))
 
     def _open(self, key: str) -> None:
         at, _ = self._openings.pop(key)
-        if self.now() < at:  # event loops may ring a hair too early
-            self.note_opening(key, at)
-        else:
-            self.ring(key)
+        self.note_opening(key, at)  # event loops may ring a hair too early
 
     async def aclose(self) -> None:
         """Wake everybody, and close the doorbell."""

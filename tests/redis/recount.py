@@ -17,7 +17,8 @@ _STATES = (
 _OVER = ("done", "expired", "cancelled", "discarded")
 _LEDGER = ("published", "in_flight", *_STATES[1:])
 _NUMBERS = (
-    "waiting", "back", "in_flight", "published", "delivered", "done", "last", "due",
+    "waiting", "back", "in_flight", "published", "delivered", "done", "last", "due", "window", "extras", "journal",
+    "replicas", "fresh",
 )  # fmt: skip
 """as in lua/lib/queue.lua"""
 
@@ -66,7 +67,8 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     numbers = dict(zip(_NUMBERS, struct.unpack_from(f"<{len(_NUMBERS)}d", packed), strict=True))
     book |= {name: int(value) for name, value in numbers.items() if name in book}
     entries: dict[tuple[int, int], str] = {}
-    pending = back = 0
+    back = 0
+    pending: set[tuple[int, int]] = set()
     for priority in range(10):
         back += part.ask("ZCARD", f"{q}/z{priority}")
         for place, kind in ((1, "s"), (2, "r")):
@@ -74,20 +76,25 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
             for entry, fields in part.ask("XRANGE", name, "-", "+"):
                 entries[place, int(entry.split(b"-")[0])] = fields[0].decode()
             if part.ask("EXISTS", name) and part.ask("XINFO GROUPS", name):
-                pending += _pending(part, name)
+                pending |= {(place, fence) for fence in _pending(part, name)}
     records = part.pairs(f"{q}/t")
     states = Counter(_STATES[record[0]] for record in records.values())
+    fresh = 0
     for task_id, record in records.items():
         fence, place = int.from_bytes(record[18:25], "big"), record[1]
         if record[0] == 1 and place in {1, 2}:
             assert entries.pop((place, fence)) == task_id
+        if record[0] in {1, 2} and (place, fence) not in pending:
+            attempt, handed = (int.from_bytes(record[at : at + 2], "big") for at in (3, 9))
+            fresh += attempt == 1 and handed == 0
+    assert numbers["fresh"] == fresh
     assert not entries, "a stream holds what no record knows"
     assert states["waiting"] == book["waiting"] + book["in_flight"]
     assert states["dead"] == book["dead"]
     replaced = {state: book[state] - states[state] for state in _OVER}
     assert min(replaced.values()) >= 0, replaced  # a retry may begin anew with what was over
     assert len(records) + sum(replaced.values()) == book["published"]
-    assert (pending, back) == (book["in_flight"], book["back"])
+    assert (len(pending), back) == (book["in_flight"], book["back"])
     assert part.ask("ZCARD", f"{q}/d") == book["scheduled"]
     assert part.ask("ZCARD", f"{q}/dead") == book["dead"]
     assert part.ask("HLEN", f"{q}/b") == book["scheduled"] + book["dead"] + back
@@ -96,12 +103,13 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     return book
 
 
-def _pending(part: _Partition, name: str) -> int:
+def _pending(part: _Partition, name: str) -> set[int]:
     number, _, _, holders = part.ask("XPENDING", name, "g")
     queue, _, lane = name.removeprefix("q:").rpartition("/")
     for holder, _ in holders or ():
         assert part.ask("SISMEMBER", f"o:{holder.decode()}", lane + queue) == 1
-    return int(number)
+    found = part.ask("XPENDING", name, "g", "-", "+", number or 1)
+    return {int(entry.split(b"-")[0]) for entry, *_ in found}
 
 
 def _consumers(part: _Partition, queues: set[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
+from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.subscription import RedisSubscription
@@ -34,7 +35,7 @@ class Workload:
         self.verbs: list[Callable[[], Awaitable[object]]] = [
             self.publish, self.publish, self.receive, self.receive, self.ack, self.ack, self.redeliver, self.lose,
             self.bury, self.retry, self.retry_by_id, self.cancel, self.purge, self.redrive, self.maintain, self.wait,
-            self.leave, self.fall_silent, self.adopt, self.progress,
+            self.leave, self.fall_silent, self.adopt, self.progress, self.limit,
         ]  # fmt: skip
 
     def key(self) -> str:
@@ -130,6 +131,19 @@ class Workload:
         """Let time pass."""
         await self.clock.advance(self.chance.uniform(0, 2))
 
+    async def limit(self) -> None:
+        """Limit a queue, or lift its limits."""
+        key, chance = self.key(), self.chance
+        limits = {
+            "capacity": chance.choice((None, None, 10)),
+            "max_inflight": chance.choice((0, 0, 6)),
+            "rate_limit": chance.choice((None, None, RateLimit(max_tokens=9, interval=2))),
+            "paused": chance.random() < 0.1,
+            "intake_paused": chance.random() < 0.1,
+        }
+        settings = await self.backend.control.settings(key)
+        await self.backend.control.configure(key, settings.model_copy(update=limits))
+
     async def leave(self) -> None:
         """Close a consumer."""
         if self.consumers:
@@ -158,7 +172,7 @@ class Workload:
             await self.backend.control.progress(delivery, 0.5)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_after_any_workload(each_redis: RedisServer, redis_prefix: str, seed: int) -> None:
     """Laws 1 and 10, rule 10, E6, BUG-D4, A14: after each step the books equal what the structures hold."""
     clock, chance = ManualClock(1_700_000_000.0), random.Random(seed)
