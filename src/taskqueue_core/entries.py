@@ -28,6 +28,7 @@ LOST = "lost"
 POISONED = "max_losses_exceeded"
 """the reason of a dead letter that was lost with its consumer too often"""
 _HISTORY = 20
+_AT_REST = (State.WAITING, State.SCHEDULED)
 
 
 class Entry(msgspec.Struct, kw_only=True, eq=False):
@@ -81,8 +82,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
 
         To be called once after each change of state.
         """
-        new = self.attempt == 1 and not self.handed_out
-        counts = new and self.state in (State.WAITING, State.SCHEDULED)
+        counts = not self.handed_out and self.attempt == 1 and self.state in _AT_REST
         change = counts - self.counted
         self.counted = counts
         return change

@@ -160,8 +160,10 @@ class QueueState:
         self.waiting: dict[Consumer, None] = {}
         """subscribers in a waiting receive, the longest first"""
         self.scheduled = Agenda(is_scheduled)
+        self.bounded = False
+        """something limits what is taken in"""
         self.limited = False
-        """something limits its hand-outs"""
+        """something limits what is handed out"""
         self.bucket: Bucket | None = None
         self.alarm: Consumer | None = None
         """who, of those that wait, wakes by itself when there is a token"""
@@ -176,6 +178,7 @@ class QueueState:
         """Put settings in force."""
         self.bucket = bucket_after(self.bucket, self.settings.rate_limit, settings.rate_limit, now)
         self.settings, self.alarm = settings, None
+        self.bounded = settings.capacity is not None or settings.intake_paused
         self.limited = bool(settings.paused or settings.max_inflight or settings.rate_limit)
 
     def room(self, now: float) -> Room:

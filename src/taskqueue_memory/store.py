@@ -70,8 +70,7 @@ class Store:
         status = known and known.recognise(task, now, queue.settings.dedupe_window)
         if status:
             return Confirmation(key=task.key, task_id=task.id, status=status)
-        refused = refusal(task, queue.settings, queue.fresh)
-        if refused is not None:
+        if queue.bounded and (refused := refusal(task, queue.settings, queue.fresh)):
             return refused
         position = queue.states[State.WAITING]
         record = self._begin(Record(queue=queue, task=task))
