@@ -198,6 +198,22 @@ class WakesNobody(Facade):
     subscription_type = _MuteSubscription
 
 
+class _MuteControl(FacadeControl):
+    async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        queue = queue_of(self.facade, key)
+        sleepers = dict(queue.waiting)
+        queue.waiting.clear()
+        confirmed: QueueSettings = await self.inner.configure(key, settings)
+        queue.waiting.update(sleepers)
+        return confirmed
+
+
+class ChangesInSilence(Facade):
+    """A limit that was raised or lifted wakes nobody."""
+
+    control_type = _MuteControl
+
+
 class _RevokingControl(FacadeControl):
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         confirmed = await self.inner.configure(key, settings)
@@ -288,6 +304,19 @@ class FillsAtOnce(Facade):
     """The bucket is full again before its time, all at once."""
 
     subscription_type = _WindowedSubscription
+
+
+class _TimelessSubscription(FacadeSubscription):
+    async def receive(self, limit: int, timeout: float | None) -> Received:
+        for key in self.inner.keys:  # somebody else is said to wake
+            queue_of(self.facade, key).alarm = self.inner
+        return await super().receive(limit, timeout)
+
+
+class SleepsThroughTokens(Facade):
+    """A token that comes is found by the next receive, and by none that waits."""
+
+    subscription_type = _TimelessSubscription
 
 
 class _SecretiveSubscription(FacadeSubscription):

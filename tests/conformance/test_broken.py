@@ -74,6 +74,7 @@ CASES: tuple[tuple[type[Facade], type[Harness], str, str | None], ...] = (
     (consumers.StarvesAKey, DeliverSuite, "test_no_key_starves_one_by_one", "4"),
     (consumers.Unchecked, InputsSuite, "test_limit", None),
     (stores.UnfencedRetry, RetrySuite, "test_settling_by_a_stale_receipt", "2"),
+    (limits.ChangesInSilence, FlowSuite, "test_in_flight_limit_changes", "9"),
     (limits.ChargesTheExpired, RateSuite, "test_expired_take_no_tokens", "5"),
     (limits.CountsRetries, CapacitySuite, "test_retries_take_no_room", "6"),
     (limits.DropsTheSurplus, CapacitySuite, "test_capacity_changes", "6"),
@@ -91,6 +92,7 @@ CASES: tuple[tuple[type[Facade], type[Harness], str, str | None], ...] = (
     (limits.RefusesInSilence, CapacitySuite, "test_surplus_is_refused", "6"),
     (limits.RefusesRetries, CapacitySuite, "test_retries_take_no_room", "6"),
     (limits.RefusesTheBatch, CapacitySuite, "test_surplus_is_refused", "6"),
+    (limits.SleepsThroughTokens, RateSuite, "test_a_token_wakes", "5"),
     (limits.TakesTheSurplusBack, FlowSuite, "test_lowering_takes_nothing_away", "3"),
     (limits.WakesNobody, FlowSuite, "test_settling_frees_the_place", "5"),
 )

@@ -69,6 +69,21 @@ async def test_recovery() -> None:
         await heir.aclose()
 
 
+async def test_recovery_frees_places() -> None:
+    """F2, law 5: what a dead process had in flight takes no place after the opening, and its tokens stay spent."""
+    disk = Disk()
+    first, _ = opened(disk)
+    limits = QueueSettings(max_inflight=2, rate_limit=RateLimit(max_tokens=3))
+    await first.control.configure("k", limits)
+    await first.publisher.publish(*(Task(key="k") for _ in range(5)))
+    assert len((await first.subscribe(["k"], "w").receive(9, 0)).deliveries) == 2  # and it dies
+    heir, _ = opened(disk)
+    consumer = heir.subscribe(["k"], "w")
+    received = await consumer.receive(9, 0)
+    assert [one.losses for one in received.deliveries] == [1]
+    assert (await consumer.receive(9, 0)).due_at is not None
+
+
 async def test_an_opening_that_fails_is_tried_again() -> None:
     """While the store cannot be opened, or what was in flight not be taken back, every call says so."""
     disk = Disk()

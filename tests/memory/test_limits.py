@@ -58,7 +58,7 @@ async def test_a_token_wakes_few_of_many(
 async def test_a_place_wakes_one_of_many(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law 5: of a hundred that wait for a place one looks when one comes free, and none when a task is published."""
+    """B1, law 5: of a hundred that wait for a place one looks when one comes free, and none when a task comes."""
     await backend.control.configure("k", QueueSettings(max_inflight=1))
     await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(50)))
     first = backend.subscribe(["k"], "first")

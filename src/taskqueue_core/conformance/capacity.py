@@ -43,7 +43,7 @@ class CapacitySuite(Harness):
         assert await bench.control.settings(KEY) == QueueSettings()
 
     async def test_surplus_is_refused(self, bench: Bench) -> None:
-        """Exactly what is too much is refused, at once, with a reason; it left no trace (law 6; B1, B5, B13)."""
+        """Exactly what is too much is refused, at once, with a reason; it left no trace (law 6; B5, B13, OPEN-A2)."""
         await bench.limit(capacity=3)
         answers = await _publish(bench, "t1", "t2", "t3", "t4", "t5")
         statuses = [answer.status for answer in answers]
