@@ -245,7 +245,7 @@ class Store:
 
     def ring(self, queue: QueueState, tasks: int) -> None:
         """Wake as many waiting subscriptions as can take one of so many tasks, the one that waits longest first."""
-        if queue.limited:
+        if queue.limited and queue.waiting:
             room = queue.room(self.clock.now())
             may_open = room.opens_at is not None  # then one must look, to set itself an alarm
             tasks = min(tasks, room.left or int(may_open))

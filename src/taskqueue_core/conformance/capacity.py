@@ -180,6 +180,15 @@ class CapacitySuite(Harness):
         assert "done" in ids(taken)
         await _has_room(bench, 2, of=2)
 
+    async def test_retried_before_its_hand_out(self, bench: Bench) -> None:
+        """A task that is retried before it was ever handed out takes room no more, like any retry (law 6)."""
+        await bench.limit(capacity=2)
+        task, _ = await bench.publish("t1", "t2")
+        await bench.backend.publisher.schedule_retry(task, bench.now + 3600)
+        await _has_room(bench, 1, of=2)
+        assert await bench.control.cancel(KEY, "t1")
+        await _has_room(bench, 0, of=2)
+
     async def test_redriven_take_no_room(self, bench: Bench) -> None:
         """A redriven task comes back to a full queue (law 6)."""
         await bench.limit(capacity=1)
