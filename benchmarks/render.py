@@ -60,7 +60,7 @@ def every(run: dict[str, Any]) -> list[Table]:
         ("Throughput, tasks per second", *_throughput(run, names, cells)),
         ("Latency from publish to handler at 200 per second", *_latency(names, cells)),
         ("What a task costs", *_costs(names, cells)),
-        ("Cost per task by keys and backlog", *_growth(run)),
+        ("Cost per task by keys, limits and backlog", *_growth(run)),
         ("Redis memory", *_memory(run)),
         ("Idle", *_idle(run)),
     ]
@@ -159,7 +159,7 @@ def _costs(
 
 def _growth(run: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
-    for what in ("keys", "backlog"):
+    for what in ("keys", "limits", "backlog"):
         for entry, shapes in run["scaling"].get(what, {}).items():
             base = None
             for name, windows in shapes.items():

@@ -32,6 +32,27 @@ KEYS: dict[str, Shape] = {
     "1,000 keys, 10 with work": {"keys": 1000, "busy": 10, "per_cycle": CYCLE, "count": CYCLES},
     "100 keys, one task each": {"keys": 100, "busy": 100, "per_cycle": 100, "count": SCATTERED},
 }
+UNLIMITED = "no limits"
+LIMITS: dict[str, dict[str, Any]] = {
+    UNLIMITED: {"max_inflight": 0, "rate_limit": None, "capacity": None},
+    "max_inflight": {"max_inflight": CYCLE},
+    "rate_limit": {"max_inflight": 0, "rate_limit": {"max_tokens": 1_000_000}},
+    "max_inflight, rate_limit, capacity": {"max_inflight": CYCLE, "capacity": CYCLE},
+}
+"""what each changes of the one before; none of them is met"""
+
+
+def limits(
+    entry: catalog.Entry, *, repeats: int, patience: meter.Patience
+) -> dict[str, list[dict[str, Any]]]:
+    """Measure the cost per task of draining by what the queue is limited to."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in LIMITS}
+    with stage(entry, patience=patience) as on:
+        for _ in range(repeats):
+            for name, changed in LIMITS.items():
+                on.worker("configure", **changed)
+                found[name].append(_cycles(on, KEYS[BASE]))
+    return found
 
 
 def keys(

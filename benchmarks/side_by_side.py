@@ -153,7 +153,8 @@ def _scaling(
         at_rest = list(one_each.values())
     else:
         at_rest = main
-    found: dict[str, Any] = {"keys": {}, "backlog": {}, "memory": {}, "idle": {}, "failed": {}}
+    kinds = ("keys", "limits", "backlog", "memory", "idle", "failed")
+    found: dict[str, Any] = {kind: {} for kind in kinds}
 
     def look(what: str, entry: catalog.Entry, do: Callable[[], Any]) -> None:
         _say(f"{what}: {entry.name}")
@@ -167,6 +168,7 @@ def _scaling(
     for entry in main:
         if entry.kind == "ours":
             look("keys", entry, partial(scaling.keys, entry, **repeated))
+            look("limits", entry, partial(scaling.limits, entry, **repeated))
         look("backlog", entry, partial(scaling.backlog, entry, plan.depths, **repeated))
     for entry in at_rest:
         look("memory", entry, partial(scaling.memory, entry, plan.memory))

@@ -171,5 +171,12 @@ TARGETS = (
         3,
         lambda f: f.growth("keys", "100 keys, one task each", scaling.BASE),
     ),
+    Target(
+        "drain with max_inflight, rate_limit and capacity",
+        "x no limits",
+        "≥",
+        0.7,
+        lambda f: f.growth("limits", scaling.UNLIMITED, list(scaling.LIMITS)[-1]),
+    ),
     Target("cost per task, deepest backlog", "x backlog 1,000", "≤", 1.2, _backlog),
 )

@@ -18,7 +18,7 @@ from adapter import payload as payload_of
 
 from taskqueue_core import Task
 from taskqueue_core.backend import Subscription
-from taskqueue_core.capabilities import control_of
+from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.loading import load_backend
 from taskqueue_core.tasks import Delivery, Published
 from taskqueue_core.worker import LocalWorker
@@ -115,11 +115,12 @@ class Ours:
             live += ledger.waiting + ledger.scheduled + ledger.in_flight
         return live
 
-    async def configure(self, dedupe_window: float) -> None:
-        """Set how long the queue remembers ended tasks."""
+    async def configure(self, **changed: Any) -> None:
+        """Change settings of the queue."""
         control = control_of(self._backend)
         settings = await control.settings("k0")
-        await control.configure("k0", settings.model_copy(update={"dedupe_window": dedupe_window}))
+        wanted = QueueSettings.model_validate(settings.model_dump() | changed)
+        await control.configure("k0", wanted)
 
     async def forget(self) -> int:
         """Do housekeeping until there is nothing left to forget; return how much was forgotten."""
