@@ -11,6 +11,7 @@ from importlib import resources
 
 import pytest
 
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Task
@@ -193,14 +194,15 @@ async def everything(workload: Workload) -> None:
         except LeaseLost:
             continue
     control = backend.control
-    for key in ("alpha", "beta"):
-        settings = await control.settings(key)
-        await control.configure(key, settings.model_copy(update={"journal": True}))
-    for _ in range(60):
-        try:
-            await workload.chance.choice(workload.verbs)()
-        except LeaseLost:
-            continue
+    for times in (60, 0):
+        for key in ("alpha", "beta"):
+            settings = await control.settings(key)
+            await control.configure(key, QueueSettings(version=settings.version, journal=True))
+        for _ in range(times):
+            try:
+                await workload.chance.choice(workload.verbs)()
+            except LeaseLost:
+                continue
     consumer = backend.subscribe(["alpha"], "c")
     await publish(backend, "last", priority=9, key="alpha")
     (delivery,) = await take(consumer, 1, limit=1)
@@ -213,6 +215,8 @@ async def everything(workload: Workload) -> None:
     await control.statuses("alpha", "1")
     await backend.dead_letters.list("alpha")
     await backend.health()
+    while (await consumer.receive(1000, 0)).deliveries:
+        pass
     due = Task(key="alpha", id="due", not_before=workload.clock.now() + 1)
     await backend.publisher.publish(due)
     waiting = asyncio.create_task(consumer.receive(1000, None))

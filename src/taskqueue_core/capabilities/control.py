@@ -29,6 +29,9 @@ class Durability(StrEnum):
     """it survives the loss of the store's machine"""
 
 
+_FLOW = ("capacity", "max_inflight", "rate_limit", "paused", "intake_paused")
+
+
 class QueueSettings(BaseModel):
     """How one queue behaves. Confirmed settings act on the next call (law 9). Durations are seconds."""
 
@@ -63,10 +66,9 @@ class QueueSettings(BaseModel):
     @property
     def flow(self) -> dict[str, object]:
         """Return what limits the flow and is not at its default: only a backend with ``flow`` keeps that."""
-        return self.model_dump(
-            include={"capacity", "max_inflight", "rate_limit", "paused", "intake_paused"},
-            exclude_defaults=True,
-        )
+        told = self.model_dump()
+        fields = type(self).model_fields
+        return {name: told[name] for name in _FLOW if getattr(self, name) != fields[name].default}
 
     def followed_by(self, changed: QueueSettings) -> QueueSettings:
         """Return ``changed`` with the next version. Raises `SettingsConflict` unless it was made from these."""

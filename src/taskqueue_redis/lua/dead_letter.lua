@@ -9,6 +9,8 @@ local packed = call('HGET', q.name .. '/t', id)
 if not packed then
   local name = q.name .. '/' .. ARGV[10]
   if reason == 'corrupt' and holder(name, fence) == token then -- a foreign hand has put it there
+    local fields = call('XRANGE', name, fence, fence)[1][2]
+    if fields[3] ~= 'again' then q.fresh = q.fresh + 1 end -- it was taken for a first hand-out
     drop_entry(name, fence)
     call('HINCRBY', META, 'anomalies', 1)
     recount(q)
