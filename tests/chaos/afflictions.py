@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from taskqueue_core.flow import RateLimit
 from tests.chaos.cast import Actor
 from tests.chaos.history import What
+from tests.chaos.limiting import limit, pause, resume
 from tests.chaos.nemesis import Fault
 from tests.redis.resp import RedisError
 
@@ -21,6 +23,7 @@ __all__ = ["Afflictions"]
 
 _DELAY = 0.02
 _SLICE = 7
+_SQUEEZED = {"max_inflight": 2, "rate_limit": RateLimit(max_tokens=50)}
 _RESTARTED = frozenset({"consumer", "producer", "worker", "server"})
 
 
@@ -42,6 +45,8 @@ class Afflictions:
         self.world.log.note(What.FAULT, name=fault.name, target=whom)
         if fault.target == "redis":
             await self._redis(fault)
+        elif fault.target == "queue":
+            await self._queue(fault)
         elif fault.target.startswith("link-"):
             await self._link(fault, fault.target.removeprefix("link-"))
         else:
@@ -88,6 +93,24 @@ class Afflictions:
     async def _call(self, *words: str | int) -> None:
         with contextlib.suppress(OSError, RedisError):  # it may be down: then the blow finds nobody
             await asyncio.to_thread(self.world.redis.call, *words)
+
+    # Queues
+
+    async def _queue(self, fault: Fault) -> None:
+        shape = self.world.shape
+        key = shape.keys[fault.number]
+        match fault.kind:
+            case "pause":
+                await pause(self.world, key)
+                await asyncio.sleep(fault.length)
+                await resume(self.world, key)
+            case "squeeze":
+                await limit(self.world, key, **_SQUEEZED)
+                await asyncio.sleep(fault.length)
+                usual = {"max_inflight": 0, "rate_limit": None, **shape.limits.get(key, {})}
+                await limit(self.world, key, **usual)
+            case _:
+                raise ValueError(f"a queue cannot be hit by {fault.kind}")
 
     # Processes
 

@@ -63,7 +63,8 @@ class What(StrEnum):
 
     # settings that rules depend on
     SETTINGS = "settings"
-    """from here on for ``key``: ``name`` is max_losses, limit, rate, burst or serial; ``value`` is its value"""
+    """from here on for ``key``: ``name`` is max_losses, limit, rate, burst or serial; ``value`` is its value, none if
+    there is none or nobody knows it for now"""
     PAUSE = "pause"
     PAUSED = "paused"
     """confirmed, at ``store_at``"""

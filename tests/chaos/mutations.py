@@ -246,6 +246,37 @@ def come_early(chance: random.Random, events: list[Event], dump: Dump) -> Mutant
     return Mutant(_changed(events, event, due=(after[0].store_at or 0) + 0.5), dump)
 
 
+def _batch(chance: random.Random, events: list[Event], least: int) -> Event:
+    """A receive that had at least so many deliveries."""
+    sizes = [e.count for e in events if e.what is What.RECEIVED and e.count >= least]
+    return _one(chance, events, What.RECEIVED, count=chance.choice(sizes or [-1]))
+
+
+@_lie("R10")
+def exceed_the_limit_in_flight(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
+    """More are handed out at once than may be in flight."""
+    size = _batch(chance, events, 2).count
+    limit = _one(chance, events, What.SETTINGS, name="limit")
+    return Mutant(_changed(events, limit, value=size - 1.0), dump)
+
+
+@_lie("R11")
+def exceed_the_rate(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
+    """More are handed out at once than the bucket holds."""
+    size = _batch(chance, events, 2).count
+    burst = _one(chance, events, What.SETTINGS, name="burst")
+    return Mutant(_changed(events, burst, value=size - 1.0), dump)
+
+
+@_lie("R12")
+def ignore_a_pause(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
+    """A task is handed out, be it again, after a pause was confirmed."""
+    event = _one(chance, events, What.DELIVERED)
+    at, store_at = event.at - 0.01, (event.store_at or 0) - 0.01
+    paused = Event(at=at, by="op", what=What.PAUSED, key=event.key, store_at=store_at)
+    return Mutant([*events, paused], dump)
+
+
 @_lie("R13")
 def come_late(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
     """A task comes after its deadline."""

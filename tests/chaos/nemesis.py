@@ -16,9 +16,9 @@ class Fault(msgspec.Struct, frozen=True):
     """One fault. The same values have the same effect in every replay."""
 
     kind: str
-    """what: kill, freeze, pause, forget, fill, idle, cut, block, deafen, lose, slow, slice"""
+    """what: kill, freeze, pause, forget, fill, idle, cut, block, deafen, lose, slow, slice, squeeze"""
     target: str
-    """whom: redis, consumer, producer, server, worker, or link-… of one of these"""
+    """whom: redis, consumer, producer, server, worker, link-… of one of these, or a queue"""
     number: int
     """which of them, where there are several"""
     start: float
@@ -86,6 +86,10 @@ _SERVERS = (
     Offer("lose", "link-server", 2),
     Offer("cut", "link-server", 1),
 )
+_QUEUES = (
+    Offer("pause", "queue", 6, 0.1, 1.0),  # an operator pauses it, and lets it go on
+    Offer("squeeze", "queue", 4, 0.1, 1.0),  # its limits are lowered, and set as before
+)
 
 MENUS: Mapping[str, tuple[Offer, ...]] = {
     "redis": _REDIS,
@@ -93,6 +97,7 @@ MENUS: Mapping[str, tuple[Offer, ...]] = {
     "links": _LINKS,
     "mixed": (*_REDIS, *_PROCESSES, *_LINKS),
     "servers": _SERVERS,
+    "limits": (*_REDIS, *_PROCESSES, *_LINKS, *_QUEUES),
 }
 
 

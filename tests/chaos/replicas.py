@@ -27,7 +27,7 @@ _WORKERS = 3
 
 
 class Replicas(World):
-    """Two servers on one Redis. Each client's link leads to a server that runs, in turn; or to a fixed one.
+    """Servers on one Redis. Each client's link leads to a server that runs, in turn; or to a fixed one.
 
     ``pinned`` maps a role and number, such as ``("worker", 0)``, to the number of its server.
     """
@@ -37,6 +37,7 @@ class Replicas(World):
         folder: Path,
         shape: Shape | None = None,
         *,
+        servers: int = _SERVERS,
         workers: int = _WORKERS,
         pinned: Mapping[tuple[str, int], int] | None = None,
         **more: Any,
@@ -46,7 +47,7 @@ class Replicas(World):
         super().__init__(folder, shape, **more)
         self.workers = workers
         self.pinned = dict(pinned or {})
-        self._ports: list[PortHold] = [reserve() for _ in range(_SERVERS)]
+        self._ports: list[PortHold] = [reserve() for _ in range(servers)]
         self._turns = itertools.count()
 
     async def close(self) -> None:
@@ -101,7 +102,7 @@ class Replicas(World):
         """Start the servers, then everybody else."""
         self.phase("load")
         for role, count in (
-            ("server", _SERVERS),
+            ("server", len(self._ports)),
             ("worker", self.workers),
             ("producer", self.shape.producers if self.shape.tasks else 0),
         ):

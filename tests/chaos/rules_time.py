@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from tests.chaos.history import What
 from tests.chaos.story import Dump, Handout, History, Story, Terms, Violation
 
-__all__ = ["r7", "r8", "r9", "r10", "r11", "r12", "r13"]
+__all__ = ["in_flight", "r7", "r8", "r9", "r10", "r11", "r12", "r13"]
 
 _INF = float("inf")
 _ROUNDING = 0.002
@@ -153,61 +153,79 @@ def _due(story: Story, handout: Handout) -> float | None:
 
 
 def r10(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """No more is in flight than the queue's limit allows."""
-    for key, changes in history.setting("limit").items():
-        moments: list[tuple[float, int]] = []
-        for story in history.stories.values():
-            for handout in story.handouts if story.key == key else ():
-                moments.append((handout.first.at, 1))
-                moments.append((max(_until(history, story, handout), handout.first.at), -1))
-        steps = [(change.at, change.value or 0) for change in changes]
-        running = 0
-        for at, step in sorted(moments):
-            running += step
-            # What was in flight when a limit was lowered may go on, so each rise counts alone.
-            limit = max((value for since, value in steps if since <= at), default=None)
-            if step > 0 and limit is not None and running > limit:
-                yield Violation(
-                    "R10", f"{running} in flight at {at:.4f}, {limit:g} are allowed", key
-                )
+    """No more is in flight than the queue's limit allows.
+
+    What was in flight when a limit was lowered may go on, so only those count that were handed out since.
+    """
+    for key, since, until, limit in _in_force(history, "limit"):
+        for at, issued, running in in_flight(history, key):
+            if running > limit and issued > since + _ROUNDING and at < until:
+                text = f"{running} in flight at {at:.4f}, {limit:g} are allowed"
+                yield Violation("R10", text, key)
                 break
+
+
+def in_flight(history: History, key: str) -> Iterator[tuple[float, float, int]]:
+    """Yield each hand-out of a queue: when it was seen, when it was made, and how many are certainly in flight then."""
+    moments: list[tuple[float, int, float]] = []
+    for story in history.stories.values():
+        for handout in story.handouts if story.key == key else ():
+            seen = handout.first.at
+            moments.append((seen, 1, handout.store_at - history.wall))
+            moments.append((max(_until(history, story, handout), seen), -1, 0.0))
+    running = 0
+    for at, step, issued in sorted(moments):
+        running += step
+        if step > 0:
+            yield at, issued, running
+
+
+def _in_force(history: History, name: str) -> Iterator[tuple[str, float, float, float]]:
+    """Yield each span of a limit: its key, since when and until when it was certainly in force, and its value."""
+    for key, changes in history.setting(name).items():
+        for change, following in zip_longest(changes, changes[1:]):
+            if change.value is not None:
+                yield key, change.at, following.at if following else _INF, change.value
 
 
 def r11(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
     """In every window of w seconds at most burst + rate * w deliveries."""
-    bursts = history.setting("burst")
-    for key, changes in history.setting("rate").items():
-        rate = max(change.value or 0.0 for change in changes)
-        burst = max((change.value or 0.0 for change in bursts.get(key, ())), default=0.0)
+    bursts = list(_in_force(history, "burst"))
+    for key, since, until, rate in _in_force(history, "rate"):
+        burst = max(
+            (size for name, begin, over, size in bursts if name == key and begin < until and over > since),
+            default=0.0,
+        )  # fmt: skip
         times = sorted(
             handout.store_at
             for story in history.stories.values()
             if story.key == key
             for handout in story.handouts
+            if since + _ROUNDING < handout.store_at - history.wall < until
         )
         level, last = 0.0, times[0] if times else 0.0
         for at in times:
             level = max(0.0, level - rate * (at - last)) + 1.0
             last = at
             if level > burst + rate * _ROUNDING + 1e-6:
-                yield Violation(
-                    "R11", f"a burst of {level:.2f} at {at:.4f}, {burst:g} allowed", key
-                )
+                text = f"a burst of {level:.2f} at {at:.4f}, {burst:g} allowed"
+                yield Violation("R11", text, key)
                 break
 
 
 def r12(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """Nothing is handed out for the first time once a pause is confirmed."""
+    """Nothing is handed out once a pause is confirmed, be it for the first time or again."""
     for paused in history.of(What.PAUSED):
         over = next(
             (e.at for e in history.of(What.RESUME) if e.key == paused.key and e.at > paused.at),
             _INF,
         )
         since = paused.store_at if paused.store_at is not None else paused.at + history.wall
+        until = over + history.wall
         for story in history.stories.values():
-            first = story.handouts[0] if story.handouts and story.key == paused.key else None
-            if first and first.store_at > since + _ROUNDING and first.first.at < over:
-                yield Violation("R12", f"delivered while {paused.key} was paused", story.name)
+            for handout in story.handouts if story.key == paused.key else ():
+                if since + _ROUNDING < handout.store_at < until - _ROUNDING:
+                    yield Violation("R12", f"delivered while {paused.key} was paused", story.name)
 
 
 def r13(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from taskqueue_core.flow import RateLimit
 from tests.chaos.checker import Figures
 from tests.chaos.nemesis import Fault, describe, schedule
 from tests.chaos.replicas import Replicas
@@ -16,13 +19,19 @@ from tests.chaos.world import Shape, World
 
 __all__ = ["MIX", "Report", "Scenario", "carry_out", "scenario"]
 
-MIX = ("mixed", "mixed", "mixed", "processes", "redis", "mixed", "links", "servers")
+MIX = ("mixed", "mixed", "mixed", "processes", "redis", "limits", "links", "servers")
 """the menus of consecutive seeds"""
 _SECONDS = 1.8
 _COUNT = 10
 _OVER_HTTP = 1500
 """tasks of a run with servers in between"""
-_NUMBERS = {"consumer": 2, "producer": 2, "server": 2, "worker": 3}
+_NUMBERS = {"consumer": 2, "producer": 2, "server": 2, "worker": 3, "queue": 3}
+_LIMITS: Mapping[str, Mapping[str, Any]] = {
+    "alpha": {"max_inflight": 10},
+    "beta": {"rate_limit": RateLimit(max_tokens=300)},
+    "gamma": {"capacity": 100, "max_inflight": 15, "rate_limit": RateLimit(max_tokens=400)},
+}
+"""of runs with limits: small enough to hold up what such a run publishes"""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +84,8 @@ async def _carry_out(told: Scenario, shape: Shape | None, folder: Path) -> Repor
     kind, shape = World, shape or Shape()
     if told.menu == "servers":
         kind, shape = Replicas, msgspec.structs.replace(shape, tasks=min(shape.tasks, _OVER_HTTP))
+    if told.menu == "limits":
+        shape = msgspec.structs.replace(shape, limits=_LIMITS)
     try:
         async with kind(folder / "run", shape, seed=told.seed) as world:
             outcome = await world.run(told.faults)

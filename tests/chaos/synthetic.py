@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -29,6 +30,11 @@ class Simulation:
         """current receipts: task and holder"""
         self.issued: dict[str, str] = {}
         """receipt to task"""
+        self.places = math.inf
+        """how many may be in flight"""
+        self.rate, self.burst = 0.0, math.inf
+        self.paused = False
+        self._tokens, self._filled = math.inf, 0.0
         self._calls = 0
         self._receipts = 0
         self._places = 0.0
@@ -87,6 +93,33 @@ class Simulation:
         self._places += 1
         return self._places
 
+    # Operators
+
+    def limit(self, places: float, rate: float, burst: float) -> None:
+        """Limit what is in flight, and the rate; the bucket is full."""
+        self.places, self.rate, self.burst = places, rate, burst
+        self._tokens, self._filled = burst, self.now
+        for name, value in (("limit", places), ("rate", rate), ("burst", burst)):
+            self.note(What.SETTINGS, "op", key=self.key, name=name, value=value)
+
+    def pause(self) -> None:
+        """Hand nothing out."""
+        self.note(What.PAUSE, "op", key=self.key)
+        self.paused = True
+        self.note(What.PAUSED, "op", key=self.key, store_at=self.now)
+
+    def resume(self) -> None:
+        """Go on."""
+        self.note(What.RESUME, "op", key=self.key)
+        self.paused = False
+
+    def _room(self) -> float:
+        """How many may be handed out now."""
+        tokens = self._tokens + self.rate * (self.now - self._filled)
+        self._tokens, self._filled = min(self.burst, tokens), self.now
+        running = sum(one["state"] == "in_flight" for one in self.tasks.values())
+        return 0 if self.paused else min(self.places - running, self._tokens)
+
     # Consumers
 
     def receive(self, by: str, limit: int = 10) -> list[str]:
@@ -94,7 +127,8 @@ class Simulation:
         self._promote()
         waiting = [(t["place"], name) for name, t in self.tasks.items() if t["state"] == "waiting"]
         waiting.sort(key=lambda pair: (-self.tasks[pair[1]]["priority"], pair[0][1], pair[0][0]))
-        chosen = [name for _, name in waiting[:limit]]
+        chosen = [name for _, name in waiting[: int(max(0, min(limit, self._room())))]]
+        self._tokens -= len(chosen)
         store_at = self.now
         self.note(What.RECEIVED, by, count=len(chosen))
         receipts = []
@@ -187,7 +221,7 @@ class Simulation:
 
 
 class RandomRun(Simulation):
-    """A random valid run: two producers, three consumers, lost answers, kills and a freeze now and then."""
+    """A random valid run under limits: two producers, three consumers, lost answers, kills, freezes and pauses."""
 
     def __init__(self, seed: int, steps: int = 60) -> None:
         """Run it to the end."""
@@ -198,11 +232,14 @@ class RandomRun(Simulation):
         for name in ("p1", "p2", *self.consumers):
             self.note(What.STARTED, name, wall=WALL)
         self.note(What.PHASE, "world", name="load")
+        self.limit(places=6.0, rate=60.0, burst=8.0)
         moves = [self._publish, self._receive, self._settle, self._kill, self._freeze, self._thaw]
+        moves += [self.pause, self.resume]
         for _ in range(steps):
             self.at += self.random.random() * 0.05
-            self.random.choices(moves, (30, 30, 30, 3, 3, 4))[0]()
+            self.random.choices(moves, (30, 30, 30, 3, 3, 4, 2, 6))[0]()
         self._thaw()
+        self.resume()
         self.note(What.PHASE, "world", name="heal")
         for who in self.consumers:
             for receipt in self.hands[who]:

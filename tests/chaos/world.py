@@ -22,6 +22,7 @@ from tests.chaos.cast import Actor, Cast
 from tests.chaos.checker import Verdict, check
 from tests.chaos.dumping import dead_ids, ledgers_of, live, take_dump
 from tests.chaos.history import Event, Log, What, merge, read
+from tests.chaos.limiting import limit
 from tests.chaos.nemesis import Fault, unleash
 from tests.chaos.programs.common import Setup
 from tests.chaos.programs.producer import Producer
@@ -56,6 +57,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 100
     take: int = 25
     simple: bool = False
+    limits: Mapping[str, Mapping[str, Any]] = {}
+    """settings that limit the flow, by key"""
     liveness: float = 30.0
     terms: Terms | None = None
     """in place of those that follow from the rest"""
@@ -153,6 +156,8 @@ class World:
             kept = {"max_losses": 20, "dedupe_window": 3600.0}  # an outage may last five minutes
             await control.configure(key, settings.model_copy(update=kept))
             self.log.note(What.SETTINGS, key=key, name="max_losses", value=20)
+            if limits := self.shape.limits.get(key):
+                await limit(self, key, **limits)
 
     def target(self) -> Address:
         """Where links lead."""

@@ -1,0 +1,173 @@
+"""Limits of the flow under faults: in flight, rates and pauses, over several consumers and servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from taskqueue_core.flow import RateLimit
+from tests.chaos.cases import CHAOS, LEASE, SEEDS, passed, small
+from tests.chaos.cast import Actor
+from tests.chaos.checker import check
+from tests.chaos.history import What
+from tests.chaos.limiting import pause, resume
+from tests.chaos.replicas import Replicas
+from tests.chaos.rules_time import in_flight
+from tests.chaos.story import History, Terms
+from tests.chaos.world import Outcome, World
+
+_PLACES = 7
+_LIMITS: Mapping[str, Mapping[str, Any]] = {
+    "alpha": {"max_inflight": _PLACES},
+    "beta": {"rate_limit": RateLimit(max_tokens=60)},
+    "gamma": {
+        "capacity": 10,
+        "max_inflight": 2 * _PLACES,
+        "rate_limit": RateLimit(max_tokens=50),
+    },
+}
+_FULL = 20
+"""tasks that show at the end whether a place was lost"""
+
+each_seed = pytest.mark.parametrize("seed", SEEDS)
+
+
+@each_seed
+async def test_limits_while_consumers_die(folder: Path, seed: int) -> None:
+    """F2, F3, F4, F5, faults F10, F13 and F14: whoever is killed or cut off, the limits hold.
+
+    What is retried while the queue is full is not lost. Every place comes free again: what is published at the end
+    fills them all.
+    """
+    shape = small(consumers=3, lease=1.0, hold=0.1, limits=_LIMITS)
+    async with World(folder, shape, seed=seed) as world:
+        await world.begin()
+        await world.holding("consumer", 0, 5)
+        await world.inflict("lose", "link-consumer", 1)
+        await asyncio.gather(
+            world.inflict("kill", "consumer", 0),
+            world.inflict("block", "link-consumer", 1, 1.2 * shape.lease),
+            world.inflict("lose", "link-producer", 0),
+        )
+        await world.inflict("cut", "link-consumer", 2)
+        await _fill_every_place(world)
+        outcome = await world.finish()
+    assert passed(outcome).tasks == shape.tasks + _FULL
+    assert _most(outcome, "alpha") == _PLACES
+    assert any(event.outcome == "refused" for event in outcome.events)  # the queue was full
+    assert _broken_by_lower_limits(outcome, world.terms) == {"R10", "R11"}  # they were reached
+
+
+@each_seed
+async def test_limits_through_servers(folder: Path, seed: int) -> None:
+    """F2, F3, F4, F5, faults F10, F13 and F14: two servers and three workers keep common limits, whoever goes."""
+    async with Replicas(folder, small(hold=0.1, limits=_LIMITS), seed=seed) as world:
+        await world.begin()
+        await world.holding("server", 0, 3)
+        await world.inflict("kill", "worker", 0)
+        await world.inflict("lose", "link-server", 1)
+        await world.inflict("stop", "server", 0, 0.1)
+        await world.inflict("cut", "link-worker", 1)
+        if seed:  # what it holds comes back only after a lease and two passes
+            await world.inflict("kill", "server", 1, 0.2)
+        await _fill_every_place(world)
+        outcome = await world.finish()
+    assert passed(outcome).tasks == world.shape.tasks + _FULL
+    assert _most(outcome, "alpha") == _PLACES
+    assert any(event.outcome == "refused" for event in outcome.events)  # the queue was full
+
+
+def _broken_by_lower_limits(outcome: Outcome, terms: Terms) -> set[str]:
+    """Return the rules that would have been broken had the limits been a fifth lower."""
+    lower = [
+        msgspec.structs.replace(event, value=0.8 * event.value)
+        if event.name in {"limit", "rate", "burst"} and event.value
+        else event
+        for event in outcome.events
+    ]
+    return {one.rule for one in check(lower, outcome.dump, terms).violations}
+
+
+async def _fill_every_place(world: World) -> None:
+    """Once nothing is alive any more, publish what takes every place."""
+    await world.heal()
+    for producer in world.cast.of("producer"):
+        await world.cast.ended(producer)
+    await world.drained()
+    await world.publish(_FULL)
+
+
+def _most(outcome: Outcome, key: str) -> int:
+    """Return how many were in flight at most, once nothing was alive any more."""
+    filled = min(e.at for e in outcome.events if e.what is What.PUBLISH and e.by == "world")
+    seen = in_flight(History(outcome.events), key)
+    return max((running for at, _, running in seen if at > filled), default=0)
+
+
+@each_seed
+async def test_a_pause_in_a_burst(folder: Path, seed: int) -> None:
+    """F6, fault F15: from the confirmation on nothing is handed out, not even while Redis is killed and comes back.
+
+    What runs goes on for longer than a lease, and is settled; publishing goes on. Then nothing is missing.
+    """
+    shape = small(consumers=2, tasks=2000, seconds=0.8, take=10, keys=("alpha",), simple=True)
+    async with World(folder, shape, seed=seed) as world:
+        await world.begin()
+        slow = await _slow_consumer(world)
+        await world.holding("consumer", slow.number, 20)
+        await world.until(lambda: world.published() >= 400, "the burst is under way")
+        await _paused(world, 0.2)
+        await world.inflict("kill", "redis", 0, 0.1)
+        await world.cast.stop(slow)  # it ends what it has in hand
+        await resume(world, "alpha")
+        outcome = await world.finish()
+    figures = passed(outcome)
+    assert figures.tasks == shape.tasks
+    assert figures.duplicates == 0
+    held = [one for one in History(outcome.events).handouts.values() if one.first.by == slow.name]
+    assert max(one.settled_at - one.first.at for one in held) > LEASE
+
+
+async def _slow_consumer(world: World) -> Actor:
+    """Start one more consumer, which works on each of twenty tasks for up to two leases."""
+    number = world.shape.consumers
+    setup = world.setup("consumer", number) | {"hold": 2 * LEASE, "limit": 20, "take": 2}
+    return world.cast.start("consumer", number, await world.environment("consumer", number), setup)
+
+
+async def _paused(world: World, seconds: float) -> None:
+    """Pause the first queue. Publishing goes on, and nothing else than a settlement changes the ledger."""
+    key = world.shape.keys[0]
+    await pause(world, key)
+    before = await world.control.ledger(key)
+    await asyncio.sleep(seconds)
+    after = await world.control.ledger(key)
+    assert after.published > before.published
+    assert after.waiting - before.waiting == after.published - before.published
+    assert after.done - before.done == before.in_flight - after.in_flight
+
+
+@CHAOS
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_pause_in_a_burst_through_three_servers(folder: Path, seed: int) -> None:
+    """F6, fault F15: 10,000 tasks through three servers, paused in the middle: none starts before it goes on."""
+    shape = small(
+        tasks=10_000, seconds=6.0, keys=("alpha",), simple=True, producers=3, answer_timeout=2.0,
+        operation_timeout=4.0, liveness=60.0,
+    )  # fmt: skip
+    async with Replicas(folder, shape, seed=seed, servers=3) as world:
+        await world.begin()
+        await world.until(lambda: world.published() >= 4000, "the burst is under way")
+        await _paused(world, LEASE)
+        await resume(world, "alpha")
+        outcome = await world.finish()
+    figures = passed(outcome)
+    assert figures.tasks == 9999  # a third each
+    assert figures.duplicates == 0
+    takers = {event.by for event in outcome.events if event.what is What.DELIVERED}
+    assert takers == {"server-0.1", "server-1.1", "server-2.1"}
