@@ -107,16 +107,10 @@ FOUND_BY_HISTORIES = (
     stores.ForgetsDedupe,
     stores.IgnoresDeadlines,
     consumers.Lifo,
-    consumers.LosesForOthers,
     stores.RetryAsNoOp,
     stores.UnfencedRetry,
-    limits.CountsRetries,
     limits.GivesOneTooMany,
     limits.HandsOutWhilePaused,
-    limits.KeepsTheRoom,
-    limits.LimitsEachWorker,
-    limits.RefundsTokens,
-    limits.RefusesDuplicates,
 )
 
 

@@ -47,7 +47,7 @@ class RecordSubscription(LocalSubscription):
             if due_at <= now:
                 return Received(again=True)
             turns = deque(key for key in self._turns if key in books.hints.waiting)
-            while turns and len(deliveries) + len(expired) < min(limit, STEP):
+            while turns and len(deliveries) < limit and len(deliveries) + len(expired) < STEP:
                 record = books.store.first_waiting(turns[0])
                 if record is None:
                     books.hints.waiting.discard(turns.popleft())
@@ -60,13 +60,14 @@ class RecordSubscription(LocalSubscription):
                 else:
                     deliveries.append(self._hand_out(record, now))
                     turns.rotate(-1)
-            again = any(books.room(key, now).left for key in turns)
+            rooms = [books.room(key, now) for key in turns]
         self._unseen.clear()
+        due_at = min(due_at, *(room.opens_at or math.inf for room in rooms), math.inf)
         if deliveries:  # the next receive goes on behind the last key served
             self._turns.rotate(-1 - self._turns.index(deliveries[-1].task.key))
         return Received(
             deliveries=tuple(deliveries),
-            again=again,
+            again=any(room.left for room in rooms),
             due_at=None if due_at == math.inf else due_at,
             expired=tuple(expired),
         )
