@@ -134,9 +134,9 @@ async def test_a_pause_in_a_burst(folder: Path, seed: int) -> None:
 
 
 async def _slow_consumer(world: World) -> Actor:
-    """Start one more consumer, which works on each of twenty tasks for up to two leases."""
+    """Start one more consumer, which works on each of twenty tasks for up to one and a half leases."""
     number = world.shape.consumers
-    setup = world.setup("consumer", number) | {"hold": 2 * LEASE, "limit": 20, "take": 2}
+    setup = world.setup("consumer", number) | {"hold": 1.5 * LEASE, "limit": 20, "take": 1}
     return world.cast.start("consumer", number, await world.environment("consumer", number), setup)
 
 
