@@ -273,6 +273,9 @@ def ignore_a_pause(chance: random.Random, events: list[Event], dump: Dump) -> Mu
     """A task is handed out, be it again, after a pause was confirmed."""
     event = _one(chance, events, What.DELIVERED)
     at, store_at = event.at - 0.01, (event.store_at or 0) - 0.01
+    resumed = [e.at for e in events if e.what is What.RESUME and e.key == event.key]
+    if any(at < over <= event.at + 0.01 for over in resumed):
+        raise _Inapplicable  # it was no lie
     paused = Event(at=at, by="op", what=What.PAUSED, key=event.key, store_at=store_at)
     return Mutant([*events, paused], dump)
 
