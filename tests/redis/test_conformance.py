@@ -51,7 +51,7 @@ class TestRedis62(RedisKit):
     """On a server of 6.2."""
 
     __test__ = True
-    max_examples = 50
+    max_examples = 30
     server = "redis_62"
 
 
