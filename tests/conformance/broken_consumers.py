@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -27,8 +28,9 @@ from tests.conformance.facade import (
 class _Reordering(FacadeSubscription):
     """Takes everything, sorts it, keeps what was asked for and hands the rest back."""
 
+    @abstractmethod
     def rank(self, place: int, delivery: Delivery) -> Any:
-        raise NotImplementedError
+        """Return what to sort a delivery by."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await self.inner.receive(max(limit, 5000) if limit > 0 else limit, timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,11 +123,12 @@ class DropsTheSurplus(Facade):
 # Handing out
 
 
-class _LyingControl(FacadeControl):
+class _LyingControl(FacadeControl, ABC):
     """Shows the settings that were asked for, and puts others in force."""
 
+    @abstractmethod
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
-        raise NotImplementedError
+        """Return what is put in force instead."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         twisted = settings.model_copy(update=self.twist(settings))

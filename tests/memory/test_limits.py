@@ -12,24 +12,16 @@ from hypothesis import strategies as st
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.flow import RateLimit
-from taskqueue_core.tasks import Received, State, Task
+from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_memory.subscription import MemorySubscription
-from tests.memory.test_wakeups import KEYS, History, hop, stop, waiting
+from tests.memory.test_wakeups import KEYS, History, counted_looks, hop, stop, waiting
 
 
 async def looks_during(
     monkeypatch: pytest.MonkeyPatch, steps: Callable[[], Awaitable[None]]
 ) -> int:
     """How often receives looked for work while ``steps`` were done."""
-    looks: list[int] = []
-    look = MemorySubscription._take
-
-    def counted(self: MemorySubscription, limit: int) -> Received:
-        looks.append(1)
-        return look(self, limit)
-
-    monkeypatch.setattr(MemorySubscription, "_take", counted)
+    looks = counted_looks(monkeypatch)
     await steps()
     await hop()
     return len(looks)

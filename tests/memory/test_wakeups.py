@@ -43,10 +43,8 @@ async def stop(*receives: asyncio.Task[Received]) -> None:
     await asyncio.gather(*receives, return_exceptions=True)
 
 
-async def test_an_idle_receive_schedules_nothing(
-    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """E5: a thousand waiting subscriptions set no timer, queue no callback and look at nothing."""
+def counted_looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows by one whenever a receive looks for work, from now on."""
     looks: list[int] = []
     look = MemorySubscription._take
 
@@ -55,6 +53,14 @@ async def test_an_idle_receive_schedules_nothing(
         return look(self, limit)
 
     monkeypatch.setattr(MemorySubscription, "_take", counted)
+    return looks
+
+
+async def test_an_idle_receive_schedules_nothing(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E5: a thousand waiting subscriptions set no timer, queue no callback and look at nothing."""
+    looks = counted_looks(monkeypatch)
     subscriptions = [backend.subscribe(["k"], f"w{n}") for n in range(1000)]
     receives = await waiting(*subscriptions)
     loop: Any = asyncio.get_running_loop()

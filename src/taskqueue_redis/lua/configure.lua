@@ -15,11 +15,12 @@ call('HSET', q.name, 'version', ARGV[4] + 1, 'settings', ARGV[5], 'result_ttl', 
   'replicas', ARGV[11])
 if ARGV[10] ~= '' then call('HSET', q.name, 'durability', ARGV[10]) else call('HDEL', q.name, 'durability') end
 q.window, q.journal, q.replicas = tonumber(ARGV[6]), ARGV[9] == '1', tonumber(ARGV[11])
-local f, had_tokens = flow_of(q), q.limited and flow_of(q).max_tokens > 0
+local f = flow_of(q)
+local had_tokens = f.max_tokens > 0
 room(q) -- what has been saved up until now counts at the old rate
 f.capacity, f.max_inflight, f.max_tokens, f.period = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
 f.paused, f.intake_paused = tonumber(ARGV[16]), tonumber(ARGV[17])
-f.tokens, f.at = had_tokens and math.min(f.tokens, f.max_tokens) or f.max_tokens, now
+f.tokens, f.at = had_tokens and math.min(f.tokens, f.max_tokens) or f.max_tokens, math.max(f.at, now)
 q.limited = f.capacity + f.max_inflight + f.max_tokens + f.paused + f.intake_paused > 0
 if q.limited then save_flow(q) else call('DEL', q.name .. '/f') end
 q.opened = true
