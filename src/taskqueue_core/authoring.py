@@ -208,10 +208,12 @@ def checked_settings(
     *,
     journal: bool = False,
     flow: bool = False,
+    order: bool = False,
+    fan_out: bool = False,
 ) -> QueueSettings:
     """Return settings whose promises the store keeps, or raise `InvalidInput`.
 
-    A store may have a ``journal``, and may keep limits of the ``flow``.
+    A store may have a ``journal``, and may keep limits of the ``flow``, an ``order``, and queues bound to others.
     """
     promised = settings.durability
     if promised is not None and promised not in kept:
@@ -221,19 +223,36 @@ def checked_settings(
         raise InvalidInput("journal", "true", "false: this store has no journal")
     for name in () if flow else settings.flow:
         raise InvalidInput(name, "a limit", "its default: this store does not limit the flow")
+    for name in () if order else settings.ordering:
+        raise InvalidInput(
+            name, "an order", "its default: this store hands out first in, first out"
+        )
+    if settings.bound_to and not fan_out:
+        raise InvalidInput("bound_to", "queues", "none: this store does not copy tasks")
     return settings
 
 
-def refusal(task: Task, settings: QueueSettings, waiting: int) -> Confirmation | None:
-    """Return the answer to a new task that is not taken in, where ``waiting`` were never handed out; ``None``: it is.
+def refusal(
+    task: Task, settings: QueueSettings, waiting: int, of_tenant: int = 0
+) -> Confirmation | None:
+    """Return the answer to a new task that is not taken in; ``None``: it is.
 
-    To be asked after it is clear that the task's id is not known.
+    ``waiting`` tasks were never handed out, ``of_tenant`` of them are of its tenant. To be asked after it is clear that
+    the task's id is not known.
     """
-    if settings.intake_paused:
-        code, reason, depth = Refusal.INTAKE_PAUSED, "the intake is paused", None
+    depth: int | None = None
+    retry_after: float | None = _REFUSED_FOR
+    if settings.moved_to is not None:
+        code, reason = Refusal.MOVED, f"the queue has moved to {settings.moved_to!r}"
+        retry_after = None
+    elif settings.intake_paused:
+        code, reason = Refusal.INTAKE_PAUSED, "the intake is paused"
     elif settings.capacity is not None and waiting >= settings.capacity:
         reason = f"{waiting} of {settings.capacity} tasks wait for their first hand-out"
         code, depth = Refusal.QUEUE_FULL, waiting
+    elif settings.tenant_capacity is not None and of_tenant >= settings.tenant_capacity:
+        reason = f"{of_tenant} of the tenant's {settings.tenant_capacity} tasks wait for their first hand-out"
+        code, depth = Refusal.TENANT_FULL, of_tenant
     else:
         return None
     return Confirmation(
@@ -242,7 +261,7 @@ def refusal(task: Task, settings: QueueSettings, waiting: int) -> Confirmation |
         status=Published.REFUSED,
         code=code,
         reason=reason,
-        retry_after=_REFUSED_FOR,
+        retry_after=retry_after,
         depth=depth,
     )
 

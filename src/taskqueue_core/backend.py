@@ -80,8 +80,9 @@ class Subscription(Protocol):
 
         ``None`` waits without end, 0 not at all. Within a key higher priorities come before lower,
         and within a lane returned entries before new ones, in the order of becoming available
-        (law 4): what fell due comes before what was published later. The keys take turns, so none
-        starves. An empty answer is not an error: nothing there, paused, limited, or closed
+        (law 4): what fell due comes before what was published later. With ``order`` the queue's settings may
+        have tenants take turns, and tasks with the same ordering_key run one after another. The keys take
+        turns, so none starves. An empty answer is not an error: nothing there, paused, limited, or closed
         meanwhile. One receive at a time per subscription. Raises `SubscriptionClosed` if it was
         closed before the call.
         """
@@ -138,7 +139,11 @@ class Capability(StrEnum):
     REVOCATION = "revocation"
     CONTROL = "control"
     FLOW = "flow"
-    """keeps the limits among its queues' settings: capacity, max_inflight, rate_limit, the two pauses"""
+    """keeps the limits among its queues' settings: capacity, max_inflight, rate_limit, pauses, max_processing_time"""
+    ORDER = "order"
+    """keeps the order among its queues' settings (fair, with limits per tenant; floor_share), and ordering keys"""
+    FAN_OUT = "fan_out"
+    """keeps ``bound_to`` among its queues' settings"""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -242,8 +242,12 @@ class Refusal(StrEnum):
 
     QUEUE_FULL = "queue_full"
     """the queue has its ``capacity`` of tasks that were never handed out"""
+    TENANT_FULL = "tenant_full"
+    """the tenant has its ``tenant_capacity`` of tasks that were never handed out"""
     INTAKE_PAUSED = "intake_paused"
     """an operator holds the queue's publishers up"""
+    MOVED = "moved"
+    """the queue is closed for good: its tasks go elsewhere"""
     STORE_FULL = "store_full"
     """the store has no room for anything"""
 

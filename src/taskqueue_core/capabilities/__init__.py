@@ -1,12 +1,8 @@
 """What a backend may have beyond the contract: one small protocol per capability, with a kit module each."""
 
-from taskqueue_core.capabilities.control import (
-    Control,
-    Durability,
-    Maintained,
-    QueueSettings,
-)
+from taskqueue_core.capabilities.control import Control, Maintained
 from taskqueue_core.capabilities.dead_letters import DeadLetters
+from taskqueue_core.capabilities.flow import RoomBell, RoomBells
 from taskqueue_core.capabilities.require import (
     control_of,
     dead_lettering_of,
@@ -15,6 +11,7 @@ from taskqueue_core.capabilities.require import (
     has,
     revocation_of,
 )
+from taskqueue_core.capabilities.settings import Durability, Order, QueueSettings
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 
 __all__ = [
@@ -24,8 +21,11 @@ __all__ = [
     "Durability",
     "Handover",
     "Maintained",
+    "Order",
     "QueueSettings",
     "Revocation",
+    "RoomBell",
+    "RoomBells",
     "control_of",
     "dead_lettering_of",
     "dead_letters_of",
