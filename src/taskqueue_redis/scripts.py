@@ -13,6 +13,7 @@ from typing import Any
 
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_redis.addresses import Kind
 from taskqueue_redis.failures import NoScript, ScriptError
 from taskqueue_redis.keys import Partitions
 from taskqueue_redis.link import Link
@@ -92,6 +93,7 @@ class Scripts:
         self._link = link
         self._prefix = prefix
         self._clock = clock
+        self._clustered = link.settings.address.kind is Kind.CLUSTER
         self._epochs: dict[str, str] = {}
         self.partitions = Partitions(prefix, partitions)
         self.resets = 0
@@ -112,7 +114,7 @@ class Scripts:
         """
         epoch = self._epochs.get(partition) or await self._install(partition)
         now: Word = "" if self._clock is None else microseconds(self._clock.now())
-        arguments = (1, partition, epoch, now, *words)
+        arguments = (*self._declared(partition), epoch, now, *words)
         try:
             return await self._evaluate(name, partition, arguments, resend=resend, follow=follow)
         except ScriptError as error:
@@ -125,6 +127,16 @@ class Scripts:
             raise QueueReset(
                 f"the partition {partition} was emptied or replaced: what it held is gone"
             ) from error
+
+    def _declared(self, partition: str) -> tuple[Word, ...]:
+        """Return the keys that a script declares, behind their number.
+
+        A cluster runs what declares one absent key wherever it is asked to, on either side of a slot that is moving,
+        where a part of the partition's keys is elsewhere. What declares two is told to try again until all have moved.
+        """
+        if self._clustered:
+            return 2, partition, f"{partition}:nothing"
+        return 1, partition
 
     async def _evaluate(
         self,
@@ -151,7 +163,9 @@ class Scripts:
         fresh = secrets.token_hex(8)
         number = str(len(self.partitions.names))
         told = await self._evaluate(
-            "install", partition, (1, partition, fresh, LAYOUT, number, self._journal_length)
+            "install",
+            partition,
+            (*self._declared(partition), fresh, LAYOUT, number, self._journal_length),
         )
         epoch, layout, partitions = (str(value, "ascii") for value in told)
         if layout != LAYOUT:

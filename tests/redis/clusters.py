@@ -133,8 +133,33 @@ class Cluster(_Group):
 
     def owner(self, key: str | bytes) -> RedisServer:
         """Return the node that serves a key now, as a running node sees it."""
-        slot = self.slot(key)
-        for first, last, (_, port, *_), *_ in self._any().call("CLUSTER", "SLOTS"):
+        return self._at(self.slot(key))
+
+    def move(self, slot: int, target: RedisServer, *, pipeline: int = 10) -> None:
+        """Move a slot to another master as ``redis-cli --cluster reshard`` does: ``pipeline`` keys at a time.
+
+        Clients may use it meanwhile. Nothing happens where the target has it.
+        """
+        source = self._at(slot)
+        if source is target:
+            return
+        ids = {node: node.call("CLUSTER", "MYID").decode() for node in (source, target)}
+        target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
+        source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+        while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, pipeline):
+            place = ("127.0.0.1", target.port)
+            source.call("MIGRATE", *place, "", 0, 60_000, "KEYS", *keys)
+        for node in (target, source):
+            node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+        wait_until(lambda: self._agreed(slot, target), "every node knows where the slot is")
+
+    def _agreed(self, slot: int, target: RedisServer) -> bool:
+        running = [node for node in self.nodes if node.running]
+        return all(self._at(slot, node) is target for node in running)
+
+    def _at(self, slot: int, asked: RedisServer | None = None) -> RedisServer:
+        """Return the node that serves a slot now, as one sees it."""
+        for first, last, (_, port, *_), *_ in (asked or self._any()).call("CLUSTER", "SLOTS"):
             if first <= slot <= last:
                 return next(node for node in self.nodes if node.port == port)
         raise LookupError(f"nobody owns slot {slot}")
