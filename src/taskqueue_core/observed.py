@@ -10,25 +10,36 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from taskqueue_core.authoring import SubscriptionBase
-from taskqueue_core.backend import Backend, Capabilities, Publisher, Subscription
+from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher, Subscription
 from taskqueue_core.capabilities import Control, Maintained
+from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Received, Settled, Task
 
-__all__ = ["ObservedBackend"]
+__all__ = ["ObservedBackend", "demand_order"]
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
 
 
+def demand_order(tasks: Iterable[Task]) -> None:
+    """Raise `InvalidInput` for a task with an ordering key: to be asked where the backend has no ``order``."""
+    for task in tasks:
+        if task.ordering_key is not None:
+            raise InvalidInput(
+                "ordering_key", "a key", "none: this backend does not keep tasks in order by a key"
+            )
+
+
 class ObservedBackend:
-    """A backend with hooks. Capabilities pass through."""
+    """A backend with hooks. Capabilities pass through, and an ordering key is refused where there is no ``order``."""
 
     def __init__(self, inner: Backend, hooks: Hooks) -> None:
         """Wrap ``inner``; the wrapper owns it and closes it."""
         self._inner = inner
         self._hooks = hooks
-        self._publisher = _ObservedPublisher(inner.publisher, hooks)
+        orders = Capability.ORDER in inner.capabilities.names
+        self._publisher = _ObservedPublisher(inner.publisher, hooks, orders=orders)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -77,11 +88,14 @@ class ObservedBackend:
 
 
 class _ObservedPublisher:
-    def __init__(self, inner: Publisher, hooks: Hooks) -> None:
+    def __init__(self, inner: Publisher, hooks: Hooks, *, orders: bool) -> None:
         self._inner = inner
         self._hooks = hooks
+        self._orders = orders
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        if not self._orders:
+            demand_order(tasks)
         confirmations = await self._inner.publish(*tasks)
         self._hooks.fire("published", tasks=tasks, confirmations=confirmations)
         return confirmations
@@ -102,6 +116,9 @@ class _ObservedPublisher:
             "retry_scheduled", task=task, at=at, error=error, confirmation=confirmation
         )
         return confirmation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 class _ObservedSubscription(SubscriptionBase):

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, cast
 
 import msgspec
 
-from taskqueue_core.backend import Backend, Subscription
-from taskqueue_core.capabilities import control_of
+from taskqueue_core.backend import Backend, Capability, Subscription
+from taskqueue_core.capabilities import RoomBell, RoomBells, control_of, has
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.loading import load_backend
-from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.observed import ObservedBackend, demand_order
 from taskqueue_core.plugins import load_plugins
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import (
@@ -25,6 +25,7 @@ from taskqueue_core.tasks import (
     Confirmation,
     Ledger,
     Published,
+    Refusal,
     Task,
     TaskStatus,
     new_id,
@@ -36,6 +37,10 @@ _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
 _SHORTEST = 0.02
 """seconds between two tries to get into a full queue, whatever its backend hints"""
+_BELL = 15.0
+"""seconds after which a publisher that waits for a bell asks without it: the store may have lost a word"""
+_RINGING = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
+"""refusals after which a bell tells of room"""
 
 
 def open_backend(word: str | None = None, settings: Settings | None = None) -> ObservedBackend:
@@ -66,6 +71,7 @@ class Queue:
         """Use ``backend``, which the caller owns."""
         self.backend = backend
         self._knows_time = False
+        self._orders = has(backend, Capability.ORDER)
 
     async def publish(
         self,
@@ -87,10 +93,10 @@ class Queue:
         """Publish one task and return the store's confirmation (``accepted`` or ``duplicate``).
 
         ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix
-        seconds. A lost answer is asked for again with the same id. A full queue, or one whose intake
-        is paused, is asked again for up to ``wait`` seconds; others may be let in first. Raises `InvalidInput`,
-        `QueueFull`, `IdConflict`, `BackendUnavailable` where nothing was stored, and
-        `PublishUnconfirmed` where the store stays silent: publish again with the id that the error
+        seconds. A lost answer is asked for again with the same id. For up to ``wait`` seconds it waits
+        for room in a queue that is full, or whose intake is paused; others may be let in first.
+        Raises `InvalidInput`, `QueueFull`, `IdConflict`, `BackendUnavailable` where nothing was stored,
+        and `PublishUnconfirmed` where the store stays silent: publish again with the id that the error
         carries.
         """
         now = 0.0 if delay is None and expires_in is None else await self._time()
@@ -114,11 +120,14 @@ class Queue:
     ) -> tuple[Confirmation, ...]:
         """Publish tasks in batches; return a confirmation for each, in order. Refusals are answers, not errors.
 
-        For those that a full queue or a paused intake refuses it is asked again, for up to ``wait`` seconds in all.
+        Those that a full queue or a paused intake refuses wait for room, for up to ``wait`` seconds in all: until the
+        backend tells of room, or where it can't, until it hints that another try is worth it.
         """
         check_duration("wait", wait)
         end = asyncio.get_running_loop().time() + wait
         pending = list(tasks)
+        if not self._orders:
+            demand_order(pending)
         confirmations: list[Confirmation] = []
         for start in range(0, len(pending), LIMITS.batch):
             confirmations += await self._insist(pending[start : start + LIMITS.batch], end)
@@ -126,17 +135,27 @@ class Queue:
 
     async def _insist(self, tasks: list[Task], end: float) -> list[Confirmation]:
         confirmations = list(await self._send(tasks))
-        while hints := _hints(confirmations):
-            left = end - asyncio.get_running_loop().time()
-            if left <= 0:
-                break
-            # Later than hinted, each publisher by something else: together they would meet at the door again.
-            pause = max(_SHORTEST, min(hints.values())) * random.uniform(1, 1.5)  # noqa: S311 - no secret
-            await asyncio.sleep(min(pause, left))
-            answers = await self._send([tasks[place] for place in hints])
-            for place, answer in zip(hints, answers, strict=True):
-                confirmations[place] = answer
+        hints = _hints(confirmations)
+        if not hints or _left(end) <= 0:
+            return confirmations
+        async with self._bell(*{tasks[place].key for place in hints}) as bell:
+            unheard = bell is not None  # what happened until it was open it has not told
+            while hints and (left := _left(end)) > 0:
+                if not unheard:
+                    codes = {confirmations[place].code for place in hints}
+                    await _pause(min(hints.values()), left, bell if codes <= _RINGING else None)
+                unheard = False
+                answers = await self._send([tasks[place] for place in hints])
+                for place, answer in zip(hints, answers, strict=True):
+                    confirmations[place] = answer
+                hints = _hints(confirmations)
         return confirmations
+
+    def _bell(self, *keys: str) -> AbstractAsyncContextManager[RoomBell | None]:
+        publisher = self.backend.publisher
+        if not has(self.backend, Capability.FLOW) or not hasattr(publisher, "room_bell"):
+            return nullcontext()
+        return cast("RoomBells", publisher).room_bell(*keys)
 
     async def _send(self, tasks: list[Task]) -> tuple[Confirmation, ...]:
         for resend in range(1, _RESENDS + 1):
@@ -194,6 +213,22 @@ def stored(confirmation: Confirmation) -> Confirmation:
             task_id=task_id,
         )
     return confirmation
+
+
+async def _pause(hint: float, left: float, bell: RoomBell | None) -> None:
+    """Wait until it is worth another try, or nothing is left of the time."""
+    # Later than hinted, each publisher by something else: together they would meet at the door again.
+    late = random.uniform(1, 1.5)  # noqa: S311 - no secret
+    if bell is None:
+        await asyncio.sleep(min(max(_SHORTEST, hint) * late, left))
+        return
+    end = asyncio.get_running_loop().time() + left
+    await bell.rung(min(max(_BELL, hint) * late, left))
+    await asyncio.sleep(max(0.0, min(_SHORTEST * late, _left(end))))
+
+
+def _left(end: float) -> float:
+    return end - asyncio.get_running_loop().time()
 
 
 def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:

@@ -18,9 +18,10 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.capabilities.require import dead_lettering_of
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import LeaseLost
+from taskqueue_core.errors import InvalidInput, LeaseLost
 from taskqueue_core.hooks import Hooks, hookimpl
 from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.queue import Queue
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Expired, Published, Settled, Task
 from taskqueue_memory import MemoryBackend
@@ -251,6 +252,26 @@ async def test_what_the_backend_lacks_the_wrapper_lacks() -> None:
     await bare.aclose()
     inner: Any = bare.inner
     assert inner.closed == 1
+
+
+async def test_an_ordering_key_needs_an_order() -> None:
+    """R8: a backend that would not keep it is not given one; nothing of the call is stored, and retries go through."""
+    task = Task(key="k", id="b", ordering_key="entity")
+    unordered, ordered = ScriptedBackend(), ScriptedBackend()
+    ordered.capabilities = Capabilities(names=frozenset({Capability.ORDER}))
+    for backend in (Queue(unordered), Queue(ObservedBackend(unordered, Hooks()))):
+        with pytest.raises(InvalidInput) as caught:
+            await backend.publish_many([*tasks("a"), task])
+        assert caught.value.field == "ordering_key"
+        assert "entity" not in str(caught.value)
+    with pytest.raises(InvalidInput, match=r"^ordering_key: "):
+        await ObservedBackend(unordered, Hooks()).publisher.publish(*tasks("a"), task)
+    assert unordered.calls == []
+    await ObservedBackend(unordered, Hooks()).publisher.schedule_retry(task, 5)
+    assert len(unordered.calls) == 1
+    await ObservedBackend(ordered, Hooks()).publisher.publish(task)
+    await Queue(ordered).publish("k", id="c", ordering_key="entity")
+    assert ordered.calls == [("publish", "b"), ("publish", "c")]
 
 
 async def test_a_failing_plugin_changes_no_answer(clock: ManualClock) -> None:

@@ -3,11 +3,16 @@
 import asyncio
 import itertools
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
+import msgspec
 import pytest
 
 from taskqueue_core import InvalidInput, PublishUnconfirmed, QueueFull, Task, connect_sync
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.hooks import Hooks
+from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 from tests.core.fakes import ScriptedBackend, accepted
@@ -151,3 +156,115 @@ def test_the_synchronous_twin_waits_too() -> None:
     with connect_sync(Door(2)) as queue:
         assert queue.publish_many([Task(key="k")], wait=5)[0].stored
         assert not queue.publish_many([Task(key="k")])[0].stored
+
+
+class Bell:
+    """Counts, and rings when it is told to, or never."""
+
+    def __init__(self) -> None:
+        self.rang = asyncio.Event()
+        self.waits: list[float] = []
+        self.open = 0
+
+    async def rung(self, timeout: float) -> None:
+        """Wait."""
+        self.waits.append(timeout)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self.rang.wait()
+        self.rang.clear()
+
+    async def __aenter__(self) -> Self:
+        """Count."""
+        self.open += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Count."""
+        self.open -= 1
+
+
+class BellDoor(Door):
+    """A door with a bell."""
+
+    def __init__(
+        self, times: float, retry_after: float | None = 60.0, code: Refusal = Refusal.QUEUE_FULL
+    ) -> None:
+        super().__init__(times, retry_after)
+        self.capabilities = Capabilities(names=frozenset({Capability.FLOW}))
+        self.bell = Bell()
+        self.bells: list[set[str]] = []
+        self._code = code
+
+    def room_bell(self, *keys: str) -> Bell:
+        """Note for what it is asked."""
+        self.bells.append(set(keys))
+        return self.bell
+
+    def _refusal(self, task: Task) -> Confirmation:
+        return msgspec.structs.replace(super()._refusal(task), code=self._code)
+
+
+@pytest.mark.parametrize("code", [Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED])
+@pytest.mark.parametrize("observed", [False, True])
+async def test_the_bell_ends_the_wait(code: Refusal, *, observed: bool) -> None:
+    """B13: where the backend tells of room nobody polls: it is asked once the bell is open, and when it has rung."""
+    door = BellDoor(3, code=code)
+    queue = Queue(ObservedBackend(door, Hooks()) if observed else door)
+    publishing = asyncio.create_task(queue.publish("k", id="t", wait=60))
+    for times in (2, 3):
+        while len(door.bell.waits) < times - 1:  # noqa: ASYNC110 - as the kit waits
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        assert len(door.calls) == times
+        door.bell.rang.set()
+    assert (await asyncio.wait_for(publishing, 5)).stored
+    assert (len(door.calls), door.bells, door.bell.open) == (4, [{"k"}], 0)
+    assert all(60 >= wait > 15 for wait in door.bell.waits)
+
+
+async def test_no_bell_for_those_who_get_in() -> None:
+    """A publish that is let in, will not wait, or need not, opens no bell."""
+    assert (await Queue(door := BellDoor(0)).publish("k", wait=5)).stored
+    assert door.bells == []
+    for wait, hint in ((0, 60.0), (5, None)):
+        with pytest.raises(QueueFull):
+            await Queue(door := BellDoor(1, hint)).publish("k", wait=wait)
+        assert (len(door.calls), door.bells) == (1, [])
+
+
+async def test_room_that_came_while_the_bell_was_opened() -> None:
+    """B13: nothing is missed between the refusal and the bell."""
+    door = BellDoor(1)
+    assert (await asyncio.wait_for(Queue(door).publish("k", wait=60), 5)).stored
+    assert door.bell.waits == []
+
+
+async def test_what_no_bell_tells() -> None:
+    """B13: a full store rings for nobody: it is asked when it hinted, by those with a bell too."""
+    door = BellDoor(3, 0.01, Refusal.STORE_FULL)
+    assert (await asyncio.wait_for(Queue(door).publish("k", wait=60), 5)).stored
+    assert door.bell.waits == []
+
+
+async def test_a_queue_that_moves_while_somebody_waits() -> None:
+    """A20: the wait ends at once, with where to go, as soon as it is known that room will not come."""
+    door = BellDoor(NEVER)
+    publishing = asyncio.create_task(Queue(door).publish("k", wait=60))
+    while not door.bell.waits:  # noqa: ASYNC110 - as the kit waits
+        await asyncio.sleep(0)
+    door._code, door._retry_after = Refusal.MOVED, None
+    door.bell.rang.set()
+    with pytest.raises(QueueFull) as caught:
+        await asyncio.wait_for(publishing, 5)
+    assert (caught.value.code, door.bell.open) == ("moved", 0)
+
+
+async def test_the_end_is_kept_with_a_bell() -> None:
+    """B13: a bell that never rings ends no later than it was told, after a last try."""
+    door = BellDoor(NEVER)
+    start = time.monotonic()
+    with pytest.raises(QueueFull):
+        await Queue(door).publish("k", wait=0.1)
+    assert 0.1 <= time.monotonic() - start < 2
+    assert (len(door.calls), door.bell.open) == (3, 0)

@@ -15,6 +15,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.flow import bucket_after
+from taskqueue_core.recordstore.bells import Bells
 from taskqueue_core.recordstore.record import Record
 from taskqueue_core.recordstore.store import RecordStore
 from taskqueue_core.recordstore.watchers import Hints, Watchers
@@ -36,6 +37,7 @@ class Books:
         self.store = store
         self.clock = clock
         self.watchers = Watchers()
+        self.bells = Bells()
         self.hints = Hints()
         self.owners = itertools.count(1)
         """a number for each subscription"""
@@ -44,6 +46,7 @@ class Books:
         self._place = 0
         self._touched: set[str] = set()
         self._news: set[str] = set()
+        self._room: set[str] = set()
 
     # steps
 
@@ -51,7 +54,7 @@ class Books:
     def step(self, unsure: type[TaskQueueError] = BackendUnavailable) -> Iterator[float]:
         """Do the whole body or nothing, then wake who waits for what it brought. Gives the time."""
         self.demand_open()
-        self._touched, self._news = set(), set()
+        self._touched, self._news, self._room = set(), set(), set()
         try:
             if not self.opened:
                 self._open()
@@ -64,6 +67,7 @@ class Books:
             for key in self._news:
                 for subscription in self.watchers.of(key):
                     subscription.tell()
+            self.bells.ring(self._room)
 
     def demand_open(self) -> None:
         """Raise `BackendUnavailable` after the end."""
@@ -115,6 +119,8 @@ class Books:
         record.state, record.updated_at = state, now
         if change := record.recount():
             self.store.count(key, "fresh", change)
+            if change < 0:
+                self._room.add(key)
         if state is not State.IN_FLIGHT:
             record.receipt = record.owner = None
         if record.ended:
@@ -123,8 +129,8 @@ class Books:
         elif state is State.WAITING:
             self.hints.waiting.add(key)
             self._news.add(key)
-        elif state is State.SCHEDULED:
-            self.hints.note_due(key, record.at)
+        elif record.due is not None:
+            self.hints.note_due(key, record.due)
             self._news.add(key)
         self.store.save(record)
 
@@ -146,6 +152,7 @@ class Books:
             limits = before.rate_limit, changed.rate_limit
             self.store.save_bucket(key, bucket_after(self.store.bucket(key), *limits, now))
         self._news.add(key)
+        self._room.add(key)
         return changed
 
     def room(self, key: str, now: float) -> Room:
@@ -164,18 +171,30 @@ class Books:
             self.store.save_bucket(key, bucket)
 
     def promote(self, keys: Collection[str], now: float) -> float:
-        """Make wait what is due, as much as a step may. Return when more is due; not after ``now``: go on."""
+        """Make wait what is due, or count it as lost, as much as a step may.
+
+        Return when more is due; not after ``now``: go on.
+        """
         room = STEP
         for key in keys:
             if room and self.hints.due(key) <= now:
                 due = self.store.due(key, now, room)
                 for record in due:
-                    self.move(record, State.WAITING, now)
+                    self.promote_one(record, now)
                 room -= len(due)
                 self.hints.nothing_due(key)
                 for record in self.store.due(key, math.inf, 1):
-                    self.hints.note_due(key, record.at)
+                    self.hints.note_due(key, record.due or now)
         return min((self.hints.due(key) for key in keys), default=math.inf)
+
+    def promote_one(self, record: Record, now: float) -> bool:
+        """Make a due one wait. Return whether it was in flight, for too long without progress."""
+        hung = record.state is State.IN_FLIGHT
+        if hung:
+            self.take_back(record, now, lost=True)
+        else:
+            self.move(record, State.WAITING, now)
+        return hung
 
     # as many steps as it takes
 

@@ -176,7 +176,7 @@ class RecordControl:
 
     async def maintain(self) -> Maintained:
         """See `taskqueue_core.capabilities.Control.maintain`."""
-        promoted = forgotten = 0
+        promoted = forgotten = recovered = 0
         expired: list[Expired] = []
         for _ in range(_PASS):
             with self._books.step() as now:
@@ -188,13 +188,16 @@ class RecordControl:
                     elif record.overdue(now):
                         self._books.move(record, State.EXPIRED, now)
                         expired.append(record.expired)
+                    elif self._books.promote_one(record, now):
+                        recovered += 1
                     else:
-                        self._books.move(record, State.WAITING, now)
                         promoted += 1
             if len(alarms) < STEP:
                 break
             await asyncio.sleep(0)
-        return Maintained(promoted=promoted, expired=tuple(expired), forgotten=forgotten)
+        return Maintained(
+            promoted=promoted, expired=tuple(expired), forgotten=forgotten, recovered=recovered
+        )
 
 
 def _ledger(counters: Counter[str]) -> Ledger:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from taskqueue_core.authoring import answer, encodable, refusal
 from taskqueue_core.errors import PublishUnconfirmed
 from taskqueue_core.limits import check_time
+from taskqueue_core.recordstore.bells import RecordBell
 from taskqueue_core.recordstore.books import Books
 from taskqueue_core.recordstore.record import Record
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Settled, State, Task
@@ -35,13 +36,17 @@ class RecordPublisher:
             known = record.recognise(task, now, settings.dedupe_window)
             if known is not None:
                 return _confirmation(task, known)
-        if settings.capacity is not None or settings.intake_paused:
+        if settings.capacity is not None or settings.intake_paused or settings.moved_to:
             refused = refusal(task, settings, books.store.counters(task.key)["fresh"])
             if refused is not None:
                 return refused
         record = Record(task=task, at=task.not_before or now)
         books.move(record, State.SCHEDULED if record.at > now else State.WAITING, now)
         return _confirmation(task, Published.ACCEPTED)
+
+    def room_bell(self, *keys: str) -> RecordBell:
+        """See `taskqueue_core.capabilities.RoomBells.room_bell`."""
+        return RecordBell(self._books.bells, keys)
 
     async def schedule_retry(
         self,

@@ -19,17 +19,24 @@ class Record(Entry, kw_only=True, eq=False):
     """when it falls due, if it is scheduled"""
     owner: int | None = None
     """the number of the subscription that has it in flight"""
+    patience: float | None = None
+    """how many seconds it may be in flight without progress"""
     forget_at: float = 0.0
     """when it may be dropped, if it has ended"""
 
     @property
     def due(self) -> float | None:
-        """When it falls due; ``None`` unless it is scheduled."""
-        return self.at if self.state is State.SCHEDULED else None
+        """When it is to wait: it is scheduled for then, or counts as lost from then on. ``None``: never."""
+        if self.state is State.SCHEDULED:
+            return self.at
+        if self.state is not State.IN_FLIGHT or self.patience is None:
+            return None
+        end = self.updated_at + self.patience  # of the hand-out, or of the last progress
+        return None if self.task.deadline is not None and self.task.deadline <= end else end
 
     @property
     def alarm(self) -> float | None:
-        """When time alone will change it: it falls due, expires or may be dropped. ``None``: never."""
+        """When time alone will change it: it is due, expires or may be dropped. ``None``: never."""
         if self.ended:
             return self.forget_at
         times = (self.due, self.task.deadline if self.live else None)

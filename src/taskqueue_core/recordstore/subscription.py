@@ -76,6 +76,7 @@ class RecordSubscription(LocalSubscription):
         delivery = record.hand_out(secrets.token_hex(16), now)
         self._unseen.add(delivery.receipt)
         record.owner = self._number
+        record.patience = self._books.store.settings(record.task.key).max_processing_time
         self._books.take_token(record.task.key, now)
         self._books.store.count(record.task.key, "delivered")
         self._books.move(record, State.IN_FLIGHT, now)

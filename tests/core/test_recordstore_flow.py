@@ -1,0 +1,212 @@
+"""What the record store does about hung deliveries, moved queues and publishers that wait for room."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.errors import BackendUnavailable, InvalidInput, LeaseLost
+from taskqueue_core.queue import Queue
+from taskqueue_core.recordstore import RecordBackend
+from taskqueue_core.tasks import Published, Refusal, State, Task
+from tests.core.dict_store import DictStore, Disk
+
+HUNG = QueueSettings(max_processing_time=10, max_losses=1)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The time of the backend."""
+    return ManualClock()
+
+
+@pytest.fixture
+def store() -> DictStore:
+    """The store below the backend."""
+    return DictStore(Disk())
+
+
+@pytest.fixture
+def backend(clock: ManualClock, store: DictStore) -> RecordBackend:
+    """An empty backend."""
+    return RecordBackend("dict", store, clock, durable=True)
+
+
+async def state_of(backend: RecordBackend, task_id: str = "t") -> State:
+    """Where a task is."""
+    (status,) = await backend.control.statuses("k", task_id)
+    assert status is not None
+    return status.state
+
+
+async def test_a_hung_delivery_is_taken_back(backend: RecordBackend, clock: ManualClock) -> None:
+    """C18, laws 2 and 3: without progress for that long it is lost: once it comes back, then it is dead."""
+    await backend.control.configure("k", HUNG)
+    await backend.publisher.publish(Task(key="k", id="t"))
+    consumer = backend.subscribe(["k"], "w")
+    for last in (False, True):
+        (delivery,) = (await consumer.receive(1, 0)).deliveries
+        assert (delivery.attempt, delivery.losses) == (1, int(last))
+        await clock.advance(9.9)
+        assert (await backend.control.maintain()).recovered == 0
+        await clock.advance(0.1)
+        assert (await backend.control.maintain()).recovered == 1
+        assert await state_of(backend) is (State.DEAD if last else State.WAITING)
+        with pytest.raises(LeaseLost):
+            await consumer.ack(delivery)
+    stats = await backend.control.stats("k")
+    assert (stats.lost, stats.redelivered, stats.ledger.balanced) == (2, 2, True)
+
+
+async def test_progress_is_a_sign_of_life(backend: RecordBackend, clock: ManualClock) -> None:
+    """OPEN-C3: a long task that goes on telling of its progress is left alone, however long it takes."""
+    await backend.control.configure("k", HUNG)
+    await backend.publisher.publish(Task(key="k", id="t"))
+    consumer = backend.subscribe(["k"], "w")
+    (delivery,) = (await consumer.receive(1, 0)).deliveries
+    for step in range(10):
+        await clock.advance(9)
+        assert await backend.control.progress(delivery, step / 10)
+        assert (await backend.control.maintain()).recovered == 0
+    await consumer.ack(delivery)
+    assert await state_of(backend) is State.DONE
+
+
+async def test_who_waits_gets_what_hung(backend: RecordBackend, clock: ManualClock) -> None:
+    """C18: a receive that waits wakes at that very moment, without any housekeeping."""
+    await backend.control.configure("k", HUNG)
+    waiting = asyncio.create_task(backend.subscribe(["k"], "other").receive(1, None))
+    await asyncio.sleep(0)
+    await backend.publisher.publish(Task(key="k", id="t"))
+    (first,) = (await waiting).deliveries
+    waiting = asyncio.create_task(backend.subscribe(["k"], "w").receive(1, None))
+    await asyncio.sleep(0)
+    await clock.advance(5)
+    await backend.control.progress(first, 0.5)
+    await clock.advance(9.9)
+    assert not waiting.done()
+    await clock.advance(0.1)
+    (again,) = (await asyncio.wait_for(waiting, 5)).deliveries
+    assert (again.losses, again.task.id) == (1, "t")
+
+
+async def test_a_change_acts_on_what_is_handed_out(
+    backend: RecordBackend, clock: ManualClock
+) -> None:
+    """C18, law 9: a delivery has the time that was in force when it was handed out."""
+    await backend.publisher.publish(Task(key="k", id="t"), Task(key="k", id="u"))
+    consumer = backend.subscribe(["k"], "w")
+    await consumer.receive(1, 0)
+    settings = await backend.control.configure("k", HUNG)
+    await consumer.receive(1, 0)
+    await backend.control.configure("k", QueueSettings(version=settings.version))
+    await clock.advance(10)
+    assert (await backend.control.maintain()).recovered == 1
+    assert [await state_of(backend, name) for name in "tu"] == [State.IN_FLIGHT, State.WAITING]
+
+
+@pytest.mark.parametrize(("deadline", "end"), [(10, State.EXPIRED), (11, State.WAITING)])
+async def test_a_deadline_before_it(
+    backend: RecordBackend, clock: ManualClock, deadline: float, end: State
+) -> None:
+    """C18, law 8: what comes first counts: a task whose deadline has passed expires, and is not lost."""
+    await backend.control.configure("k", HUNG)
+    await backend.publisher.publish(Task(key="k", id="t", deadline=clock.now() + deadline))
+    await backend.subscribe(["k"], "w").receive(1, 0)
+    await clock.advance(10)
+    await backend.publisher.publish(Task(key="k"))
+    await backend.control.maintain()
+    assert await state_of(backend) is end
+    assert (await backend.control.stats("k")).lost == (end is State.WAITING)
+
+
+async def test_a_moved_queue(backend: RecordBackend) -> None:
+    """A20, A19: it takes nothing new, says where to go, answers for what it knows, and runs empty."""
+    await backend.publisher.publish(Task(key="k", id="t"))
+    await backend.control.configure("k", QueueSettings(moved_to="k-2"))
+    known, new = await backend.publisher.publish(Task(key="k", id="t"), Task(key="k", id="new"))
+    assert (known.status, new.status) == (Published.DUPLICATE, Published.REFUSED)
+    assert (new.code, new.retry_after, new.reason) == (
+        Refusal.MOVED,
+        None,
+        "the queue has moved to 'k-2'",
+    )
+    consumer = backend.subscribe(["k"], "w")
+    (delivery,) = (await consumer.receive(9, 0)).deliveries
+    await backend.publisher.schedule_retry(delivery.task, backend.now(), settles=delivery)
+    assert len((await consumer.receive(9, 0)).deliveries) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        (QueueSettings(order=Order.FAIR), "order"),
+        (QueueSettings(floor_share=0.1), "floor_share"),
+        (QueueSettings(bound_to=("other",)), "bound_to"),
+    ],
+)
+async def test_what_it_does_not_keep(
+    backend: RecordBackend, settings: QueueSettings, field: str
+) -> None:
+    """GOAL-AB: an order and copies are refused by name, and nothing is changed."""
+    with pytest.raises(InvalidInput) as caught:
+        await backend.control.configure("k", settings)
+    assert caught.value.field == field
+    assert (await backend.control.settings("k")).version == 0
+
+
+async def test_the_bell_rings_for_room(backend: RecordBackend, store: DictStore) -> None:
+    """B13: with a first hand-out, an end before it, a change of settings, and an unsure step; for its keys alone."""
+
+    async def rung() -> bool:
+        waiting = asyncio.create_task(bell.rung(60))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        done = waiting.done()
+        waiting.cancel()
+        return done
+
+    await backend.control.configure("k", QueueSettings(capacity=2))
+    await backend.publisher.publish(Task(key="k", id="a"), Task(key="other", id="b"))
+    consumer = backend.subscribe(["k", "other"], "w")
+    async with backend.publisher.room_bell("k", "more") as bell:
+        assert not await rung()
+        (first, second) = (await consumer.receive(9, 0)).deliveries
+        assert await rung()
+        assert not await rung()
+        await consumer.ack(first, second)
+        assert not await rung(), "it took no room any more"
+        await backend.publisher.publish(Task(key="k", id="c"), Task(key="other", id="d"))
+        assert not await rung()
+        await backend.control.cancel("other", "d")
+        assert not await rung()
+        await backend.control.cancel("k", "c")
+        assert await rung()
+        await backend.control.configure("k", QueueSettings(version=1))
+        assert await rung()
+        await backend.publisher.publish(Task(key="k", id="e"))
+        store.failing = {"answer"}
+        with pytest.raises(BackendUnavailable):
+            await consumer.receive(9, 0)
+        store.failing = set()
+        assert await rung()
+    await consumer.receive(9, 0)
+    assert not await rung(), "it is closed"
+    await asyncio.wait_for(bell.rung(0.001), 5)
+
+
+async def test_a_publisher_waits_for_room(
+    backend: RecordBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B13: it gets in with the hand-out that makes room, whatever the hint is."""
+    monkeypatch.setattr("taskqueue_core.authoring._REFUSED_FOR", 600.0)
+    await backend.control.configure("k", QueueSettings(capacity=1))
+    await backend.publisher.publish(Task(key="k"))
+    late = asyncio.create_task(Queue(backend).publish("k", wait=60))
+    await asyncio.sleep(0.01)
+    assert not late.done()
+    await backend.subscribe(["k"], "w").receive(1, 0)
+    assert (await asyncio.wait_for(late, 5)).stored
