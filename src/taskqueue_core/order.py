@@ -1,0 +1,117 @@
+"""Who is next: the arithmetic of fair turns and of the floor share, for backends with ``order``. It keeps no tasks.
+
+A `Walk` does all of it in memory. A backend that keeps what tenants have spent in its store takes `cost`, `joins_at`
+and `returns_at`: whole numbers, so that who has spent the same has spent exactly the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+import msgspec
+
+__all__ = ["TURN", "Floor", "Walk", "cost", "joins_at", "returns_at"]
+
+TURN = math.lcm(*range(1, 26), 1000)
+"""what a hand-out costs a tenant of weight 1: weights up to 25 and all round ones divide it"""
+_DUST = 1e-6
+"""of a hand-out: what floating point may leave out"""
+_SPARE = 64
+"""so many places in a walk may be out of date before they are cleared"""
+
+T = TypeVar("T", bound=Hashable)
+
+
+def cost(weight: int) -> int:
+    """Return what a hand-out costs a tenant."""
+    return TURN // weight
+
+
+def joins_at(at: int, *, alone: bool) -> int:
+    """Return what a tenant has spent when it joins: it comes behind those that are there.
+
+    ``at`` is what the next of them has spent. Where it is ``alone`` that is what the last one had, at its last turn.
+    """
+    return at if alone else at + TURN
+
+
+def returns_at(spent: int, at: int) -> int:
+    """Return what a tenant has spent when it comes back from a rest: what it could not use is not made up for."""
+    return min(max(spent, at), at + TURN)
+
+
+class Walk(Generic[T]):
+    """Tenants that take turns by weight. Each step takes O(log tenants)."""
+
+    def __init__(self) -> None:
+        """Start with nobody."""
+        self._places: dict[T, tuple[int, int]] = {}
+        """what each has spent, and the number of its place: of those that have spent the same the lowest is next"""
+        self._heap: list[tuple[int, int, T]] = []
+        self._numbers = itertools.count()
+        self._at = 0
+
+    def __len__(self) -> int:
+        """Count who is there."""
+        return len(self._places)
+
+    def next(self) -> T | None:
+        """Return who is next, which is who has spent the least."""
+        while self._heap:
+            spent, number, who = self._heap[0]
+            if self._places.get(who) == (spent, number):
+                self._at = spent
+                return who
+            heapq.heappop(self._heap)
+        return None
+
+    def join(self, who: T) -> None:
+        """Let somebody in, behind the others."""
+        alone = self.next() is None
+        self._place(who, joins_at(self._at, alone=alone))
+
+    def come_back(self, who: T, spent: int) -> None:
+        """Let somebody in again who left for a rest, having spent so much then."""
+        self.next()
+        self._place(who, returns_at(spent, self._at))
+
+    def leave(self, who: T) -> int:
+        """Let somebody go. Return what it had spent, in case that it comes back."""
+        return self._places.pop(who)[0]
+
+    def spend(self, who: T, weight: int) -> None:
+        """Note that somebody had a turn."""
+        spent = self._places[who][0]
+        self._at = max(self._at, spent)
+        self._place(who, spent + cost(weight))
+
+    def _place(self, who: T, spent: int) -> None:
+        place = spent, next(self._numbers)
+        self._places[who] = place
+        if len(self._heap) >= 2 * len(self._places) + _SPARE:
+            self._heap = [(*place, who) for who, place in self._places.items()]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (*place, who))
+
+
+class Floor(msgspec.Struct):
+    """What the lowest priority has coming to it: an account of hand-outs, kept with the queue."""
+
+    owed: float = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether the next hand-out is of the lowest priority that can be served."""
+        return self.owed >= 1 - _DUST
+
+    def handed_out(self, share: float, *, lower: bool) -> None:
+        """Note a hand-out, while a ``lower`` priority could have been served or not."""
+        if self.due:
+            self.owed = max(0.0, self.owed - 1)
+        elif lower:
+            self.owed += share
