@@ -20,6 +20,7 @@ _PAUSE = RetryPolicy(base=0.01, cap=0.05, jitter=1)
 _PARTS: Mapping[str, type[BaseModel]] = {
     "": QueueSettings,
     "rate_limit": RateLimit,
+    "tenant_rate_limit": RateLimit,
     "retry": RetryPolicy,
 }
 
@@ -27,10 +28,17 @@ _PARTS: Mapping[str, type[BaseModel]] = {
 def read_settings(text: bytes) -> QueueSettings:
     """Read a JSON object. Raises `InvalidInput`: numbers are numbers, true is true, and every name is known."""
     try:
-        return QueueSettings.model_validate_json(text, strict=True)
+        settings = QueueSettings.model_validate_json(text, strict=True)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False)[0]
-    *parents, name = map(str, fault["loc"] or ("settings",))
+    else:
+        return _named(settings)
+    if (
+        not fault["loc"] and fault["type"] == "value_error"
+    ):  # it begins with what does not go with the others
+        name, _, needs = fault["msg"].removeprefix("Value error, ").partition(" ")
+        raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, for it {needs}")
+    *parents, name = map(str, _place(fault["loc"]) or ("settings",))
     if fault["type"] == "extra_forbidden":  # what a stranger calls a field is not repeated
         parent = ".".join(parents)
         known = ", ".join(_PARTS[parent].model_fields)
@@ -41,6 +49,24 @@ def read_settings(text: bytes) -> QueueSettings:
     allowed = fault["msg"].removeprefix("Input should be ")
     beyond = " out of range" if allowed.startswith(("greater", "less", "'")) else ""
     raise InvalidInput(field, kind_of(fault["input"]) + beyond, allowed)
+
+
+def _place(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    return (
+        where[:1] if where[:1] == ("weights",) else where
+    )  # what tenants are called is not repeated
+
+
+def _named(settings: QueueSettings) -> QueueSettings:
+    """Return settings that name queues and tenants as there may be. Raises `InvalidInput`."""
+    for field, names in (
+        ("moved_to", () if settings.moved_to is None else (settings.moved_to,)),
+        ("bound_to", settings.bound_to),
+        ("weights", settings.weights),
+    ):
+        for name in names:
+            check_name(field, name)
+    return settings
 
 
 async def change_settings(

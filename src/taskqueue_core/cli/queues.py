@@ -1,4 +1,4 @@
-"""``taskqueue queue``: what limits the flow through queues."""
+"""``taskqueue queue``: what limits and orders the flow through queues, and where copies go."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_core.capabilities import Control, QueueSettings, control_of
+from taskqueue_core.capabilities import Control, Order, QueueSettings, control_of
 from taskqueue_core.cli.backends import REACH, ServerUrl, opened
-from taskqueue_core.cli.limits import NONE, limits_of, number_of, rate_of, rate_text
+from taskqueue_core.cli.limits import (
+    NONE,
+    limits_of,
+    number_of,
+    rate_of,
+    rate_text,
+    seconds_of,
+    weighted,
+)
 from taskqueue_core.cli.output import AsJson, console, note, print_json
 from taskqueue_core.cli.stats import check_known, count
+from taskqueue_core.errors import InvalidInput
 from taskqueue_core.operating import change_settings, pause_queue, read_settings, reset_settings
 from taskqueue_core.tasks import QueueStats
 
@@ -24,6 +33,9 @@ __all__ = ["add_to"]
 
 T = TypeVar("T")
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The queue's name.", show_default=False)]
+Others = Annotated[
+    list[str], typer.Argument(metavar="OTHER...", help="Other queues.", show_default=False)
+]
 Intake = Annotated[
     bool, typer.Option("--intake", help="What publishers put in, not what workers take out.")
 ]
@@ -37,7 +49,7 @@ Version = Annotated[
     ),
 ]
 
-_TEXT = "Look at what limits queues, set it, pause and resume them."
+_TEXT = "Look at what limits and orders queues, set it, pause, resume and bind them."
 queue = typer.Typer(help=f"{_TEXT}\n\n{REACH}", short_help=_TEXT, no_args_is_help=True)
 
 
@@ -86,8 +98,10 @@ def show(key: Key, *, server: ServerUrl = None, as_json: AsJson = False) -> None
         return
     table = Table.grid(padding=(0, 2))
     for name, value in found.model_dump(mode="json").items():
-        rate = found.rate_limit if name == "rate_limit" else None
+        rate = getattr(found, name) if name.endswith("rate_limit") else None
         shown = _shown(value) if rate is None else rate_text(rate)
+        if name == "weights":
+            shown = ", ".join(f"{tenant}={weight}" for tenant, weight in value.items()) or NONE
         table.add_row(Text(name.replace("_", " "), "dim"), Text(shown))
     console.print(table)
 
@@ -120,6 +134,54 @@ def change(
             show_default=False,
         ),
     ] = None,
+    max_processing_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"SECONDS|{NONE}",
+            help="What runs for so long without progress counts as lost, and comes back.",
+            show_default=False,
+        ),
+    ] = None,
+    order: Annotated[
+        Order | None,
+        typer.Option(
+            help="First in, first out; or tenants in turn, which the settings of tenants need.",
+            show_default=False,
+        ),
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar=f"TENANT=N|{NONE}",
+            help=f"A tenant's turns for each turn of the others. May be repeated; TENANT={NONE} takes it away, "
+            f"{NONE} all.",
+            show_default=False,
+        ),
+    ] = None,
+    tenant_capacity: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"N|{NONE}", help="As --capacity, for each tenant.", show_default=False
+        ),
+    ] = None,
+    tenant_max_inflight: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="As --max-inflight, for each tenant.", show_default=False),
+    ] = None,
+    tenant_rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"N/TIME|{NONE}", help="As --rate, for each tenant.", show_default=False
+        ),
+    ] = None,
+    floor_share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Of all hand-outs, what the lowest priority has for sure: 0.1 is every tenth or so; 0 for none.",
+            show_default=False,
+        ),
+    ] = None,
     paused: Annotated[
         bool | None,
         typer.Option("--paused/--resumed", help="Hand nothing out.", show_default=False),
@@ -134,23 +196,75 @@ def change(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set some limits, and leave the other settings as they are. They act at once."""
-    flags = {"max_inflight": max_inflight, "paused": paused, "intake_paused": intake_paused}
+    """Set some limits or the order, and leave the other settings as they are. They act at once."""
+    flags = {
+        "max_inflight": max_inflight,
+        "paused": paused,
+        "intake_paused": intake_paused,
+        "order": order,
+        "tenant_max_inflight": tenant_max_inflight,
+        "floor_share": floor_share,
+    }
     changes: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-    if capacity is not None:
-        changes["capacity"] = number_of("capacity", capacity)
-    if rate is not None:
-        changes["rate_limit"] = rate_of(rate)
-    if not changes:
+    for name, number in (("capacity", capacity), ("tenant_capacity", tenant_capacity)):
+        if number is not None:
+            changes[name] = number_of(name, number)
+    for name, limit in (("rate", rate), ("tenant_rate", tenant_rate)):
+        if limit is not None:
+            changes[f"{name}_limit"] = rate_of(name, limit)
+    if max_processing_time is not None:
+        changes["max_processing_time"] = seconds_of("max_processing_time", max_processing_time)
+    if not (changes or weight):
         raise typer.BadParameter("nothing to set: give --capacity, --max-inflight, --rate ...")
+    weighted({}, weight or [])  # what is no weight is told before anything is asked
 
-    def edit(found: QueueSettings) -> QueueSettings:
-        return read_settings(msgspec.json.encode(found.model_dump(mode="json") | changes))
+    def edit(found: QueueSettings) -> dict[str, Any]:
+        return changes | ({"weights": weighted(found.weights, weight)} if weight else {})
 
-    def call(control: Control) -> Awaitable[QueueSettings]:
-        return change_settings(control, key, edit, version=version)
+    _edit(key, edit, server, version=version, as_json=as_json)
 
-    _change(key, call, server, as_json=as_json)
+
+@queue.command()
+def bind(
+    key: Key,
+    others: Others,
+    *,
+    topic: Annotated[
+        bool, typer.Option("--topic", help="KEY keeps no copy of its own: it only hands on.")
+    ] = False,
+    version: Version = None,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a copy of what is published to KEY into other queues too. What is there already stays."""
+
+    def edit(found: QueueSettings) -> dict[str, Any]:
+        own = [] if topic else [key]
+        there = [one for one in found.bound_to or own if not (topic and one == key)]
+        return _bound(key, [*there, *others])
+
+    _edit(key, edit, server, version=version, as_json=as_json)
+
+
+@queue.command()
+def unbind(
+    key: Key,
+    others: Others,
+    *,
+    version: Version = None,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put no more copies into other queues. Without any left KEY keeps what is published to it, as ever."""
+
+    def edit(found: QueueSettings) -> dict[str, Any]:
+        for other in others:
+            if other not in found.bound_to:
+                known = ", ".join(found.bound_to) or f"none: {key} is not bound"
+                raise InvalidInput("OTHER", "a queue that gets no copies", known)
+        return _bound(key, [one for one in found.bound_to if one not in others])
+
+    _edit(key, edit, server, version=version, as_json=as_json)
 
 
 @queue.command()
@@ -177,6 +291,30 @@ def reset(
 
     def call(control: Control) -> Awaitable[QueueSettings]:
         return reset_settings(control, key, version=version)
+
+    _change(key, call, server, as_json=as_json)
+
+
+def _bound(key: str, names: list[str]) -> dict[str, Any]:
+    unique = list(dict.fromkeys(names))
+    return {"bound_to": [] if unique == [key] else unique}
+
+
+def _edit(
+    key: str,
+    edit: Callable[[QueueSettings], dict[str, Any]],
+    server: str | None,
+    *,
+    version: int | None,
+    as_json: bool,
+) -> None:
+    """Change some of the settings to what ``edit`` makes of those in force."""
+
+    def edited(found: QueueSettings) -> QueueSettings:
+        return read_settings(msgspec.json.encode(found.model_dump(mode="json") | edit(found)))
+
+    def call(control: Control) -> Awaitable[QueueSettings]:
+        return change_settings(control, key, edited, version=version)
 
     _change(key, call, server, as_json=as_json)
 
@@ -222,6 +360,8 @@ def _told(key: str, settings: QueueSettings, stats: QueueStats | None = None) ->
 def _shown(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name.replace('_', ' ')} {_shown(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
     return NONE if value is None else str(value)

@@ -79,7 +79,8 @@ def _told(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(stats)
     told["ledger"]["balanced"] = stats.ledger.balanced
     values = settings.model_dump(mode="json")
-    return told | {"flow": {name: values[name] for name in settings.flow}}
+    names = (*settings.flow, *settings.ordering, *(["bound_to"] if settings.bound_to else []))
+    return told | {"flow": {name: values[name] for name in names}}
 
 
 def _print(found: list[QueueStats], now: float) -> None:

@@ -25,11 +25,19 @@ _PATIENCE = 5.0
 class RemoteBackend:
     """See `taskqueue_core.backend.Backend`. Has no subscriptions. The server's backend decides how durable it is.
 
-    So it does about limits of the flow: where it has none, they are refused.
+    So it does about limits of the flow, order and copies: what it does not keep is refused.
     """
 
     capabilities = Capabilities(
-        names=frozenset({Capability.CONTROL, Capability.DEAD_LETTERS, Capability.FLOW}),
+        names=frozenset(
+            {
+                Capability.CONTROL,
+                Capability.DEAD_LETTERS,
+                Capability.FLOW,
+                Capability.ORDER,
+                Capability.FAN_OUT,
+            }
+        ),
         shared=True,
         atomic_retry=False,
     )

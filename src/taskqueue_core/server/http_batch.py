@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 import msgspec
 from starlette.responses import Response
 
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.observed import demand_order
 from taskqueue_core.server import bodies
 from taskqueue_core.server.models import ConfirmationOut, InvalidLine, TaskIn
 from taskqueue_core.server.operations import Call, Operation, spliced
@@ -40,6 +43,7 @@ class _Batch:
     def __init__(self, call: Call) -> None:
         self.answers: list[bytes] = []
         self._call = call
+        self._orders = has(call.hub.backend, Capability.ORDER)
         self._number = 0
         self._waiting: list[tuple[int, Task]] = []
 
@@ -55,6 +59,8 @@ class _Batch:
             return
         try:
             task = bodies.decode(TaskIn, line).to_task(self._call.hub.backend.now())
+            if not self._orders:
+                demand_order((task,))
         except ProblemError as error:
             problem = error.problem
             self._refuse(problem.code, problem.field, problem.detail)

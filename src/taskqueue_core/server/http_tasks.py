@@ -10,7 +10,7 @@ from taskqueue_core.queue import instant
 from taskqueue_core.server.bodies import JSON
 from taskqueue_core.server.models import Cancelled, ConfirmationOut, RetryIn, TaskIn
 from taskqueue_core.server.operations import Call, Operation, answer
-from taskqueue_core.server.problems import ProblemError, retry_after
+from taskqueue_core.server.problems import ProblemError, refusal_status, retry_after
 from taskqueue_core.tasks import Confirmation, Published, Refusal, TaskStatus
 
 __all__ = ["OPERATIONS"]
@@ -19,17 +19,15 @@ _STATUS = {
     Published.ACCEPTED: 201,
     Published.DUPLICATE: 200,
     Published.CONFLICT: 409,
-    Published.REFUSED: 429,
 }
-_NOT_NOW = 503
-"""for a refusal that has nothing to do with how much was published to the queue"""
-_CONFIRMATIONS = dict.fromkeys((*_STATUS.values(), _NOT_NOW), ConfirmationOut)
+_CONFIRMATIONS = dict.fromkeys((*_STATUS.values(), *map(refusal_status, Refusal)), ConfirmationOut)
 
 
 async def publish(call: Call) -> Response:
     """Publish one task. Sending it again with the same id is harmless.
 
-    Refused for now: 429 where the queue is full, 503 where its intake is paused or the whole store is full.
+    Refused for now: 429 where the queue or the tenant's part of it is full, 503 where its intake is paused or the whole
+    store is full. Refused for good: 409 where the queue has moved, the code says so then.
     """
     task = (await call.body(TaskIn)).to_task(call.hub.backend.now())
     (confirmation,) = await call.hub.queue.publish_many([task])
@@ -58,13 +56,12 @@ async def retry(call: Call) -> Response:
 
 
 def _confirmed(confirmation: Confirmation) -> Response:
+    if confirmation.status is not Published.REFUSED:
+        return answer(ConfirmationOut.of(confirmation), _STATUS[confirmation.status])
     headers = {}
-    status = _STATUS[confirmation.status]
-    if confirmation.status is Published.REFUSED:
+    if confirmation.code is not Refusal.MOVED:
         headers["retry-after"] = retry_after(confirmation.retry_after)
-        if confirmation.code not in {None, Refusal.QUEUE_FULL}:
-            status = _NOT_NOW
-    return answer(ConfirmationOut.of(confirmation), status, headers)
+    return answer(ConfirmationOut.of(confirmation), refusal_status(confirmation.code), headers)
 
 
 async def status(call: Call) -> Response:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.flow import IntervalUnit
 from taskqueue_core.limits import LIMITS, check_name
@@ -186,13 +186,30 @@ class RateLimitOut(msgspec.Struct, frozen=True):
 
 
 class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What limits the flow through a queue; what is not there does not."""
+    """What limits and orders the flow through a queue; what is not there does not."""
 
     capacity: int | None = None
     max_inflight: int = 0
     rate_limit: RateLimitOut | None = None
     paused: bool = False
     intake_paused: bool = False
+    moved_to: str | None = None
+    max_processing_time: float | None = None
+    order: Order = Order.FIFO
+    weighted: int = 0
+    """how many tenants have a weight"""
+    tenant_capacity: int | None = None
+    tenant_max_inflight: int = 0
+    tenant_rate_limit: RateLimitOut | None = None
+    floor_share: float = 0
+    bound_to: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: QueueSettings) -> FlowOut:
+        """Leave out what is at its default, and the other settings."""
+        told = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
+        told["weighted"] = len(settings.weights)
+        return msgspec.convert(told, cls)
 
 
 class QueueOut(QueueStats, frozen=True, kw_only=True):
@@ -204,7 +221,7 @@ class QueueOut(QueueStats, frozen=True, kw_only=True):
     def of(cls, stats: QueueStats, settings: QueueSettings) -> QueueOut:
         """Put both together."""
         figures = {name: getattr(stats, name) for name in stats.__struct_fields__}
-        return cls(**figures, flow=msgspec.convert(settings.flow, FlowOut))
+        return cls(**figures, flow=FlowOut.of(settings))
 
 
 class QueuesOut(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from taskqueue_core.errors import (
     SettingsConflict,
     TaskQueueError,
 )
+from taskqueue_core.tasks import Refusal
 
 __all__ = [
     "PROBLEM_TYPE",
@@ -29,6 +30,7 @@ __all__ = [
     "ProblemError",
     "problem_of",
     "problem_response",
+    "refusal_status",
     "respond",
     "retry_after",
 ]
@@ -40,11 +42,18 @@ _STATUS: dict[type[TaskQueueError], int] = {
     IdConflict: 409,
     SettingsConflict: 409,
     LeaseLost: 409,
-    QueueFull: 429,
     PublishUnconfirmed: 503,
     BackendUnavailable: 503,
     CapabilityMissing: 501,
 }
+_REFUSED: dict[str | None, int] = {
+    None: 429,
+    Refusal.QUEUE_FULL: 429,
+    Refusal.TENANT_FULL: 429,
+    Refusal.MOVED: 409,
+}
+_NOT_NOW = 503
+"""for a refusal that has nothing to do with how much was published to the queue"""
 _ROUTING = {
     404: ("not_found", "there is nothing at this path"),
     405: ("method_not_allowed", "this path has other methods"),
@@ -111,13 +120,21 @@ def problem_of(error: Exception) -> ProblemError:
 
 
 def _of_ours(error: TaskQueueError) -> ProblemError:
-    status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
+    if isinstance(error, QueueFull):
+        status = refusal_status(error.code)
+    else:
+        status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
     headers = {}
     if status in (429, 503):
         wait = error.retry_after if isinstance(error, QueueFull) else None
         headers["retry-after"] = retry_after(wait)
     field = error.field if isinstance(error, InvalidInput) else None
     return ProblemError(status, error.code, str(error), field=field, headers=headers)
+
+
+def refusal_status(code: str | None) -> int:
+    """Return the status of a refused publish: too much was published, not now, or never again here."""
+    return _REFUSED.get(code, _NOT_NOW)
 
 
 def retry_after(seconds: float | None) -> str:
