@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 import taskqueue_core.queue
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
 from tests.cli.conftest import Cli
 from tests.cli.shared import Shared
@@ -71,6 +72,16 @@ def test_rates(words: str, limit: tuple[Any, ...], cli: Cli) -> None:
         (["--rate", "٣/1s"], "rate"),
         (["--rate", "0/1s"], "rate_limit.max_tokens"),
         (["--rate", "1/0s"], "rate_limit.interval"),
+        (["--tenant-rate", "1/1d"], "tenant_rate"),
+        (["--tenant-capacity", "much"], "tenant_capacity"),
+        (["--weight", "a"], "weight"),
+        (["--weight", "=3"], "weight"),
+        (["--weight", "a=much"], "weight"),
+        (["--order", "fair", "--weight", "a=0"], "weights"),
+        (["--order", "fair", "--weight", "a b=1"], "weights"),
+        (["--floor-share", "0.9"], "floor_share"),
+        (["--max-processing-time", "soon"], "max_processing_time"),
+        (["--max-processing-time", "0"], "max_processing_time"),
     ],
 )
 def test_bad_limits_are_named(words: list[str], field: str, cli: Cli, store: Shared) -> None:
@@ -79,6 +90,90 @@ def test_bad_limits_are_named(words: list[str], field: str, cli: Cli, store: Sha
     assert (done.code, done.told["error"]["field"]) == (2, field)
     assert "; allowed: " in done.told["error"]["detail"]
     assert in_force(store).version == 0
+
+
+def test_order_and_tenants(cli: Cli, store: Shared) -> None:
+    """B12, OPEN-B4: everything that orders a queue is set, told and taken back; a weight leaves the others alone."""
+    publish(store, "a")
+    tenants = ["--tenant-capacity", "1000", "--tenant-max-inflight", "5", "--tenant-rate", "7/1m"]
+    weights = ["--weight", "a=3", "--weight", "b=2"]
+    rest = ["--floor-share", "0.1", "--max-processing-time", "600"]
+    done = cli("queue", "set", KEY, "--order", "fair", *weights, *tenants, *rest)
+    assert (done.code, done.err) == (0, "")
+    said = (
+        "lost after 600 s without progress, fair, weights a=3 b=2, capacity 1,000 a tenant, "
+        "5 in flight a tenant, 7/1m a tenant, 10% for the lowest"
+    )
+    assert " ".join(done.out.split()) == f"✔ {KEY}: {said} version 1"
+    settings = in_force(store)
+    assert (settings.order, settings.weights) == (Order.FAIR, {"a": 3, "b": 2})
+    assert (settings.tenant_capacity, settings.tenant_max_inflight) == (1000, 5)
+    assert settings.tenant_rate_limit == RateLimit(max_tokens=7, interval_unit=IntervalUnit.MINUTES)
+    assert (settings.floor_share, settings.max_processing_time) == (0.1, 600)
+    assert said in " ".join(cli("queue", "list").out.split())
+    shown = [" ".join(line.split()) for line in cli("queue", "show", KEY).out.splitlines()]
+    assert {"order fair", "weights a=3, b=2", "tenant rate limit 7/1m", "bound to none"} <= set(
+        shown
+    )
+    flow = cli("stats", KEY, "--json").told[0]["flow"]
+    assert (flow["order"], flow["weights"]) == ("fair", {"a": 3, "b": 2})
+    told = cli("queue", "set", KEY, "--weight", "b=none", "--weight", "c_d=5", "--json").told
+    assert told["weights"] == {"a": 3, "c_d": 5}
+    many = [word for n in range(6) for word in ("--weight", f"t{n}=2")]
+    assert "weights t0=2 t1=2 t2=2 and 3 more" in cli(
+        "queue", "set", KEY, "--weight", "none", *many
+    ).out.replace("\n", " ")
+    cleared = ["--weight", "none", "--tenant-capacity", "none", "--tenant-max-inflight", "0"]
+    cleared += ["--tenant-rate", "none", "--floor-share", "0", "--max-processing-time", "none"]
+    assert "no limits" in cli("queue", "set", KEY, "--order", "fifo", *cleared).out
+    assert in_force(store) == QueueSettings(version=4)
+
+
+def test_what_needs_fair_order_is_told(cli: Cli, store: Shared) -> None:
+    """Fault K4: which setting, and what it needs, whichever of the two is missing."""
+    for words, field in (
+        (["--tenant-capacity", "5"], "tenant_capacity"),
+        (["--weight", "a=2"], "weights"),
+    ):
+        error = cli("queue", "set", KEY, *words, "--json").told["error"]
+        assert error["field"] == field
+        assert "needs order 'fair'" in error["detail"]
+        cli("queue", "set", KEY, "--order", "fair", *words)
+        error = cli("queue", "set", KEY, "--order", "fifo", "--json").told["error"]
+        assert error["field"] == field
+        cli("queue", "reset", KEY)
+    assert in_force(store).order is Order.FIFO
+
+
+def test_bindings(cli: Cli, store: Shared) -> None:
+    """D9: a queue keeps its own copy unless it is a topic; what is bound is told, and what is not is an error."""
+    publish(store, "a")
+    done = cli("queue", "bind", KEY, "mail", "audit")
+    assert (done.code, done.err) == (0, "")
+    assert f"copied to {KEY} mail audit" in done.out
+    assert cli("queue", "bind", KEY, "mail", "log", "--json").told["bound_to"] == [
+        KEY,
+        "mail",
+        "audit",
+        "log",
+    ]
+    assert f"copied to {KEY} mail audit and 1 more" in cli("queue", "list").out
+    assert cli("queue", "bind", KEY, "log", "--topic", "--json").told["bound_to"] == [
+        "mail",
+        "audit",
+        "log",
+    ]
+    wrong = cli("queue", "unbind", KEY, "mial", "--json")
+    assert (wrong.code, wrong.told["error"]["field"]) == (2, "OTHER")
+    assert "allowed: mail, audit, log" in wrong.told["error"]["detail"]
+    assert cli("queue", "unbind", KEY, "audit", "mail", "log", "--json").told["bound_to"] == []
+    cli("queue", "bind", KEY, "mail")
+    version = in_force(store).version
+    assert cli("queue", "unbind", KEY, "mail", "--json").told["bound_to"] == []
+    assert cli("queue", "bind", KEY, KEY, "--json").told["version"] == version + 1
+    assert cli("queue", "bind", KEY, "mail", "--version", "0").code == 1
+    assert cli("queue", "bind", KEY, "a/b", "--json").told["error"]["field"] == "bound_to"
+    assert cli("queue", "bind", KEY).code == 2
 
 
 def test_nothing_to_set(cli: Cli) -> None:

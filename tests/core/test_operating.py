@@ -1,11 +1,12 @@
 """How operators change settings: side by side, and with errors that name what is wrong."""
 
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
-from taskqueue_core.capabilities import Control, QueueSettings
+from taskqueue_core.capabilities import Control, Order, QueueSettings
 from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.operating import change_settings, pause_queue, read_settings, reset_settings
@@ -122,6 +123,31 @@ async def test_a_bad_name_is_refused_before_anything_is_read() -> None:
             '{"rate_limit":{"max_tokens":1,"s3cret":1}}',
             "rate_limit: got a field that is not known; allowed: max_tokens, interval, interval_unit",
         ),
+        (
+            '{"tenant_rate_limit":{"max_tokens":1,"s3cret":1}}',
+            "tenant_rate_limit: got a field that is not known; allowed: max_tokens, interval, interval_unit",
+        ),
+        ('{"order":"lifo"}', "order: got str of length 4 out of range; allowed: 'fifo' or 'fair'"),
+        (
+            '{"weights":{"s3cret":1}}',
+            "weights: got dict of length 1; allowed: its default, for it needs order 'fair'",
+        ),
+        (
+            '{"tenant_max_inflight":1,"order":"fifo"}',
+            "tenant_max_inflight: got int; allowed: its default, for it needs order 'fair'",
+        ),
+        (
+            '{"order":"fair","weights":{"s3cret":0}}',
+            "weights: got int out of range; allowed: greater than or equal to 1",
+        ),
+        (
+            '{"floor_share":0.6}',
+            "floor_share: got float out of range; allowed: less than or equal to 0.5",
+        ),
+        (
+            '{"max_processing_time":0}',
+            "max_processing_time: got int out of range; allowed: greater than 0",
+        ),
         ("[]", "settings: got list of length 0; allowed: an object"),
     ],
 )
@@ -130,6 +156,23 @@ def test_what_is_wrong_is_said(text: str, said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_settings(text.encode())
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("moved_to", "a/s3cret"),
+        ("bound_to", ["fine", "{s3cret}"]),
+        ("weights", {"a s3cret": 1}),
+        ("weights", {"s3cret" * 50: 1}),
+    ],
+)
+def test_names_in_settings(field: str, value: object) -> None:
+    """Fault K4: what names a queue or a tenant is checked as everywhere, and is not repeated."""
+    with pytest.raises(InvalidInput) as caught:
+        read_settings(json.dumps({"order": "fair", field: value}).encode())
+    assert caught.value.field == field
+    assert "s3cret" not in str(caught.value)
 
 
 def test_an_unknown_setting_is_told_the_known_ones() -> None:
@@ -142,5 +185,18 @@ def test_an_unknown_setting_is_told_the_known_ones() -> None:
 def test_settings_are_read_as_they_are_written() -> None:
     """What one prints the other reads."""
     limit = RateLimit(max_tokens=5, interval=2, interval_unit=IntervalUnit.HOURS)
-    settings = QueueSettings(version=3, capacity=9, rate_limit=limit, paused=True, result_ttl=5)
+    settings = QueueSettings(
+        version=3,
+        capacity=9,
+        rate_limit=limit,
+        paused=True,
+        result_ttl=5,
+        moved_to="elsewhere",
+        max_processing_time=0.5,
+        order=Order.FAIR,
+        weights={"a": 3},
+        tenant_rate_limit=limit,
+        floor_share=0.25,
+        bound_to=("a", "b"),
+    )
     assert read_settings(settings.model_dump_json().encode()) == settings

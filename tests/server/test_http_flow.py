@@ -9,8 +9,10 @@ import httpx2
 import pytest
 
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.errors import SettingsConflict
-from taskqueue_core.tasks import Task
+from taskqueue_core.errors import QueueFull, SettingsConflict
+from taskqueue_core.queue import stored
+from taskqueue_core.server.problems import problem_of
+from taskqueue_core.tasks import Confirmation, Published, Refusal, Task
 from taskqueue_memory import MemoryBackend
 from tests.server.support import problem
 
@@ -55,6 +57,46 @@ class TestSettings:
         """Fault K4: a plain number."""
         told = await api.delete(_SETTINGS, params={"version": version})
         problem(told, 422, "invalid_input", "version")
+
+    async def test_order_and_bindings_are_written_and_read(self, api: httpx2.AsyncClient) -> None:
+        """B12, D9: they are fields of the same resource; the views of a queue show what is not at its default."""
+        given: dict[str, Any] = {
+            "order": "fair",
+            "weights": {"a": 3, "b": 2},
+            "tenant_capacity": 5,
+            "tenant_max_inflight": 6,
+            "tenant_rate_limit": _LIMITS["rate_limit"],
+            "floor_share": 0.25,
+            "max_processing_time": 1.5,
+            "moved_to": "elsewhere",
+            "bound_to": ["k", "other"],
+        }
+        put = await api.put(_SETTINGS, json=given)
+        assert put.status_code == 200, put.text
+        assert {name: put.json()[name] for name in given} == given
+        shown = (await api.get("/v1/queues/k")).json()["flow"]
+        assert shown.pop("weighted") == len(given.pop("weights"))
+        assert shown == given
+        document = (await api.get("/v1/openapi.json")).json()["components"]["schemas"]
+        assert given.keys() <= document["QueueSettings"]["properties"].keys()
+        assert shown.keys() <= document["FlowOut"]["properties"].keys()
+
+    @pytest.mark.parametrize(
+        ("settings", "field"),
+        [
+            ({"weights": {"a": 2}}, "weights"),
+            ({"tenant_capacity": 2, "order": "fifo"}, "tenant_capacity"),
+            ({"bound_to": ["a/b"]}, "bound_to"),
+            ({"moved_to": ""}, "moved_to"),
+            ({"order": "lifo"}, "order"),
+            ({"tenant_rate_limit": {}}, "tenant_rate_limit.max_tokens"),
+        ],
+    )
+    async def test_bad_settings(
+        self, api: httpx2.AsyncClient, settings: dict[str, Any], field: str
+    ) -> None:
+        """Fault K4: the field is named, also where a value does not go with another one."""
+        problem(await api.put(_SETTINGS, json=settings), 422, "invalid_input", field)
 
 
 class TestPausing:
@@ -155,3 +197,57 @@ class TestFullQueue:
         assert [one["status"] for one in told] == statuses
         assert (told[1]["code"], told[1]["depth"]) == ("queue_full", 2)
         assert told[1]["retry_after"] > 0
+
+
+class TestRefusals:
+    """Every reason has a status of its own kind."""
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            (Refusal.QUEUE_FULL, 429),
+            (Refusal.TENANT_FULL, 429),
+            (None, 429),
+            (Refusal.INTAKE_PAUSED, 503),
+            (Refusal.STORE_FULL, 503),
+            (Refusal.MOVED, 409),
+        ],
+    )
+    async def test_statuses(
+        self,
+        api: httpx2.AsyncClient,
+        backend: MemoryBackend,
+        monkeypatch: pytest.MonkeyPatch,
+        code: Refusal | None,
+        status: int,
+    ) -> None:
+        """B13, A20: what may pass says when to come again; a queue that has moved does not."""
+        hint = None if code is Refusal.MOVED else 2.5
+        refused = Confirmation(
+            key="k", task_id="a", status=Published.REFUSED, code=code, reason="r", retry_after=hint
+        )
+
+        async def publish(*_: Task) -> tuple[Confirmation, ...]:
+            return (refused,)
+
+        monkeypatch.setattr(backend.publisher, "publish", publish)
+        answer = await api.post("/v1/tasks", json={"key": "k", "id": "a"})
+        assert answer.status_code == status
+        assert answer.headers.get("retry-after") == (None if hint is None else "3")
+        assert answer.json().get("code") == code
+        with pytest.raises(QueueFull) as caught:
+            stored(refused)
+        error = problem_of(caught.value)
+        assert (error.problem.status, "retry-after" in error.headers) == (status, hint is not None)
+
+    async def test_an_ordering_key_without_order(
+        self, api: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R8: a store that would not keep it is not given it; the other lines of a batch are not held up."""
+        monkeypatch.setattr("taskqueue_core.server.http_batch.has", lambda *_: False)
+        lines = '{"key":"k","id":"a","ordering_key":"e"}\n{"key":"k","id":"b"}'
+        kind = {"content-type": "application/x-ndjson"}
+        answer = await api.post("/v1/tasks/batch", content=lines, headers=kind)
+        first, second = map(json.loads, answer.text.splitlines())
+        assert (first["status"], first["field"]) == ("invalid", "ordering_key")
+        assert second["status"] == "accepted"
