@@ -6,13 +6,20 @@ A hand-out is a delivery of any kind, a redelivered one too. Nothing here reads 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Bucket", "IntervalUnit", "RateLimit", "bucket_after"]
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import kind_of
 
+__all__ = ["Bucket", "IntervalUnit", "RateLimit", "bucket_after", "capacity_for", "intake_for"]
+
+_MOST = 1000
+"""the largest capacity that follows from endpoints: who waits behind more than that waits in vain"""
 _DUST = 1e-6
 """of a token: what floating point may leave out"""
 
@@ -79,3 +86,31 @@ def bucket_after(
         return Bucket(tokens=float(limit.max_tokens), at=now)
     bucket.fill(before, now)  # what has been saved up until now counts at the old rate
     return bucket
+
+
+def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
+    """Return the capacity of a queue in front of endpoints: so many tasks for each that they can run at once.
+
+    ``concurrency`` has the number of each endpoint. The largest ``factor`` counts; usually one of two is set, for the
+    queue or for where it runs, and the other is 0. The answer is between 0 and 1000: 0 where nothing can run, or no
+    factor is set. Raises `InvalidInput` for a negative number.
+    """
+    together = sum(_checked("concurrency", one) for one in concurrency)
+    largest = max((_checked("factor", one) for one in factor), default=0)
+    return min(largest * together, _MOST)
+
+
+def intake_for(capacity: int) -> dict[str, Any]:
+    """Return the settings that say ``capacity``, which may be 0: the intake is paused then.
+
+    A queue's own ``capacity`` is at least 1, so that a full one gets room again when something is handed out; with 0
+    nothing would ever come, and publishers are told so by the other reason. Whoever puts these in force owns both
+    settings: a capacity above 0 resumes the intake.
+    """
+    return {"capacity": max(1, _checked("capacity", capacity)), "intake_paused": capacity == 0}
+
+
+def _checked(field: str, number: int) -> int:
+    if type(number) is not int or number < 0:
+        raise InvalidInput(field, kind_of(number), "a whole number, 0 or more")
+    return number

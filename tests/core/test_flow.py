@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,15 @@ from pydantic import ValidationError
 from taskqueue_core.authoring import UNLIMITED, Room, refusal, room_of
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.entries import Entry
-from taskqueue_core.flow import Bucket, IntervalUnit, RateLimit, bucket_after
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.flow import (
+    Bucket,
+    IntervalUnit,
+    RateLimit,
+    bucket_after,
+    capacity_for,
+    intake_for,
+)
 from taskqueue_core.tasks import Refusal, State, Task
 
 NOW = 1_800_000_000.0
@@ -154,3 +164,52 @@ def test_what_counts() -> None:
     retried.retry("token", None, NOW)
     retried.state = State.SCHEDULED
     assert retried.recount() == -1
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "factors", "capacity"),
+    [
+        ([4, 2], (10, 0), 60),
+        ([4, 2], (0, 3), 18),
+        ([4, 2], (10, 3), 60),
+        ([4], (5,), 20),
+        ([300, 300], (2,), 1000),
+        ([1] * 1000, (1,), 1000),
+        ([1000], (1, 0), 1000),
+        ([10**30], (10**30,), 1000),
+        ([], (10, 3), 0),
+        ([0, 0], (10, 3), 0),
+        ([4, 2], (0, 0), 0),
+        ([4, 2], (), 0),
+    ],
+)
+def test_capacity_follows_the_endpoints(
+    concurrency: list[int], factors: tuple[int, ...], capacity: int
+) -> None:
+    """B4: the larger factor times what they run together, kept between 0 and 1000."""
+    assert capacity_for(concurrency, *factors) == capacity
+    assert capacity_for(iter(concurrency), *factors) == capacity
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, None, "3"])
+def test_capacity_of_nonsense(wrong: Any) -> None:
+    """B4: a wrong number is named, instead of becoming a queue that is always full or never."""
+    for field, call in (
+        ("concurrency", lambda: capacity_for([1, wrong], 1)),
+        ("factor", lambda: capacity_for([1], 1, wrong)),
+        ("capacity", lambda: intake_for(wrong)),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            call()
+        assert caught.value.field == field
+
+
+def test_no_capacity_pauses_the_intake() -> None:
+    """B4: where nothing can run publishers are turned away, also by hand; with the first endpoint they are let in."""
+    for capacity, kept, paused in ((0, 1, True), (1, 1, False), (1000, 1000, False)):
+        settings = QueueSettings.model_validate(intake_for(capacity))
+        assert (settings.capacity, settings.intake_paused) == (kept, paused)
+    nothing = refusal(TASK, QueueSettings.model_validate(intake_for(0)), 0)
+    assert nothing is not None
+    assert nothing.code is Refusal.INTAKE_PAUSED
+    assert refusal(TASK, QueueSettings.model_validate(intake_for(1)), 0) is None
