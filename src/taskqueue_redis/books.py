@@ -89,7 +89,7 @@ def _task(key: str, task_id: str, priority: int, body: bytes | None) -> Task:
 
 
 def _record(packed: bytes) -> _Record:
-    state, _, priority, attempt, losses, _, _, _, _, at, *_ = _RECORD.unpack(packed)
+    state, _, priority, attempt, losses, _, _, _, _, at, *_ = _RECORD.unpack_from(packed)
     return _Record(
         state=_STATES[state - 1],
         priority=priority,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
 import msgspec
 
 from taskqueue_core.authoring import checked_progress, checked_settings
-from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
-from taskqueue_core.errors import SettingsConflict
+from taskqueue_core.capabilities import Durability, Maintained, Order, QueueSettings
+from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
+from taskqueue_core.flow import RateLimit
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import (
     Delivery,
@@ -52,7 +54,8 @@ class RedisControl:
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
         kept = await self._home.kept(settings.replicas)
-        checked_settings(settings, kept, journal=True, flow=True)
+        checked_settings(settings, kept, journal=True, flow=True, order=True, fan_out=True)
+        self._check_bound(key, settings)
         replicated = settings.durability is Durability.REPLICATED
         changed = settings.model_copy(update={"version": settings.version + 1})
         told = await self._of(
@@ -66,13 +69,26 @@ class RedisControl:
             "1" if changed.journal else "",
             changed.durability or "",
             changed.replicas if replicated else 0,
+            changed.moved_to or "",
+            msgspec.msgpack.encode(changed.bound_to) if changed.bound_to else "",
+            msgspec.msgpack.encode(changed.weights) if changed.weights else "",
             *_limits(changed),
         )
         if told != b"ok":
             raise SettingsConflict(
                 f"version {told.decode()} of the settings is in force, not {settings.version}: read them again"
             )
+        left = changed.order is Order.FAIR
+        while left:  # what waits in plain lanes; receives would do it too, as they come to it
+            left = await self._of("sort", key, _CHUNK)
         return changed
+
+    def _check_bound(self, key: str, settings: QueueSettings) -> None:
+        partitions = self._home.scripts.partitions
+        if any(partitions.of(other) != partitions.of(key) for other in settings.bound_to):
+            raise InvalidInput(
+                "bound_to", "a queue in another partition", "queues that one step can write to"
+            )
 
     async def ledger(self, key: str) -> Ledger:
         counters, _, _ = await self._of("stats", key)
@@ -150,14 +166,18 @@ class RedisControl:
         promoted = forgotten = recovered = 0
         expired: list[Expired] = []
         settings = self._home.settings
-        for partition in self._home.scripts.partitions.names:
-            told = await self._run(
-                "maintain",
-                partition,
-                microseconds(settings.lease),
-                microseconds(settings.housekeeping),
-                _CHUNK,
-            )
+        names = self._home.scripts.partitions.names
+        words = microseconds(settings.lease), microseconds(settings.housekeeping), _CHUNK
+        passes = (self._run("maintain", name, *words) for name in names)
+        outcomes = await asyncio.gather(*passes, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for failure in failures:
+            # One that is out of reach keeps nothing from the others, and is seen to when it is back.
+            if not isinstance(failure, BackendUnavailable) or len(failures) == len(names):
+                raise failure
+        for partition, told in zip(names, outcomes, strict=True):
+            if isinstance(told, BaseException):
+                continue
             promoted += told[0]
             expired += [Expired(key.decode(), task_id.decode(), n) for key, task_id, n in told[1]]
             forgotten += told[2]
@@ -183,13 +203,24 @@ class RedisControl:
             return await self._home.scripts.run(script, partition, *words)
 
 
-def _limits(settings: QueueSettings) -> tuple[int, ...]:
-    rate = settings.rate_limit
+def _limits(settings: QueueSettings) -> tuple[int | float, ...]:
+    """Return the numbers of the script's FLOWS."""
     return (
         settings.capacity or 0,
         settings.max_inflight,
-        rate.max_tokens if rate else 0,
-        microseconds(rate.period) if rate else 0,
+        *_bucket(settings.rate_limit),
         int(settings.paused),
         int(settings.intake_paused),
+        int(settings.moved_to is not None),
+        microseconds(settings.max_processing_time or 0),
+        int(settings.order is Order.FAIR),
+        int(bool(settings.weights)),
+        settings.tenant_capacity or 0,
+        settings.tenant_max_inflight,
+        *_bucket(settings.tenant_rate_limit),
+        settings.floor_share,
     )
+
+
+def _bucket(limit: RateLimit | None) -> tuple[int, int]:
+    return (limit.max_tokens, microseconds(limit.period)) if limit else (0, 0)

@@ -96,9 +96,9 @@ class Heartbeat:
                 pause = self._settings.lease / _BEATS
                 with self._lock:
                     consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}
-                for partition, tokens in consumers.items():
-                    if not await self._beat(scripts, partition, tokens):
-                        pause /= 10  # there is no time to lose
+                beats = (self._beat(scripts, *one) for one in consumers.items())
+                if not all(await asyncio.gather(*beats)):
+                    pause /= 10  # there is no time to lose
         finally:
             await link.aclose()
 

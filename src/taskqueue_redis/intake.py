@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -22,6 +22,10 @@ __all__ = ["GivenUp", "Intake"]
 _LOOK_EVERY = 8
 """receives after which queues that are not known to have work are looked at in any case"""
 _ROUNDS = 5
+_PATIENCE = 0.25
+"""seconds for which a partition that keeps silent holds up what others gave"""
+_AGAIN = 0.2
+"""seconds until one that failed is asked again"""
 
 
 class GivenUp(Exception):
@@ -37,6 +41,18 @@ class _Taken(msgspec.Struct):
     dues: list[float] = []
     again: bool = False
 
+    def add(self, other: _Taken) -> None:
+        """Take what another one has gathered."""
+        for key, deliveries in other.by_key.items():
+            if key in self.by_key:
+                self.by_key[key] += deliveries
+            else:
+                self.by_key[key] = deliveries
+        self.number += other.number
+        self.expired += other.expired
+        self.dues += other.dues
+        self.again = self.again or other.again
+
     @property
     def received(self) -> Received:
         """It as an answer."""
@@ -50,11 +66,25 @@ class _Taken(msgspec.Struct):
 
 
 class Intake:
-    """Reads for one consumer, in one step per partition."""
+    """Reads for one consumer, in one step per partition.
 
-    def __init__(self, home: Home, holder: Holder, keys: tuple[str, ...]) -> None:
+    Where there are many, one that is out of reach does not hold up the others: it is asked aside until it answers.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        holder: Holder,
+        keys: tuple[str, ...],
+        *,
+        enter: Callable[[str], Awaitable[None]],
+        wake: Callable[[], None],
+    ) -> None:
+        """Do no input or output. ``enter`` registers with a partition; ``wake`` has a receive look again."""
         self._home = home
         self._holder = holder
+        self._enter = enter
+        self._wake = wake
         self._partitions = tuple(home.scripts.partitions.group(keys))
         self.ready: dict[str, None] = {}
         """queues that are likely to have work, the next in turn first"""
@@ -63,10 +93,18 @@ class Intake:
         self._doubtful: dict[str, bool] = {}
         """partitions where a receive may have brought what nobody has seen; true where acks may have been undone too"""
         self._unseen: list[Delivery] = []
+        self._late: list[Expired] = []
+        """what expired, as a partition said when nobody waited for it any more"""
+        self._aside: dict[str, asyncio.Task[None]] = {}
+        """partitions that are out of reach, and who asks them"""
+        self._given_up = False
 
     async def take(self, limit: int) -> Received:
         """Take up to ``limit`` deliveries. Raises `GivenUp`, and the contract's errors."""
-        if self._doubtful:
+        if self._given_up:
+            raise GivenUp
+        many = len(self._partitions) > 1
+        if self._doubtful and not many:
             await self._look_again()
         if self._unseen:
             some, self._unseen = self._unseen[:limit], self._unseen[limit:]
@@ -76,15 +114,17 @@ class Intake:
             return Received(deliveries=tuple(found), again=True)
         self._reads += 1
         look = self._reads % _LOOK_EVERY == 0
-        taken = _Taken()
+        taken = _Taken(expired=self._late)
+        self._late = []
         try:
-            if len(self._partitions) == 1:
-                keys = tuple(self.ready)[:limit]
-                await self._read(taken, self._partitions[0], limit, keys, look=look)
-            else:
+            if many:
                 await self._take_from_many(taken, limit, look=look)
+            else:
+                keys = tuple(self.ready)[:limit]
+                taken.add(await self._read(self._partitions[0], limit, keys, look=look))
         except BaseException as error:
             self._unseen += taken.received.deliveries  # what other partitions gave
+            self._late += taken.expired
             if isinstance(error, asyncio.CancelledError):
                 self._home.background.start(self._hand_back_unseen())
             raise
@@ -96,10 +136,14 @@ class Intake:
             self._doubt(partition, undone=True)
 
     def forget(self) -> None:
-        """Start over: nothing is known to have work, and nothing is in doubt."""
+        """Start over: nothing is known to have work, nothing is in doubt, and nobody is asked aside."""
         self.ready.clear()
         self._doubtful.clear()
         self._unseen.clear()
+        self._given_up = False
+        for task in self._aside.values():
+            task.cancel()
+        self._aside.clear()
 
     async def _take_from_many(self, taken: _Taken, limit: int, *, look: bool) -> None:
         looked = False
@@ -107,34 +151,98 @@ class Intake:
             left = limit - taken.number
             if left <= 0:
                 break
-            if look or not self.ready:
+            ready = self._within_reach()
+            doubtful = self._doubtful.keys() - self._aside.keys()
+            if look or doubtful or not ready:
                 if looked:
                     break
-                await self._each(
-                    self._read(taken, name, 0, (), look=True) for name in self._partitions
-                )
+                names = [name for name in self._partitions if name not in self._aside]
+                await self._each(taken, {name: self._look_at(name) for name in names})
                 looked, look = True, False
+                if self._unseen:  # older than what would be read now
+                    break
+                continue
             chosen: dict[str, list[str]] = {}
-            for key in tuple(self.ready)[:left]:
+            for key in ready[:left]:
                 chosen.setdefault(self._home.scripts.partitions.of(key), []).append(key)
             share = max(1, left // max(1, sum(map(len, chosen.values()))))
             taken.again = False
-            await self._each(
-                self._read(taken, name, share * len(keys), tuple(keys), look=False)
+            reads = {
+                name: self._read(name, share * len(keys), tuple(keys), look=False)
                 for name, keys in chosen.items()
-            )
-        taken.again = taken.again or bool(self.ready)
+            }
+            await self._each(taken, reads)
+        taken.again = taken.again or bool(self._within_reach()) or bool(self._unseen)
 
-    async def _each(self, reads: Iterable[Any]) -> None:
-        outcomes = await asyncio.gather(*reads, return_exceptions=True)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        for failure in failures:
-            if not isinstance(failure, BackendUnavailable) or len(failures) == len(outcomes):
-                raise failure
+    def _within_reach(self) -> tuple[str, ...]:
+        """Return the queues that are likely to have work, but for those in partitions that are asked aside."""
+        if not self._aside:
+            return tuple(self.ready)
+        of = self._home.scripts.partitions.of
+        return tuple(key for key in self.ready if of(key) not in self._aside)
+
+    async def _each(self, taken: _Taken, reads: Mapping[str, Coroutine[Any, Any, _Taken]]) -> None:
+        """Gather what partitions give. One that fails, or keeps silent, is set aside while there are others."""
+        asked = {asyncio.create_task(read): name for name, read in reads.items()}
+        late = set(asked)
+        try:
+            _, late = await asyncio.wait(late, timeout=_PATIENCE)
+            while late and not self._others({asked[one] for one in asked if not _answered(one)}):
+                _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await _ended(asked)
+            raise
+        finally:
+            for one in asked:
+                if _answered(one):
+                    taken.add(one.result())
+        failed = {one: one.exception() for one in asked if one.done() and not _answered(one)}
+        for error in failed.values():
+            if error is not None and not isinstance(error, BackendUnavailable):
+                await _ended(late)
+                raise error
+        silent = [one for one in asked if not _answered(one)]
+        if not self._others({asked[one] for one in silent}):
+            raise next(error for error in failed.values() if error is not None)
+        for one in silent:
+            self.set_aside(asked[one], one if one in late else None)
+
+    def _others(self, names: set[str]) -> bool:
+        """Whether any partition is within reach but for these."""
+        return len(names | self._aside.keys()) < len(self._partitions)
+
+    def set_aside(self, partition: str, read: asyncio.Task[_Taken] | None = None) -> None:
+        """Have a partition asked until it answers, without anybody waiting for it; ``read`` is under way."""
+        if partition not in self._aside:
+            asking = self._home.background.start(self._ask(partition, read))
+            self._aside[partition] = asking
+
+    async def _ask(self, partition: str, read: asyncio.Task[_Taken] | None) -> None:
+        found: _Taken | None = None
+        while found is None:
+            try:
+                found = await (read or self._look_at(partition))
+            except GivenUp:
+                self._given_up, found = True, _Taken()
+            except TaskQueueError:
+                read = None
+                await asyncio.sleep(_AGAIN)
+        self._unseen += found.received.deliveries
+        self._late += found.expired
+        del self._aside[partition]
+        self._wake()
+
+    async def _look_at(self, partition: str) -> _Taken:
+        """Find out which queues of a partition have work, and first of all what it has brought unseen."""
+        await self._enter(partition)
+        if partition in self._doubtful:
+            await self._look_again(partition)
+            return _Taken(again=True)
+        return await self._read(partition, 0, (), look=True)
 
     async def _read(
-        self, taken: _Taken, partition: str, limit: int, keys: tuple[str, ...], *, look: bool
-    ) -> None:
+        self, partition: str, limit: int, keys: tuple[str, ...], *, look: bool
+    ) -> _Taken:
         try:
             with translated(ScriptError):
                 told = await self._home.scripts.run(
@@ -152,7 +260,9 @@ class Intake:
             if isinstance(error.__cause__, AnswerLost):
                 self._doubt(partition)
             raise
+        taken = _Taken()
         self._note(taken, partition, keys, told)
+        return taken
 
     def _note(self, taken: _Taken, partition: str, keys: tuple[str, ...], told: Any) -> None:
         now, due, again, late, groups, leftover, others, closed = told
@@ -192,8 +302,8 @@ class Intake:
         self._turn += 1  # one that is still on its way comes too late from now on
         self._doubtful[partition] = undone or self._doubtful.get(partition, False)
 
-    async def _look_again(self) -> None:
-        for partition in tuple(self._doubtful):
+    async def _look_again(self, only: str = "") -> None:
+        for partition in [only] if only else [*(self._doubtful.keys() - self._aside.keys())]:
             try:
                 with translated(ScriptError):
                     told = await self._home.scripts.run(
@@ -238,6 +348,18 @@ class Intake:
             await self._home.settlements.dead_letter(
                 delivery, CORRUPT, "the envelope cannot be read"
             )
+
+
+def _answered(read: asyncio.Task[_Taken]) -> bool:
+    return read.done() and not read.cancelled() and read.exception() is None
+
+
+async def _ended(reads: Collection[asyncio.Task[_Taken]]) -> None:
+    """Cancel reads, and wait until they have taken note of it."""
+    for one in reads:
+        one.cancel()
+    if reads:
+        await asyncio.wait(reads)
 
 
 def _one_each_in_turn(lists: list[list[Delivery]]) -> list[Delivery]:

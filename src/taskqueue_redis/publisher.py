@@ -7,8 +7,10 @@ from collections.abc import Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from taskqueue_core.authoring import refusal
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import (
     BackendUnavailable,
     LeaseLost,
@@ -96,6 +98,7 @@ class RedisPublisher:
                 "" if error is None else "1", text.encode(errors="replace"),
                 fence, receipt_token, attempt,
                 digest(task.payload), task.priority, _moment(task.deadline), encode(task),
+                task.tenant or "", task.ordering_key or "",
             )  # fmt: skip
         if answer == b"lost":
             raise LeaseLost(
@@ -193,9 +196,11 @@ async def _outcome(
 
 def _about(task: Task) -> bytes:
     about = digest(task.payload) + _DIGITS[task.priority]
-    if task.not_before is None and task.deadline is None:
+    plain = task.tenant is None and task.ordering_key is None
+    if plain and task.not_before is None and task.deadline is None:
         return about
-    return about + f":{_moment(task.not_before)}:{_moment(task.deadline)}".encode()
+    about += f":{_moment(task.not_before)}:{_moment(task.deadline)}".encode()
+    return about if plain else about + f"/{task.tenant or ''}/{task.ordering_key or ''}".encode()
 
 
 def _moment(time: float | None) -> int | str:
@@ -213,15 +218,24 @@ def _confirmation(task: Task, answer: int | bytes) -> Confirmation:
     return Confirmation(key=task.key, task_id=task.id, status=status)
 
 
-def _held_off(task: Task, why: str) -> Confirmation:
-    depth, _, capacity = why.partition(":")
-    if not capacity:
-        limits, depth = QueueSettings(intake_paused=True), "0"
-    else:
-        limits = QueueSettings(capacity=int(capacity))
-    told = refusal(task, limits, int(depth))
-    assert told is not None  # noqa: S101 - the store has refused it for just this
-    return told
+def _held_off(task: Task, told: str) -> Confirmation:
+    why, _, where = told.partition("/")
+    code, _, rest = why.partition(":")
+    depth, _, bound = rest.partition(":")
+    match code:
+        case "moved":
+            limits, depth = QueueSettings(moved_to=rest), "0"
+        case "intake_paused":
+            limits, depth = QueueSettings(intake_paused=True), "0"
+        case "capacity":
+            limits = QueueSettings(capacity=int(bound))
+        case _:
+            limits = QueueSettings(order=Order.FAIR, tenant_capacity=int(bound))
+    found = refusal(task, limits, int(depth), int(depth))
+    assert found is not None  # noqa: S101 - the store has refused it for just this
+    if not where:
+        return found
+    return msgspec.structs.replace(found, reason=f"queue {where!r}: {found.reason}")
 
 
 def _no_memory(task: Task) -> Confirmation:

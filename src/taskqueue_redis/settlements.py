@@ -10,6 +10,7 @@ from taskqueue_core.tasks import Delivery, Settled
 from taskqueue_redis.coalescing import Coalescer
 from taskqueue_redis.receipts import Receipts, readable
 from taskqueue_redis.scripts import Scripts, Word
+from taskqueue_redis.together import together
 from taskqueue_redis.translation import translated
 
 __all__ = ["Settlements"]
@@ -56,11 +57,18 @@ class Settlements:
             places.append(place)
             known_here = self._receipts.holds(delivery.receipt)
             acks.append(_Ack(tail, known_here, delivery.task.id, head, result or b""))
-        for partition, (places, acks) in by_partition.items():
+
+        async def settle(partition: str, places: list[int], acks: list[_Ack]) -> None:
             told = await self._coalescer(partition).submit(acks)
             for place, answer in zip(places, told, strict=True):
                 answers[place] = answer
                 self._receipts.forget(deliveries[place].receipt)
+
+        if len(by_partition) == 1:
+            ((partition, some),) = by_partition.items()
+            await settle(partition, *some)
+        else:
+            await together(settle(name, *some) for name, some in by_partition.items())
         return answers
 
     async def redeliver(self, deliveries: Sequence[Delivery], loser: str) -> list[Settled]:
@@ -75,7 +83,8 @@ class Settlements:
             places, words = by_partition.setdefault(partition, ([], []))
             places.append(place)
             words += (receipt.key, delivery.task.id, receipt.fence, receipt.token)
-        for partition, (places, words) in by_partition.items():
+
+        async def settle(partition: str, places: list[int], words: list[Word]) -> None:
             told: list[bytes] = []
             for start in range(0, len(words), _WORDS * LIMITS.batch):
                 some = words[start : start + _WORDS * LIMITS.batch]
@@ -84,6 +93,8 @@ class Settlements:
             for place, answer in zip(places, told, strict=True):
                 answers[place] = _ANSWERS[answer]
                 self._receipts.forget(deliveries[place].receipt)
+
+        await together(settle(name, *some) for name, some in by_partition.items())
         return answers
 
     async def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:

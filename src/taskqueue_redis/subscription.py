@@ -13,6 +13,7 @@ from taskqueue_redis.intake import GivenUp, Intake
 from taskqueue_redis.reading import delivery_of
 from taskqueue_redis.receipts import Receipt, readable
 from taskqueue_redis.scripts import microseconds, seconds
+from taskqueue_redis.together import together
 from taskqueue_redis.translation import translated
 
 __all__ = ["RedisSubscription"]
@@ -36,8 +37,9 @@ class RedisSubscription(SubscriptionBase):
         self._partitions = home.scripts.partitions.group(keys)
         self._joined: set[str] = set()
         self._joining = asyncio.Lock()
+        self._entering = {partition: asyncio.Lock() for partition in self._partitions}
         self._attending = False
-        self._intake = Intake(home, self, keys)
+        self._intake = Intake(home, self, keys, enter=self._enter, wake=lambda: self.wake(None))
         self._woken = asyncio.Event()
         self._woken_by: set[str] = set()
         self._revoked: list[str] = []
@@ -68,7 +70,7 @@ class RedisSubscription(SubscriptionBase):
         received = Received()
         looked = 0
         while not self._is_closed():
-            await self.join()
+            await self._arrive()
             self.asleep = True  # before it looks, so that no bell is missed in between
             self._woken.clear()
             if self._is_closed():
@@ -176,16 +178,34 @@ class RedisSubscription(SubscriptionBase):
                 with translated():
                     await self._home.wakeups.attend(self)
                 self._attending = True
-            for partition, keys in self._partitions.items():
-                if partition not in self._joined and not self.closed:
-                    with translated():
-                        now = await self._home.scripts.run(
-                            "join", partition, self.token, self.consumer,
-                            microseconds(self.since), *keys,
-                        )  # fmt: skip
-                    self._home.wakeups.told(now)
-                    self._joined.add(partition)
-                    self._home.heartbeat.add(self.token, partition)
+        await together(self._enter(partition) for partition in self._partitions)
+
+    async def _arrive(self) -> None:
+        """Register with the store; where a part of it is out of reach, the others are enough."""
+        missing = self._partitions.keys() - self._joined
+        if missing and self._joined and not self.closed:
+            for partition in missing:
+                self._intake.set_aside(partition)
+        else:
+            await self.join()
+
+    async def _enter(self, partition: str) -> None:
+        """Register with a partition, if that has not been done."""
+        if partition in self._joined:
+            return
+        async with self._entering[partition]:
+            if partition in self._joined or self.closed:
+                return
+            token = self.token
+            with translated():
+                now = await self._home.scripts.run(
+                    "join", partition, token, self.consumer, microseconds(self.since),
+                    *self._partitions[partition],
+                )  # fmt: skip
+            self._home.wakeups.told(now)
+            if token == self.token:  # else it began anew meanwhile
+                self._joined.add(partition)
+                self._home.heartbeat.add(token, partition)
 
     async def close(self) -> None:
         """See `taskqueue_core.backend.Subscription.close`."""
@@ -198,15 +218,20 @@ class RedisSubscription(SubscriptionBase):
             self.wake(None)
             self._revocation.set()
             self._home.receipts.drop(self)
+            self._intake.forget()
             await self._home.settlements.settled()
-        async with self._joining:
-            for partition in tuple(self._joined):
-                with translated():
-                    while not await self._home.scripts.run(
-                        "leave", partition, self.token, _HANDED_BACK_AT_ONCE
-                    ):
-                        pass
-                self._joined.discard(partition)
+        await together(self._leave(partition) for partition in self._partitions)
+
+    async def _leave(self, partition: str) -> None:
+        async with self._entering[partition]:
+            if partition not in self._joined:
+                return
+            with translated():
+                while not await self._home.scripts.run(
+                    "leave", partition, self.token, _HANDED_BACK_AT_ONCE
+                ):
+                    pass
+            self._joined.discard(partition)
 
     def doubt(self) -> None:
         """Look, before the next receive, at what the store says is in flight here."""

@@ -1,4 +1,4 @@
---@ base room queue states / states record counts journal places ends receipts
+--@ base room queue states / states record counts flow tenants lanes journal places ends receipts
 -- Ends deliveries as executed.
 -- ARGV: per group its key, lane, token, whether the caller knows them to be its process's own (1) and number, then per
 -- delivery: id, sequence of the entry, result ("" for none).
@@ -30,6 +30,7 @@ while at <= #ARGV do
       local sequence = tonumber(fence)
       if state == WAITING and where == place and current_fence == sequence then
         if sequence <= handed_out and (known or rarely().current(q, rarely().read_record(packed), fence, token)) then
+          local sorted = #packed > RECORD_SIZE and packed
           packed = pack(RECORD, DONE, NOWHERE, priority, attempt, losses, prior, attempt, seq, 0, now, digest, ACK, 0,
             sequence)
           written[#written + 1], written[#written + 2] = id, packed
@@ -45,6 +46,7 @@ while at <= #ARGV do
           elseif results then
             call('HDEL', q.name .. '/o', id)
           end
+          if sorted then rarely().settle_sorted(q, id, sorted) end
           if q.journal then rarely().note(q, 'acked', id, rarely().read_record(packed), 'done', worker) end
           answer = 'ok'
           changed[id] = packed
@@ -63,6 +65,10 @@ while at <= #ARGV do
     call('XACK', name, 'g', unpack(fences))
     call('XDEL', name, unpack(fences))
     if q.extras and call('EXISTS', q.name .. '/a') == 1 then call('HDEL', q.name .. '/a', unpack(fences)) end
+    if q.timed then
+      for i = 1, #fences do fences[i] = lane .. fences[i] end
+      call('ZREM', q.name .. '/m', unpack(fences))
+    end
     q.in_flight, q.done = q.in_flight - #fences, q.done + #fences
     if deadlines then rarely().index(q, '/e', ':deadlines') end
   end

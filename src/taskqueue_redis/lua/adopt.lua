@@ -1,4 +1,4 @@
---@ base room queue states record counts places receipts
+--@ base room queue states record counts flow tenants lanes places receipts
 -- Moves live deliveries of the same worker identity to another consumer; their receipts stay.
 -- ARGV: token of the new owner, then per receipt: key, lane, entry, token.
 -- Answers per receipt {id, body, more, when it was delivered}, or nothing where it is stale or another's.

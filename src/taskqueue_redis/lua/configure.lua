@@ -1,8 +1,8 @@
---@ base room queue flow
+--@ base room queue states record counts flow tenants lanes journal places turns
 -- Replaces the settings of a queue if the version is the one in force.
 -- ARGV: key, the version that they replace, settings as JSON, window, result_ttl, max_losses, journal ("1" or ""), durability (""
--- for none), replicas that must confirm (0 for none), and what limits the flow, each 0 for nothing: capacity, max_inflight,
--- max_tokens and the time in which that many come, whether nothing is handed out (1), whether nothing is taken in (1).
+-- for none), replicas that must confirm (0 for none), where it has moved to (""), queues that it is bound to (MessagePack, "" for
+-- none), weights of tenants (MessagePack, "" for none), and numbers, 0 for nothing, in the order of FLOWS.
 -- Answers "ok", or the version in force.
 local q = queue(ARGV[3])
 lift_refusal()
@@ -15,15 +15,48 @@ call('HSET', q.name, 'version', ARGV[4] + 1, 'settings', ARGV[5], 'result_ttl', 
   'replicas', ARGV[11])
 if ARGV[10] ~= '' then call('HSET', q.name, 'durability', ARGV[10]) else call('HDEL', q.name, 'durability') end
 q.window, q.journal, q.replicas = tonumber(ARGV[6]), ARGV[9] == '1', tonumber(ARGV[11])
+if ARGV[12] ~= '' then call('HSET', q.name, 'moved_to', ARGV[12]) else call('HDEL', q.name, 'moved_to') end
+if ARGV[13] ~= '' then call('HSET', q.name, 'bound_to', ARGV[13]) else call('HDEL', q.name, 'bound_to') end
+q.bound = ARGV[13] ~= ''
+call('DEL', q.name .. '/W')
+for tenant, weight in pairs(ARGV[14] ~= '' and cmsgpack.unpack(ARGV[14]) or {}) do
+  call('HSET', q.name .. '/W', tenant, weight)
+end
+
 local f = flow_of(q)
-local had_tokens = f.max_tokens > 0
+local was_fair, had_tokens, had_rate = f.fair == 1, f.max_tokens > 0, f.tenant_tokens > 0
 room(q) -- what has been saved up until now counts at the old rate
-f.capacity, f.max_inflight, f.max_tokens, f.period = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
-f.paused, f.intake_paused = tonumber(ARGV[16]), tonumber(ARGV[17])
+local known = call('HKEYS', q.name .. '/T')
+for i = 1, #known do tenant_room(q, known[i]) end
+q.limited = false
+for i = 1, #ARGV - 14 do
+  f[FLOWS[i]] = tonumber(ARGV[14 + i])
+  if f[FLOWS[i]] > 0 then q.limited = true end
+end
 f.tokens, f.at = had_tokens and math.min(f.tokens, f.max_tokens) or f.max_tokens, math.max(f.at, now)
-q.limited = f.capacity + f.max_inflight + f.max_tokens + f.paused + f.intake_paused > 0
+for i = 1, #known do
+  local s = note_tenant(q, known[i], 0, 0)
+  s.tokens, s.at = had_rate and math.min(s.tokens, f.tenant_tokens) or f.tenant_tokens, math.max(s.at, now)
+end
 if q.limited then save_flow(q) else call('DEL', q.name .. '/f') end
-q.opened = true
+q.timed = q.timed or f.processing > 0
+q.opened, q.changed = true, true
+
+-- Who has something waiting takes turns from now on, or no longer; who was at a limit is looked at anew.
+if f.fair == 1 then q.sorted = true end
+local resting = call('ZRANGE', q.name .. '/v', 0, -1)
+for i = 1, #resting do wake_tenant(q, resting[i]) end
+for i = 1, #q.lanes do
+  local priority = string.sub(q.lanes, i, i)
+  if f.fair == 0 then
+    call('DEL', q.name .. '/g' .. priority)
+  elseif not was_fair then
+    local tenants = call('ZRANGE', q.name .. '/w' .. priority, 0, -1)
+    for j = 1, #tenants do call('ZADD', q.name .. '/g' .. priority, tick(q), tenants[j]) end
+  end
+end
+if q.sorted then sort_some(q, 500) end
+unsort(q)
 save_all()
 local first = call('LINDEX', q.name .. '/l', 0)
 if first then

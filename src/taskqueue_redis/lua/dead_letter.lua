@@ -1,4 +1,4 @@
---@ base room queue states record counts cold journal places ends receipts
+--@ base room queue states record counts flow tenants lanes cold journal places ends receipts
 -- Ends a delivery by putting its task among the dead letters.
 -- ARGV: key, id, entry, token, reason, whether there is an error ("1"), error, lane.
 -- Answers "ok" or "lost".
@@ -11,7 +11,7 @@ if not packed then
   if reason == 'corrupt' and holder(name, fence) == token then -- a foreign hand has put it there
     local fields = call('XRANGE', name, fence, fence)[1][2]
     if fields[3] ~= 'again' then q.fresh = q.fresh + 1 end -- it was taken for a first hand-out
-    drop_entry(name, fence)
+    drop_entry(q, name, fence)
     call('HINCRBY', META, 'anomalies', 1)
     recount(q)
     save_all()
@@ -28,11 +28,12 @@ local cold = read_cold(q, id)
 if error then fail(cold, r.attempt, error) end
 cold.r = reason
 r.handed, r.verb, r.answer, r.settled = r.attempt, BURY, 0, r.fence
+land(q, r)
 bury(q, r, id, body, cold)
 write_cold(q, id, cold)
 put_down(q, id, r)
 call('HDEL', q.name .. '/a', fence)
-drop_entry(name, fence)
+drop_entry(q, name, fence)
 add(q, 'in_flight', -1)
 note(q, 'dead_lettered', id, r, 'dead', worker, error, reason)
 save_all()

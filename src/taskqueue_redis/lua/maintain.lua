@@ -1,4 +1,4 @@
---@ base room life queue states record counts cold journal places ends promote returns
+--@ base room life queue states record counts flow tenants lanes cold journal places ends promote returns timing
 -- One bounded pass of housekeeping. Safe from everywhere at once.
 -- ARGV: microseconds after which a silent consumer is given up, the longest usual time between two passes, budget.
 -- Answers how many were promoted, the expired as {key, id, attempt}, how many were forgotten and recovered, whether
@@ -45,6 +45,8 @@ if real - armed > lease then
     if recovered >= budget then more = true break end
   end
 end
+
+recovered = recovered + end_hung(budget)
 
 local forgotten = 0
 local function forget(q, id, at)

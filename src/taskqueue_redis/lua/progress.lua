@@ -1,4 +1,4 @@
---@ base room queue states record counts places receipts
+--@ base room queue states record counts flow tenants lanes cold journal places ends returns receipts timing
 -- Notes the progress of a running task. ARGV: key, id, entry, token, packed progress. Answers 1, or 0 where it is stale.
 local q, id, fence, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 lift_refusal()
@@ -9,5 +9,6 @@ r.at = now
 call('HSET', q.name .. '/t', id, write_record(r))
 q.extras = true
 call('HSET', q.name .. '/p', id, ARGV[7])
+if q.timed then note_progress(q, r) end
 save_all()
 return 1

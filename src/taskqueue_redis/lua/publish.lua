@@ -1,9 +1,10 @@
---@ base queue states / states record counts cold journal places ends promote flow unusual
+--@ base queue states / states record counts flow tenants lanes cold journal places ends promote unusual
 -- Stores tasks, each once.
 -- ARGV: per queue its key and the number of tasks, then per task: id, digest of 8 bytes and priority (and, where there is
--- one, ":" not before ":" deadline), body.
+-- one of them, ":" not before ":" deadline, and "/" tenant "/" ordering key), body.
 -- Answers how many replicas must have it, then per task how many waited before it, -1 for a duplicate, -2 for a conflict, or
--- why it is refused: "intake_paused", or how many count against the capacity and ":" and that.
+-- why it is refused: "moved:" and where to, "intake_paused", or "capacity:" or "tenant_capacity:", how many count against it, ":"
+-- and that; and "/" and the queue where that is another one.
 local answers, answered = {0}, 1
 local at = 3
 while at <= #ARGV do
@@ -20,10 +21,12 @@ while at <= #ARGV do
     local digest, priority = string.sub(about, 1, 8), string.sub(about, 9, 9)
     local packed = places[id] and written[places[id]] or records and records[i]
     local answer = packed and rarely().look_up(q, id, packed, digest) or 0
-    if answer == 0 and q.limited then answer = rarely().refusal(q) or 0 end
-    if answer == 0 then
+    if answer == 0 and q.limited then answer = rarely().refusal(q, about) or 0 end
+    if answer == 0 and q.bound then
+      answer = rarely().publish_copies(q, id, about, body)
+    elseif answer == 0 then
       answer = q.waiting
-      if #about > 9 then
+      if #about > 9 or q.sorted then
         packed = rarely().publish_unusual(q, id, digest, priority, body, about)
       else
         if not string.find(q.lanes, priority, 1, true) then rarely().use_lane(q, priority) end

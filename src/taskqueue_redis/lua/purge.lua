@@ -1,4 +1,4 @@
---@ base room queue states record counts journal places ends
+--@ base room queue states record counts flow tenants lanes journal places ends
 -- Ends waiting and scheduled tasks as cancelled, a bounded number of those that were there at a time.
 -- ARGV: key, the highest sequence to touch ("" for all until now), the most to end.
 -- Answers how many, whether that was all, and the highest sequence.
@@ -14,23 +14,23 @@ local function purge(id)
 end
 
 local function purge_stream(name)
-  local group = redis.pcall('XINFO', 'GROUPS', name)
-  if group.err or not group[1] then return end
-  local last = '-'
-  for i = 1, #group[1], 2 do
-    if group[1][i] == 'last-delivered-id' then last = '(' .. group[1][i + 1] end
-  end
-  local entries = call('XRANGE', name, last, text(upto), 'COUNT', budget - purged)
+  local entries = call('XRANGE', name, last_delivered(name), text(upto), 'COUNT', budget - purged)
   for i = 1, #entries do purge(entries[i][2][1]) end
 end
 
+local function purge_set(name)
+  if purged >= budget then return end
+  local ids = call('ZRANGEBYSCORE', name, '-inf', text(upto), 'LIMIT', 0, budget - purged)
+  for j = 1, #ids do purge(ids[j]) end
+end
+
+purge_set(q.name .. '/J') -- those first that would come free by the end of others
 for i = 1, #q.lanes do
   local priority = string.sub(q.lanes, i, i)
-  if purged < budget then
-    local ids = call('ZRANGEBYSCORE', q.name .. '/z' .. priority, '-inf', text(upto), 'LIMIT', 0, budget - purged)
-    for j = 1, #ids do purge(ids[j]) end
-  end
+  purge_set(q.name .. '/z' .. priority)
   if purged < budget then purge_stream(q.name .. '/s' .. priority) end
+  local tenants = call('ZRANGEBYSCORE', q.name .. '/w' .. priority, '-inf', text(upto), 'LIMIT', 0, budget)
+  for j = 1, #tenants do purge_set(lane_of(q, priority, tenants[j])) end
 end
 if purged < budget then
   local members = call('ZRANGE', q.name .. '/d', 0, budget - purged - 1)

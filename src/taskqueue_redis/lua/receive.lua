@@ -1,4 +1,4 @@
---@ base room life queue states / states record counts cold journal places ends promote flow
+--@ base room life queue states / states record counts flow tenants lanes cold journal places ends returns promote turns timing
 -- Hands out up to `limit` deliveries over the keys of a consumer.
 -- ARGV: token, turn, limit, whether to look for other keys with work in any case (1), then keys that are likely to have
 -- work, the next in turn first.
@@ -23,9 +23,10 @@ end
 local expired, groups, gone = {}, {}, 0
 local worker = nil
 
+-- An entry of a stream, or one that was taken from its lane.
 local function expire(q, id, r, name, fence)
   local rare = rarely()
-  rare.drop_entry(name, fence)
+  if name then rare.drop_entry(q, name, fence) end
   rare.finish(q, r, id, EXPIRED, 'expired')
   rare.put_down(q, id, r)
   rare.note(q, 'expired', id, r, 'expired')
@@ -55,6 +56,7 @@ local function give(q, lane, name, entries)
     call('SADD', PARTITION .. ':o:' .. token, lane .. q.key)
     call('HSET', q.name, lane, given[4 * n - 3])
     q.waiting, q.in_flight, q.delivered = q.waiting - n, q.in_flight + n, q.delivered + n
+    if q.timed then rarely().note_start(q, lane, given) end
     if q.journal then
       worker = worker or rarely().worker_of(q, token)
       for i = 2, #given, 4 do
@@ -95,22 +97,40 @@ local function serve_returned(q, priority, count)
   return give(q, 'r' .. priority, name, read(q, name, count))
 end
 
+local function serve_class(q, priority, want)
+  local served = 0
+  if q.sorted then
+    while served < want and gone < EXPIRED_AT_MOST and q.laned > 0 do
+      local before, name = gone, stream_of(q, 'r', priority)
+      local n = rarely().line_up(q, priority, want - served, expire)
+      if n > 0 then served = served + give(q, 'r' .. priority, name, read(q, name, n)) end
+      if n == 0 and gone == before then break end
+    end
+    return served
+  end
+  while served < want and gone < EXPIRED_AT_MOST and q.back > 0 do
+    local before = gone
+    local n = serve_returned(q, priority, want - served)
+    if n == 0 and gone == before then break end
+    served = served + n
+  end
+  local name = stream_of(q, 's', priority)
+  while served < want and gone < EXPIRED_AT_MOST do
+    local before = gone
+    served = served + give(q, 's' .. priority, name, read(q, name, want - served))
+    if gone == before then break end
+  end
+  return served
+end
+
 local function serve(q, want)
+  if q.sorted and q.waiting > q.laned + q.held and rarely().sort_some(q, math.max(want, 500)) == 0 then
+    doubtful[q] = true
+  end
+  if q.limited and rarely().flow_of(q).floor > 0 then return rarely().serve_floor(q, want, serve_class) end
   local served = 0
   for i = 1, #q.lanes do
-    local priority = string.sub(q.lanes, i, i)
-    while served < want and gone < EXPIRED_AT_MOST and q.back > 0 do
-      local before = gone
-      local n = serve_returned(q, priority, want - served)
-      if n == 0 and gone == before then break end
-      served = served + n
-    end
-    local name = stream_of(q, 's', priority)
-    while served < want and gone < EXPIRED_AT_MOST do
-      local before = gone
-      served = served + give(q, 's' .. priority, name, read(q, name, want - served))
-      if gone == before then break end
-    end
+    served = served + serve_class(q, string.sub(q.lanes, i, i), want - served)
     if served >= want then break end
   end
   return served
@@ -122,7 +142,9 @@ local function is_open(q)
   if not q.limited then return true end
   local opens_at
   q.room, opens_at = rarely().room(q)
-  if q.room > 0 then return true end
+  local open = q.room > 0
+  if open and q.sorted then open, opens_at = rarely().servable(q) end
+  if open then return true end
   closed[#closed + 1] = {q.key, opens_at and text(opens_at) or ''}
   return false
 end
@@ -132,7 +154,7 @@ local function consider(key)
   if seen[key] then return end
   seen[key] = true
   local q = queue(key)
-  if q.waiting > 0 and is_open(q) then candidates[#candidates + 1] = q end
+  if q.waiting > q.held and is_open(q) then candidates[#candidates + 1] = q end
 end
 local asked = 7
 while asked <= #ARGV and #candidates < limit do
@@ -162,10 +184,8 @@ while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
     local n = want > 0 and serve(q, want) or 0
     left = left - n
     if q.limited then rarely().take_tokens(q, n) end
-    if q.waiting > 0 and (n == want or gone >= EXPIRED_AT_MOST) then
-      if is_open(q) then again[#again + 1] = q end
-    elseif q.waiting > 0 then
-      doubtful[q] = true
+    if q.waiting > q.held and is_open(q) then
+      if n == want or gone >= EXPIRED_AT_MOST then again[#again + 1] = q else doubtful[q] = true end
     end
   end
   candidates = again

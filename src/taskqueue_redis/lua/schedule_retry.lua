@@ -1,7 +1,8 @@
---@ base room queue states record counts cold journal places ends receipts
+--@ base room queue states record counts flow tenants lanes cold journal places ends receipts
 -- Schedules the next attempt of a task, once per token.
 -- ARGV: key, id, at, token ("" for the default), whether there is an error ("1"), error, entry and token of the
--- delivery that it settles ("" for none), its attempt, and of the task: digest, priority, deadline (""), body.
+-- delivery that it settles ("" for none), its attempt, and of the task: digest, priority, deadline (""), body, tenant and
+-- ordering key ("" for none).
 -- Answers how many replicas must have it, and "accepted", "duplicate" or "lost".
 local q, id, at, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local error = ARGV[7] == '1' and ARGV[8] or nil
@@ -44,7 +45,7 @@ elseif packed and r.state == DEAD then
   r.prior = r.attempt
 else
   add(q, 'published', 1)
-  r.digest, r.priority = digest, priority
+  r.digest, r.priority, r.marks, r.tenant, r.entity = digest, priority, 0, ARGV[16], ARGV[17]
   if deadline == '' then deadline = nil end
 end
 if error then fail(cold, r.attempt, error) end

@@ -12,6 +12,8 @@ local function finish(q, r, id, state, counter)
   add(q, counter, 1)
   if call('ZREM', q.name .. '/e', id) == 1 then index(q, '/e', ':deadlines') end
   remember(q, id)
+  release(q, r, id)
+  r.tenant, r.entity = '', ''
 end
 
 -- Lets go of what is kept beside the record of a task that is over.
@@ -34,6 +36,7 @@ local function bury(q, r, id, body, cold)
   call('HSET', q.name .. '/b', id, body)
   call('ZADD', q.name .. '/dead', text(next_seq(q)), id)
   add(q, 'dead', 1)
+  release(q, r, id)
 end
 
 -- Takes a dead entry out of the dead letters. Answers its body and its deadline.

@@ -1,43 +1,48 @@
 -- The limits of a queue that has any, and what they have left, packed in one string.
-local FLOW, TOKEN = '<dddddddd', 1 - 1e-6 -- what floating point leaves out of a token is forgiven
+local FLOW = '<ddddddddddddddddddd'
+local FLOWS = {'capacity', 'max_inflight', 'max_tokens', 'period', 'paused', 'intake_paused', 'moved', 'processing', 'fair',
+  'weighted', 'tenant_capacity', 'tenant_inflight', 'tenant_tokens', 'tenant_period', 'floor', 'tokens', 'at', 'owed', 'tick'}
+local TOKEN = 1 - 1e-6 -- what floating point leaves out of a token is forgiven
 
 local function flow_of(q)
   if q.flow then return q.flow end
-  local f = {capacity = 0, max_inflight = 0, max_tokens = 0, period = 0, paused = 0, intake_paused = 0, tokens = 0, at = 0}
-  local packed = q.limited and call('GET', q.name .. '/f')
-  if packed then
-    f.capacity, f.max_inflight, f.max_tokens, f.period, f.paused, f.intake_paused, f.tokens, f.at =
-      unpack_struct(FLOW, packed)
-  end
+  local f, packed = {}, q.limited and call('GET', q.name .. '/f')
+  local values = packed and {unpack_struct(FLOW, packed)}
+  for i = 1, #FLOWS do f[FLOWS[i]] = values and values[i] or 0 end
   q.flow = f
   return f
 end
 
 local function save_flow(q)
-  local f = q.flow
-  call('SET', q.name .. '/f', pack(FLOW, f.capacity, f.max_inflight, f.max_tokens, f.period, f.paused, f.intake_paused,
-    f.tokens, f.at))
+  local f, values = q.flow, {}
+  for i = 1, #FLOWS do values[i] = f[FLOWS[i]] end
+  call('SET', q.name .. '/f', pack(FLOW, unpack(values)))
 end
 
--- Why a task is not taken in; nothing where it is.
-local function refusal(q)
-  local f = flow_of(q)
-  if f.intake_paused == 1 then return 'intake_paused' end
-  if f.capacity > 0 and q.fresh >= f.capacity then return text(q.fresh) .. ':' .. text(f.capacity) end
+-- A bucket: so many tokens at a time. It holds so many at the most, and is filled in a period.
+
+local function fill(bucket, most, period)
+  if now <= bucket.at then return end
+  bucket.tokens = math.min(most, bucket.tokens + (now - bucket.at) * most / period)
+  bucket.at = now
+end
+
+-- How many deliveries its whole tokens allow, and when there is one where there is none.
+local function allowed(bucket, most, period)
+  fill(bucket, most, period)
+  if bucket.tokens >= TOKEN then return math.floor(bucket.tokens + 1 - TOKEN) end
+  return 0, math.ceil(bucket.at + (1 - bucket.tokens) * period / most)
 end
 
 -- How many deliveries may be handed out now, and when that may change by time alone.
 local function room(q)
   local f = flow_of(q)
   local places = f.max_inflight > 0 and math.max(0, f.max_inflight - q.in_flight) or math.huge
-  if f.max_tokens > 0 and now > f.at then
-    f.tokens = math.min(f.max_tokens, f.tokens + (now - f.at) * f.max_tokens / f.period)
-    f.at = now
-  end
+  if f.max_tokens > 0 then fill(f, f.max_tokens, f.period) end
   if f.paused == 1 then return 0 end
-  if f.max_tokens == 0 then return places end
-  if places == 0 or f.tokens >= TOKEN then return math.min(places, math.floor(f.tokens + 1 - TOKEN)) end
-  return 0, math.ceil(f.at + (1 - f.tokens) * f.period / f.max_tokens)
+  if f.max_tokens == 0 or places == 0 then return places end
+  local tokens, opens_at = allowed(f, f.max_tokens, f.period)
+  return math.min(places, tokens), opens_at
 end
 
 local function take_tokens(q, n)

@@ -1,6 +1,6 @@
 -- One queue: its names, and the numbers that nearly every script reads and changes, packed in one string that
 -- `save_all` writes. What is counted less often is in the hash, see `add`.
-local NUMBERS, SIZE = '<dddddddddddddd', 112
+local NUMBERS, SIZE = '<dddddddddddddddd', 128
 local queues = {}
 local replicas = 0 -- how many must have it before it is confirmed
 
@@ -11,23 +11,28 @@ local function queue(key)
   local packed = call('GET', name .. '/n')
   if packed then
     local waiting, back, in_flight, published, delivered, done, last, due, window, extras, journal, confirming, fresh,
-      limited = unpack_struct(NUMBERS, packed)
+      kind, laned, held = unpack_struct(NUMBERS, packed)
     q = {
-      key = key, name = name, known = packed, before = waiting, flying = in_flight, ring = false, lanes = string.sub(packed, SIZE + 1),
+      key = key, name = name, known = packed, before = waiting - held, flying = in_flight, unclaimed = fresh, ring = false,
+      lanes = string.sub(packed, SIZE + 1),
       waiting = waiting, back = back, in_flight = in_flight, published = published, delivered = delivered, done = done,
       last = last, -- the highest sequence so far: it grows with all that becomes available, close to the time
       due = due, -- when its next scheduled task falls due
       window = window, extras = extras == 1, journal = journal == 1, replicas = confirming,
       fresh = fresh, -- how many were never handed out
-      limited = limited == 1, -- see `flow.lua`
+      limited = kind % 2 == 1, -- see `flow.lua`
+      sorted = kind % 4 >= 2, -- see `lanes.lua`
+      laned = laned, held = held, -- of those that wait, how many are in sorted lanes, and behind another
+      timed = kind % 8 >= 4, -- see `timing.lua`
+      bound = kind >= 8, -- what is published here goes elsewhere
     }
     if confirming > replicas then replicas = confirming end
   else
     q = {
-      key = key, name = name, known = false, before = 0, flying = 0, ring = false, lanes = '',
+      key = key, name = name, known = false, before = 0, flying = 0, unclaimed = 0, ring = false, lanes = '',
       waiting = 0, back = 0, in_flight = 0, published = 0, delivered = 0, done = 0,
       last = 0, due = math.huge, window = 300000000, extras = false, journal = false, replicas = 0,
-      fresh = 0, limited = false,
+      fresh = 0, limited = false, sorted = false, laned = 0, held = 0, timed = false, bound = false,
     }
   end
   queues[key] = q
@@ -46,9 +51,11 @@ local function stream_of(q, kind, priority) return q.name .. '/' .. kind .. prio
 -- Every script that may have changed the numbers of a queue ends with this.
 local function save_all()
   for key, q in pairs(queues) do
-    local waiting, before = q.waiting, q.before
-    local packed = pack(NUMBERS, waiting, q.back, q.in_flight, q.published, q.delivered, q.done, q.last, q.due, q.window,
-      q.extras and 1 or 0, q.journal and 1 or 0, q.replicas, q.fresh, q.limited and 1 or 0) .. q.lanes
+    if q.save then q.save(q) end
+    local waiting, before = q.waiting - q.held, q.before
+    local kind = (q.limited and 1 or 0) + (q.sorted and 2 or 0) + (q.timed and 4 or 0) + (q.bound and 8 or 0)
+    local packed = pack(NUMBERS, q.waiting, q.back, q.in_flight, q.published, q.delivered, q.done, q.last, q.due, q.window,
+      q.extras and 1 or 0, q.journal and 1 or 0, q.replicas, q.fresh, kind, q.laned, q.held) .. q.lanes
     if packed ~= q.known then
       if not q.known then call('SADD', PARTITION .. ':queues', key) end
       call('SET', q.name .. '/n', packed)
@@ -63,7 +70,8 @@ local function save_all()
     if q.opened or (q.limited and q.in_flight < q.flying) then
       if waiting > 0 then call('PUBLISH', PARTITION .. ':bell:' .. key, '') end
     end
-    q.before, q.flying, q.ring, q.opened = waiting, q.in_flight, false, false
+    if q.limited and (q.fresh < q.unclaimed or q.changed) then call('PUBLISH', PARTITION .. ':room:' .. key, '') end
+    q.before, q.flying, q.unclaimed, q.ring, q.opened = waiting, q.in_flight, q.fresh, false, false
   end
   -- Written in any case where replicas must confirm: WAIT counts from what its connection wrote last.
   if replicas > 0 then call('HINCRBY', META, 'marks', 1) end

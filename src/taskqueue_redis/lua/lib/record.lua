@@ -1,21 +1,35 @@
--- Reading and writing records.
+-- Reading and writing records. Behind the numbers of one whose task has a tenant or an ordering key, or lies in sorted lanes,
+-- stand its marks (see `tenants.lua`), the tenant and the ordering key.
 
 local function read_record(packed)
-  local r = {}
+  local r = {marks = 0, tenant = '', entity = ''}
   r.state, r.place, r.priority, r.attempt, r.losses, r.prior, r.handed, r.seq, r.fence, r.at,
     r.digest, r.verb, r.answer, r.settled = unpack_struct(RECORD, packed)
+  if #packed > RECORD_SIZE then
+    r.marks = string.byte(packed, RECORD_SIZE + 1)
+    r.tenant, r.entity = string.match(packed, '^([^/]*)/(.*)$', RECORD_SIZE + 2)
+  end
   return r
 end
 
 local function write_record(r)
-  return pack(RECORD, r.state, r.place, r.priority, r.attempt, r.losses, r.prior, r.handed, r.seq, r.fence,
+  local packed = pack(RECORD, r.state, r.place, r.priority, r.attempt, r.losses, r.prior, r.handed, r.seq, r.fence,
     r.at, r.digest, r.verb, r.answer, r.settled)
+  if r.marks == 0 and r.tenant == '' and r.entity == '' then return packed end
+  return packed .. string.char(r.marks) .. r.tenant .. '/' .. r.entity
 end
 
-local function new_record(priority, digest)
+local function new_record(priority, digest, tenant, entity)
   return {state = WAITING, place = NOWHERE, priority = priority, attempt = 1, losses = 0, prior = 0, handed = 0,
-    seq = 0, fence = 0, at = now, digest = digest, verb = 0, answer = 0, settled = 0}
+    seq = 0, fence = 0, at = now, digest = digest, verb = 0, answer = 0, settled = 0,
+    marks = 0, tenant = tenant or '', entity = entity or ''}
 end
 
 local function is_live(r) return r.state <= SCHEDULED end
 local function is_over(r) return r.state ~= DEAD and r.state > SCHEDULED end
+
+-- What a publisher tells of a task besides its digest and priority: not before, deadline, tenant, ordering key.
+local function told_of(about)
+  local not_before, deadline, tenant, entity = string.match(about, '^:(%d*):(%d*)/?([^/]*)/?(.*)$', 10)
+  return not_before or '', deadline or '', tenant or '', entity or ''
+end

@@ -2,9 +2,10 @@
 
 -- `verb` is set where the owner settles by its receipt: that is remembered, so that it may be sent again.
 local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
-  drop_entry(name, fence)
+  drop_entry(q, name, fence)
   add(q, 'in_flight', -1)
   add(q, 'redelivered', 1)
+  land(q, r)
   r.handed = r.attempt
   if verb then r.verb, r.answer, r.settled = verb, 0, r.fence end
   local dead = false
@@ -49,7 +50,7 @@ local function take_back(token, lost, budget)
       if packed then
         hand_back(q, id, read_record(packed), name, fence, fields[2][2], lost, nil, worker)
       else
-        drop_entry(name, fence)
+        drop_entry(q, name, fence)
         call('HINCRBY', META, 'anomalies', 1)
       end
       taken = taken + 1

@@ -21,13 +21,14 @@ local function look_up(q, id, packed, digest)
   return r.digest == digest and -1 or -2
 end
 
--- Stores a task that is for later, or has a deadline. Answers its record.
+-- Stores a task that is for later, has a deadline, a tenant or an ordering key, or comes to sorted lanes. Answers its record.
 local function publish_unusual(q, id, digest, priority, body, about)
-  local not_before, deadline = string.match(about, ':(%d*):(%d*)$', 10)
-  local r, state = new_record(tonumber(priority), digest), 'waiting'
+  local not_before, deadline, tenant, entity = told_of(about)
+  local r, state = new_record(tonumber(priority), digest, tenant, entity), 'waiting'
   if deadline == '' then deadline = nil end
   if not_before ~= '' and tonumber(not_before) > now then
     state = 'scheduled'
+    if q.sorted then count_fresh(q, r) end
     schedule(q, r, id, body, not_before)
   else
     make_available(q, r, id, body, deadline)
@@ -35,4 +36,30 @@ local function publish_unusual(q, id, digest, priority, body, about)
   note_published(q, id, r, state, body)
   if deadline then note_deadline(q, id, deadline) end
   return write_record(r)
+end
+
+-- Stores a copy in each queue that this one is bound to, or in none. Answers as for one task.
+local function publish_copies(q, id, about, body)
+  local keys, lacking = cmsgpack.unpack(call('HGET', q.name, 'bound_to')), {}
+  for i = 1, #keys do
+    local other = queue(keys[i])
+    if other.due <= now then promote_before(other) end
+    local packed = call('HGET', other.name .. '/t', id)
+    local answer = packed and look_up(other, id, packed, string.sub(about, 1, 8)) or 0
+    if answer == -2 then return -2 end
+    if answer == 0 then
+      local why = other.limited and refusal(other, about)
+      if why then return why .. '/' .. keys[i] end
+      lacking[#lacking + 1] = other
+    end
+  end
+  if #lacking == 0 then return -1 end
+  local position = lacking[1].waiting
+  for i = 1, #lacking do
+    local other = lacking[i]
+    local record = publish_unusual(other, id, string.sub(about, 1, 8), string.sub(about, 9, 9), body, about)
+    call('HSET', other.name .. '/t', id, record)
+    other.fresh, other.published = other.fresh + 1, other.published + 1
+  end
+  return position
 end

@@ -1,0 +1,157 @@
+-- Sorted lanes, of a queue that is fair or has met an ordering key: what waits lies in a lane per priority and tenant, by its
+-- sequence. `/w` has the tenants with lanes by their first entry, `/g` those whose turn may come by what they have spent,
+-- `/v` those who are at a limit by the time at which that may change.
+
+-- Whether an entry at rest was never handed out: it counts against the capacity.
+local function is_fresh(r) return r.attempt == 1 and r.handed == 0 end
+
+local function count_fresh(q, r)
+  if r.marks % 2 == 0 and is_fresh(r) then
+    r.marks = r.marks + 1
+    note_tenant(q, r.tenant, 1, 0)
+  end
+end
+
+local function uncount_fresh(q, r)
+  if r.marks % 2 == 1 then
+    r.marks = r.marks - 1
+    note_tenant(q, r.tenant, -1, 0)
+  end
+end
+
+local function leave_fresh(q, r)
+  if is_fresh(r) then q.fresh = q.fresh - 1 end
+  uncount_fresh(q, r)
+end
+
+local function lane_of(q, priority, tenant) return q.name .. '/y' .. priority .. ':' .. tenant end
+
+local function turn_cost(q, tenant)
+  return flow_of(q).weighted == 1 and 1 / (tonumber(call('HGET', q.name .. '/W', tenant)) or 1) or 1
+end
+
+-- What makes equal ones stand in the order in which they came.
+local function tick(q)
+  local f = flow_of(q)
+  f.tick = (f.tick + 1) % 65536
+  q.flow_changed, q.save = true, save_order
+  return f.tick / 4294967296
+end
+
+-- A tenant with something waiting takes a place behind those that are there.
+local function join(q, priority, tenant)
+  if flow_of(q).fair == 0 then return end
+  local walk = q.name .. '/g' .. priority
+  if call('ZSCORE', walk, tenant) then return end
+  if has_tenant_limits(q) then
+    if call('ZSCORE', q.name .. '/v', tenant) then return end
+    q.opened = true -- others that are there may be at their limits
+  end
+  local first = call('ZRANGE', walk, 0, 0, 'WITHSCORES')
+  call('ZADD', walk, (first[2] and first[2] + turn_cost(q, tenant) or 0) + tick(q), tenant)
+end
+
+local function enter_lane(q, r, id)
+  r.place, r.fence = LANED, 0
+  call('ZADD', lane_of(q, r.priority, r.tenant), text(r.seq), id)
+  call('ZADD', q.name .. '/w' .. r.priority, 'LT', text(r.seq), r.tenant)
+  q.laned = q.laned + 1
+  join(q, r.priority, r.tenant)
+end
+
+-- What begins to wait, its body being in the hash. Of those with the same ordering key one is ahead, until it has ended or died.
+local function enter_sorted(q, r, id)
+  count_fresh(q, r)
+  if r.entity ~= '' then
+    local holder = call('HGET', q.name .. '/h', r.entity)
+    if holder and holder ~= id then
+      r.place, r.fence = HELD, 0
+      call('ZADD', q.name .. '/j:' .. r.entity, text(r.seq), id)
+      call('ZADD', q.name .. '/J', text(r.seq), id)
+      q.held = q.held + 1
+      return
+    end
+    call('HSET', q.name .. '/h', r.entity, id)
+  end
+  enter_lane(q, r, id)
+end
+
+-- A lane has lost entries.
+local function note_head(q, priority, tenant)
+  local head = call('ZRANGE', lane_of(q, priority, tenant), 0, 0, 'WITHSCORES')
+  if head[2] then
+    call('ZADD', q.name .. '/w' .. priority, head[2], tenant)
+  else
+    call('ZREM', q.name .. '/w' .. priority, tenant)
+    call('ZREM', q.name .. '/g' .. priority, tenant)
+  end
+  return head[2]
+end
+
+local function leave_sorted(q, r, id)
+  if r.place == LANED then
+    call('ZREM', lane_of(q, r.priority, r.tenant), id)
+    q.laned = q.laned - 1
+    note_head(q, r.priority, r.tenant)
+  else
+    call('ZREM', q.name .. '/j:' .. r.entity, id)
+    call('ZREM', q.name .. '/J', id)
+    q.held = q.held - 1
+  end
+end
+
+-- A tenant who was at a limit may be below it now.
+local function wake_tenant(q, tenant)
+  if call('ZREM', q.name .. '/v', tenant) == 0 then return end
+  for i = 1, #q.lanes do
+    local priority = string.sub(q.lanes, i, i)
+    if call('ZSCORE', q.name .. '/w' .. priority, tenant) then join(q, priority, tenant) end
+  end
+end
+
+-- Counts a delivery for its tenant, and the end of one.
+
+local function take_off(q, r)
+  uncount_fresh(q, r)
+  r.marks = r.marks + 2
+  local s = note_tenant(q, r.tenant, 0, 1)
+  if flow_of(q).tenant_tokens > 0 then s.tokens = s.tokens - 1 end
+end
+
+local function land(q, r)
+  if r.marks < 2 then return end
+  r.marks = r.marks - 2
+  note_tenant(q, r.tenant, 0, -1)
+  if flow_of(q).tenant_inflight > 0 then wake_tenant(q, r.tenant) end
+end
+
+-- Once nothing needs sorted lanes, plain ones will do.
+local function unsort(q)
+  if q.sorted and flow_of(q).fair == 0 and q.laned == 0 and q.held == 0 and call('EXISTS', q.name .. '/h') == 0 then
+    q.sorted = false
+  end
+end
+
+-- One with an ordering key has ended or died: the next of them takes its place.
+local function release(q, r, id)
+  if r.entity == '' or call('HGET', q.name .. '/h', r.entity) ~= id then return unsort(q) end
+  local heir = call('ZPOPMIN', q.name .. '/j:' .. r.entity)[1]
+  if not heir then
+    call('HDEL', q.name .. '/h', r.entity)
+    return unsort(q)
+  end
+  call('ZREM', q.name .. '/J', heir)
+  q.held = q.held - 1
+  call('HSET', q.name .. '/h', r.entity, heir)
+  local h = read_record(call('HGET', q.name .. '/t', heir))
+  enter_lane(q, h, heir)
+  call('HSET', q.name .. '/t', heir, write_record(h))
+  q.ring = true
+end
+
+-- The books of a delivery that has ended well, of which `ack` has written the rest.
+local function settle_sorted(q, id, packed)
+  local r = read_record(packed)
+  land(q, r)
+  release(q, r, id)
+end

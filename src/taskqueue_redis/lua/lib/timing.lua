@@ -1,0 +1,41 @@
+-- Deliveries of a queue with `max_processing_time`: `/m` has their entries by the time at which they are taken for hung.
+
+local function note_start(q, lane, given)
+  local period, set = flow_of(q).processing, q.name .. '/m'
+  if period == 0 then return end
+  local over = {}
+  for i = 1, #given, 4 do over[#over + 1], over[#over + 2] = text(now + period), lane .. given[i] end
+  call('ZADD', set, unpack(over))
+  index(q, '/m', ':processing')
+end
+
+local function note_progress(q, r)
+  local period, member = flow_of(q).processing, (r.place == AGAIN and 'r' or 's') .. r.priority .. text(r.fence)
+  if period > 0 then call('ZADD', q.name .. '/m', 'XX', text(now + period), member) end
+end
+
+-- Takes back what has made no progress for too long, up to a number of deliveries. Answers how many.
+local function end_hung(budget)
+  local ended = 0
+  local keys = call('ZRANGEBYSCORE', PARTITION .. ':processing', '-inf', text(now), 'LIMIT', 0, budget)
+  for i = 1, #keys do
+    local q = queue(keys[i])
+    local hung = call('ZRANGEBYSCORE', q.name .. '/m', '-inf', text(now), 'LIMIT', 0, budget - ended)
+    for j = 1, #hung do
+      local name, fence = q.name .. '/' .. string.sub(hung[j], 1, 2), string.sub(hung[j], 3)
+      local fields, owner = call('XRANGE', name, fence, fence)[1], holder(name, fence)
+      local packed = fields and call('HGET', q.name .. '/t', fields[2][1])
+      if packed and owner then
+        call('HDEL', q.name .. '/a', fence)
+        hand_back(q, fields[2][1], read_record(packed), name, fence, fields[2][2], true, nil, worker_of(q, owner))
+        revoke(owner, q, fence)
+      end
+      call('ZREM', q.name .. '/m', hung[j])
+    end
+    ended = ended + #hung
+    index(q, '/m', ':processing')
+    if call('EXISTS', q.name .. '/m') == 0 and flow_of(q).processing == 0 then q.timed = false end
+    if ended >= budget then break end
+  end
+  return ended
+end

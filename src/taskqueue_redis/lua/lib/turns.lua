@@ -1,0 +1,196 @@
+-- Who is next in sorted lanes.
+
+local function rest(q, tenant, opens_at)
+  call('ZADD', q.name .. '/v', opens_at == math.huge and '+inf' or text(opens_at), tenant)
+  for i = 1, #q.lanes do call('ZREM', q.name .. '/g' .. string.sub(q.lanes, i, i), tenant) end
+end
+
+-- Whether anything in sorted lanes may be handed out; if not, when that may change by time alone.
+local function servable(q)
+  if q.waiting > q.laned + q.held or not has_tenant_limits(q) then return true end
+  local due = call('ZRANGEBYSCORE', q.name .. '/v', '-inf', text(now), 'LIMIT', 0, 1000)
+  for i = 1, #due do wake_tenant(q, due[i]) end
+  forget_idle(q)
+  for i = 1, #q.lanes do
+    local walk = q.name .. '/g' .. string.sub(q.lanes, i, i)
+    local tenant = call('ZRANGE', walk, 0, 0)[1]
+    while tenant do
+      local left, opens_at = tenant_room(q, tenant)
+      if left > 0 then return true end
+      rest(q, tenant, opens_at)
+      tenant = call('ZRANGE', walk, 0, 0)[1]
+    end
+  end
+  local first = call('ZRANGE', q.name .. '/v', 0, 0, 'WITHSCORES')[2]
+  return false, first and tonumber(first) < math.huge and tonumber(first) or nil
+end
+
+-- Each hand-out costs its tenant a turn; who has spent the least is next. Answers the tenants in turn, and what they have
+-- spent before.
+local function walk_on(q, priority, want)
+  local told = call('ZRANGE', q.name .. '/g' .. priority, 0, want - 1, 'WITHSCORES')
+  local who, spent, before, costs, left = {}, {}, {}, {}, {}
+  for i = 1, #told, 2 do who[#who + 1], spent[#spent + 1] = told[i], tonumber(told[i + 1]) end
+  local turns, first, last = {}, 1, #who
+  while #turns < want and first <= last do
+    local tenant, at = who[first], spent[first]
+    first = first + 1
+    if not before[tenant] then
+      local opens_at
+      before[tenant], costs[tenant] = at, turn_cost(q, tenant)
+      left[tenant], opens_at = tenant_room(q, tenant)
+      if left[tenant] == 0 then rest(q, tenant, opens_at) end
+    end
+    if left[tenant] > 0 then
+      left[tenant] = left[tenant] - 1
+      turns[#turns + 1] = tenant
+      if left[tenant] > 0 then
+        at = at + costs[tenant]
+        local j = last
+        while j >= first and spent[j] > at do
+          who[j + 1], spent[j + 1] = who[j], spent[j]
+          j = j - 1
+        end
+        who[j + 1], spent[j + 1] = tenant, at
+        last = last + 1
+      end
+    end
+  end
+  return turns, before, costs
+end
+
+local function pick_fair(q, priority, want)
+  local turns, before, costs = walk_on(q, priority, want)
+  local number, last_turn = {}, {}
+  for i = 1, #turns do
+    number[turns[i]] = (number[turns[i]] or 0) + 1
+    last_turn[turns[i]] = i
+  end
+  local lists, ids = {}, {}
+  for i = 1, #turns do -- in the order of their last turns, as that is how they line up again
+    local tenant = turns[i]
+    if last_turn[tenant] == i then
+      local popped = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant])
+      lists[tenant] = {at = 1, popped}
+      if note_head(q, priority, tenant) then
+        local now_spent = before[tenant] + costs[tenant] * (#popped / 2) + tick(q)
+        call('ZADD', q.name .. '/g' .. priority, now_spent, tenant)
+      end
+    end
+  end
+  for i = 1, #turns do
+    local list = lists[turns[i]]
+    local id = list[1][list.at]
+    list.at = list.at + 2
+    if id then ids[#ids + 1] = id end
+  end
+  return ids
+end
+
+local function pick_first(q, priority, want)
+  local ids = {}
+  while #ids < want do
+    local heads = call('ZRANGE', q.name .. '/w' .. priority, 0, 1, 'WITHSCORES')
+    if not heads[1] then break end
+    local lane = lane_of(q, priority, heads[1])
+    local some = call('ZRANGEBYSCORE', lane, '-inf', heads[4] or '+inf', 'LIMIT', 0, want - #ids)
+    if #some > 0 then call('ZREM', lane, unpack(some)) end
+    for i = 1, #some do ids[#ids + 1] = some[i] end
+    note_head(q, priority, heads[1])
+  end
+  return ids
+end
+
+-- Turns waiting entries into entries of the stream of returned ones, to be read at once; those past their deadline expire.
+-- Answers how many there are.
+local function line_up(q, priority, want, expire)
+  local ids = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want)
+  if #ids == 0 then return 0 end
+  q.laned = q.laned - #ids
+  local records, bodies = call('HMGET', q.name .. '/t', unpack(ids)), call('HMGET', q.name .. '/b', unpack(ids))
+  call('HDEL', q.name .. '/b', unpack(ids))
+  local deadlines, written, n = q.extras and call('EXISTS', q.name .. '/e') == 1, {}, 0
+  for i = 1, #ids do
+    local id, r = ids[i], read_record(records[i])
+    local deadline = deadlines and call('ZSCORE', q.name .. '/e', id)
+    if deadline and tonumber(deadline) <= now then
+      leave_fresh(q, r)
+      expire(q, id, r)
+    else
+      take_off(q, r)
+      r.place, r.fence = AGAIN, next_seq(q)
+      enter_stream(q, 'r', r, id, bodies[i], deadline)
+      written[#written + 1], written[#written + 2] = id, write_record(r)
+      n = n + 1
+    end
+  end
+  if n > 0 then call('HSET', q.name .. '/t', unpack(written)) end
+  return n
+end
+
+-- Brings what waits in plain lanes into sorted ones, first come, first served. Answers how many.
+local function sort_some(q, budget)
+  local moved = 0
+  for i = 1, #q.lanes do
+    local priority = string.sub(q.lanes, i, i)
+    local popped = budget > moved and call('ZPOPMIN', q.name .. '/z' .. priority, budget - moved) or {}
+    for j = 1, #popped, 2 do
+      local r = read_record(call('HGET', q.name .. '/t', popped[j]))
+      q.back = q.back - 1
+      enter_sorted(q, r, popped[j])
+      call('HSET', q.name .. '/t', popped[j], write_record(r))
+    end
+    moved = moved + #popped / 2
+    local name = stream_of(q, 's', priority)
+    local entries = budget > moved and call('XRANGE', name, last_delivered(name), '+', 'COUNT', budget - moved) or {}
+    for j = 1, #entries do
+      local id, body = entries[j][2][1], entries[j][2][2]
+      local packed = call('HGET', q.name .. '/t', id)
+      call('XDEL', name, entries[j][1])
+      if packed then
+        local r = read_record(packed)
+        call('HSET', q.name .. '/b', id, body)
+        enter_sorted(q, r, id)
+        call('HSET', q.name .. '/t', id, write_record(r))
+      else
+        call('HINCRBY', META, 'anomalies', 1)
+      end
+    end
+    moved = moved + #entries
+  end
+  return moved
+end
+
+local function waits(q, priority)
+  if q.sorted then return call('EXISTS', q.name .. (flow_of(q).fair == 1 and '/g' or '/w') .. priority) == 1 end
+  local name = stream_of(q, 's', priority)
+  return call('EXISTS', q.name .. '/z' .. priority) == 1
+    or call('XRANGE', name, last_delivered(name), '+', 'COUNT', 1)[1] ~= nil
+end
+
+-- Serves the lowest priority that waits its share while a higher one waits too.
+local function serve_floor(q, want, serve_class)
+  local f, waiting = flow_of(q), {}
+  for i = 1, #q.lanes do
+    local priority = string.sub(q.lanes, i, i)
+    if waits(q, priority) then waiting[#waiting + 1] = priority end
+  end
+  local served = 0
+  while served < want and #waiting > 0 do
+    if #waiting == 1 then
+      local n = serve_class(q, waiting[1], want - served)
+      return served + n
+    end
+    local owed = f.owed + f.floor
+    local lowest = owed > 1 - 1e-9
+    -- so many more until a whole one has gathered
+    local n = lowest and 1 or math.min(want - served, math.max(1, math.ceil((1 - 1e-9 - owed) / f.floor)))
+    local place = lowest and #waiting or 1
+    local got = serve_class(q, waiting[place], n)
+    served = served + got
+    f.owed = f.owed + got * f.floor - (lowest and got or 0)
+    q.flow_changed, q.save = true, save_order
+    if got < n or not waits(q, waiting[place]) then table.remove(waiting, place) end
+  end
+  return served
+end
