@@ -14,7 +14,6 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import kind_of
 
 __all__ = ["Bucket", "IntervalUnit", "RateLimit", "bucket_after", "capacity_for", "intake_for"]
 
@@ -112,5 +111,6 @@ def intake_for(capacity: int) -> dict[str, Any]:
 
 def _checked(field: str, number: int) -> int:
     if type(number) is not int or number < 0:
-        raise InvalidInput(field, kind_of(number), "a whole number, 0 or more")
+        kind = "int out of range" if type(number) is int else type(number).__name__
+        raise InvalidInput(field, kind, "a whole number, 0 or more")
     return number
