@@ -56,8 +56,10 @@ def test_undeclared_capabilities_are_skipped() -> None:
         "control",
         "dead_letters",
         "durable",
+        "fan_out",
         "flow",
         "handover",
+        "order",
         "revocation",
         "shared",
     }
@@ -123,6 +125,13 @@ def test_every_test_says_what_it_proves() -> None:
     for name in tests:
         assert inspect.getdoc(getattr(suite, name)), f"{name} has no docstring"
         assert laws(suite, name) <= {str(law) for law in range(1, 11)}, name
+
+
+def test_no_test_hides_another() -> None:
+    """The modules of the kit are put together as one class: two tests of one name would be one."""
+    bases = [base for base in BackendSuite.__mro__ if issubclass(base, Harness)]
+    names = Counter(name for base in bases for name in vars(base) if name.startswith("test_"))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_public_names() -> None:

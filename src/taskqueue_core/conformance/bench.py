@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 
@@ -13,7 +13,10 @@ from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import (
     Control,
     DeadLetters,
+    Order,
     QueueSettings,
+    RoomBell,
+    RoomBells,
     control_of,
     dead_lettering_of,
     dead_letters_of,
@@ -129,6 +132,19 @@ class Bench:
         assert taken, "nothing delivered although a task is available"
         return taken[0]
 
+    async def drain(self, *subscriptions: Subscription, count: int, limit: int = 1) -> list[str]:
+        """Take up to ``limit`` each in turn and ack them, until there are ``count``; return the ids."""
+        taken: list[str] = []
+        while len(taken) < count:
+            before = len(taken)
+            for subscription in subscriptions:
+                deliveries = await self.take(subscription, min(limit, count - len(taken)))
+                if deliveries:
+                    await subscription.ack(*deliveries)
+                    taken += ids(deliveries)
+            assert len(taken) > before, f"{len(taken)} delivered, {count} are available"
+        return taken
+
     async def eventually(self, subscription: Subscription, limit: int) -> list[Delivery]:
         """Take ``limit`` deliveries, giving a backend that works in the background time to bring them."""
         taken = await self.take(subscription, limit)
@@ -177,6 +193,20 @@ class Bench:
         """Change what limits the flow of a queue."""
         self.needs(Capability.FLOW)
         await self.configure(key, **settings)
+
+    async def arrange(self, key: str = KEY, **settings: Any) -> None:
+        """Change in which order the tasks of a queue are handed out."""
+        self.needs(Capability.ORDER)
+        await self.configure(key, **settings)
+
+    async def fair(self, key: str = KEY, **settings: Any) -> None:
+        """Have the tenants of a queue take turns."""
+        await self.arrange(key, order=Order.FAIR, **settings)
+
+    def bell(self, *keys: str) -> RoomBell:
+        """Make a bell for room in ``keys``, or in `KEY`."""
+        self.needs(Capability.FLOW)
+        return cast("RoomBells", self.backend.publisher).room_bell(*(keys or (KEY,)))
 
     async def expect(self, **counts: int) -> None:
         """Compare the ledger of `KEY`: states that are not named must be 0. Does nothing without ``control``."""

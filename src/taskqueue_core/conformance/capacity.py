@@ -240,7 +240,7 @@ class CapacitySuite(Harness):
         assert len(accepted) == 7
         await bench.expect(waiting=7)
 
-    async def test_on_every_replica(self, bench: Bench) -> None:
+    async def test_capacity_on_every_replica(self, bench: Bench) -> None:
         """Replicas fill one queue together, and a limit set on one holds on the other at once (laws 6, 9; F7)."""
         other = await bench.replica()
         await bench.publish("before")

@@ -195,7 +195,7 @@ class FlowSuite(Harness):
         assert ids(await bench.take(subscription, 9)) == ["o1"]
         await held(subscription)
 
-    async def test_on_every_replica(self, bench: Bench) -> None:
+    async def test_places_on_every_replica(self, bench: Bench) -> None:
         """What one replica has in flight counts on the other, and a change on one acts on both (laws 5, 9; F2, F7)."""
         other = await bench.replica()
         await other.limit(max_inflight=1)

@@ -16,7 +16,7 @@ __all__ = ["InputsSuite"]
 class InputsSuite(Harness):
     """Arguments that a `Task` cannot check."""
 
-    async def test_limit(self, bench: Bench) -> None:
+    async def test_limit_of_a_receive(self, bench: Bench) -> None:
         """Receiving 0 or fewer raises `InvalidInput` that names ``limit``."""
         subscription = bench.subscribe()
         for limit in (0, -1):
@@ -50,7 +50,7 @@ class InputsSuite(Harness):
             with pytest.raises(InvalidInput):
                 bench.backend.subscribe([KEY], consumer)
 
-    async def test_results(self, bench: Bench) -> None:
+    async def test_results_of_an_ack(self, bench: Bench) -> None:
         """Results are one per delivery and JSON; else nothing is settled (law 2)."""
         await bench.publish("t1", "t2")
         subscription = bench.subscribe()

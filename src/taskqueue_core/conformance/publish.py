@@ -21,7 +21,7 @@ class PublishSuite(Harness):
             confirmations
         )
 
-    async def test_empty_batch(self, bench: Bench) -> None:
+    async def test_publishing_nothing(self, bench: Bench) -> None:
         """Publishing nothing is answered by nothing."""
         assert await bench.backend.publisher.publish() == ()
 

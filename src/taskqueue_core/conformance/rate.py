@@ -127,7 +127,7 @@ class RateSuite(Harness):
             await held(subscription)
         await bench.expect(in_flight=3, waiting=6)
 
-    async def test_on_every_replica(self, bench: Bench) -> None:
+    async def test_tokens_on_every_replica(self, bench: Bench) -> None:
         """Replicas share one bucket (law 5; F5)."""
         other = await bench.replica()
         await bench.limit(rate_limit=_SLOW)
@@ -137,7 +137,7 @@ class RateSuite(Harness):
         for subscription in (there, here):
             _check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
 
-    async def test_one_queue_does_not_hold_up_another(self, bench: Bench) -> None:
+    async def test_a_queue_without_tokens_holds_up_no_other(self, bench: Bench) -> None:
         """A queue without a token costs the others of a subscription nothing (law 5; F3)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(9)))

@@ -14,7 +14,7 @@ __all__ = ["RevocationSuite"]
 class RevocationSuite(Harness):
     """`Revocation.revoked`."""
 
-    async def test_cancel(self, bench: Bench) -> None:
+    async def test_cancelled_is_revoked(self, bench: Bench) -> None:
         """A cancelled task's receipt is revoked, to one that waits for it already."""
         control = bench.control
         await bench.publish("t1")

@@ -97,7 +97,7 @@ class SettleSuite(Harness):
         assert await subscription.redeliver(one, three) == (LOST, LOST)
         await bench.expect(done=2, in_flight=1)
 
-    async def test_empty_batch(self, bench: Bench) -> None:
+    async def test_settling_nothing(self, bench: Bench) -> None:
         """Settling nothing is answered by nothing."""
         subscription = bench.subscribe()
         assert await subscription.ack() == await subscription.redeliver() == ()

@@ -8,19 +8,28 @@ from taskqueue_core.conformance.concurrency import ConcurrencySuite
 from taskqueue_core.conformance.control import ControlSuite
 from taskqueue_core.conformance.dead_letters import DeadLettersSuite
 from taskqueue_core.conformance.deliver import DeliverSuite
+from taskqueue_core.conformance.entities import EntitiesSuite
 from taskqueue_core.conformance.expire import ExpireSuite
+from taskqueue_core.conformance.fan_out import FanOutSuite
+from taskqueue_core.conformance.floor import FloorSuite
 from taskqueue_core.conformance.flow import FlowSuite
 from taskqueue_core.conformance.handover import HandoverSuite
 from taskqueue_core.conformance.inputs import InputsSuite
 from taskqueue_core.conformance.ledger import LedgerSuite
 from taskqueue_core.conformance.machine import MachineSuite
+from taskqueue_core.conformance.moved import MovedSuite
+from taskqueue_core.conformance.order import OrderSuite
+from taskqueue_core.conformance.processing import ProcessingSuite
 from taskqueue_core.conformance.publish import PublishSuite
 from taskqueue_core.conformance.rate import RateSuite
 from taskqueue_core.conformance.replicas import ReplicasSuite
 from taskqueue_core.conformance.retry import RetrySuite
 from taskqueue_core.conformance.revocation import RevocationSuite
+from taskqueue_core.conformance.room import RoomSuite
 from taskqueue_core.conformance.schedule import ScheduleSuite
 from taskqueue_core.conformance.settle import SettleSuite
+from taskqueue_core.conformance.swap import SwapSuite
+from taskqueue_core.conformance.tenants import TenantsSuite
 from taskqueue_core.conformance.tracking import TrackingSuite
 from taskqueue_core.conformance.waiting import WaitingSuite
 
@@ -32,9 +41,18 @@ class BackendSuite(
     ReplicasSuite,
     ConcurrencySuite,
     LedgerSuite,
+    OrderSuite,
+    SwapSuite,
+    TenantsSuite,
+    EntitiesSuite,
+    FloorSuite,
+    FanOutSuite,
     CapacitySuite,
+    RoomSuite,
     FlowSuite,
     RateSuite,
+    ProcessingSuite,
+    MovedSuite,
     TrackingSuite,
     ControlSuite,
     RevocationSuite,
