@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -135,10 +136,12 @@ class Cluster(_Group):
         """Return the node that serves a key now, as a running node sees it."""
         return self._at(self.slot(key))
 
-    def move(self, slot: int, target: RedisServer, *, pipeline: int = 10) -> None:
+    def move(
+        self, slot: int, target: RedisServer, *, pipeline: int = 10, pause: float = 0.0
+    ) -> None:
         """Move a slot to another master as ``redis-cli --cluster reshard`` does: ``pipeline`` keys at a time.
 
-        Clients may use it meanwhile. Nothing happens where the target has it.
+        Clients may use it meanwhile. Nothing happens where the target has it. ``pause``: seconds after each step.
         """
         source = self._at(slot)
         if source is target:
@@ -149,6 +152,7 @@ class Cluster(_Group):
         while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, pipeline):
             place = ("127.0.0.1", target.port)
             source.call("MIGRATE", *place, "", 0, 60_000, "KEYS", *keys)
+            time.sleep(pause)
         for node in (target, source):
             node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
         wait_until(lambda: self._agreed(slot, target), "every node knows where the slot is")
