@@ -37,6 +37,7 @@ __all__ = [
     "checked_progress",
     "checked_results",
     "checked_settings",
+    "demand_no_keys",
     "encodable",
     "refusal",
     "room_of",
@@ -230,6 +231,13 @@ def checked_settings(
     if settings.bound_to and not fan_out:
         raise InvalidInput("bound_to", "queues", "none: this store does not copy tasks")
     return settings
+
+
+def demand_no_keys(tasks: Iterable[Task]) -> None:
+    """Raise `InvalidInput` for a task with an ordering key: a publish where there is no ``order`` asks this first."""
+    for task in tasks:
+        if task.ordering_key is not None:
+            raise InvalidInput("ordering_key", "a key", "none: this store keeps no order by key")
 
 
 def refusal(

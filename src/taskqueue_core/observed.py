@@ -9,26 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from taskqueue_core.authoring import SubscriptionBase
+from taskqueue_core.authoring import SubscriptionBase, demand_no_keys
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher, Subscription
 from taskqueue_core.capabilities import Control, Maintained
-from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Received, Settled, Task
 
-__all__ = ["ObservedBackend", "demand_order"]
+__all__ = ["ObservedBackend"]
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
-
-
-def demand_order(tasks: Iterable[Task]) -> None:
-    """Raise `InvalidInput` for a task with an ordering key: to be asked where the backend has no ``order``."""
-    for task in tasks:
-        if task.ordering_key is not None:
-            raise InvalidInput(
-                "ordering_key", "a key", "none: this backend does not keep tasks in order by a key"
-            )
 
 
 class ObservedBackend:
@@ -95,7 +85,7 @@ class _ObservedPublisher:
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         if not self._orders:
-            demand_order(tasks)
+            demand_no_keys(tasks)
         confirmations = await self._inner.publish(*tasks)
         self._hooks.fire("published", tasks=tasks, confirmations=confirmations)
         return confirmations

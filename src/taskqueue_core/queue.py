@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
+from taskqueue_core.authoring import demand_no_keys
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomBell, RoomBells, control_of, has
 from taskqueue_core.config import Settings, load_settings
@@ -17,7 +18,7 @@ from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, 
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.loading import load_backend
-from taskqueue_core.observed import ObservedBackend, demand_order
+from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.plugins import load_plugins
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import (
@@ -127,7 +128,7 @@ class Queue:
         end = asyncio.get_running_loop().time() + wait
         pending = list(tasks)
         if not self._orders:
-            demand_order(pending)
+            demand_no_keys(pending)
         confirmations: list[Confirmation] = []
         for start in range(0, len(pending), LIMITS.batch):
             confirmations += await self._insist(pending[start : start + LIMITS.batch], end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskqueue_core.authoring import answer, encodable, refusal
+from taskqueue_core.authoring import answer, demand_no_keys, encodable, refusal
 from taskqueue_core.errors import PublishUnconfirmed
 from taskqueue_core.limits import check_time
 from taskqueue_core.recordstore.bells import RecordBell
@@ -22,6 +22,7 @@ class RecordPublisher:
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """See `taskqueue_core.backend.Publisher.publish`: all in one step."""
+        demand_no_keys(tasks)
         return await self._books.when_promoted(
             {task.key for task in tasks},
             lambda now: tuple([self._publish(task, now) for task in tasks]),

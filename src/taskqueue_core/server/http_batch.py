@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import msgspec
 from starlette.responses import Response
 
+from taskqueue_core.authoring import demand_no_keys
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.observed import demand_order
 from taskqueue_core.server import bodies
 from taskqueue_core.server.models import ConfirmationOut, InvalidLine, TaskIn
 from taskqueue_core.server.operations import Call, Operation, spliced
@@ -60,7 +60,7 @@ class _Batch:
         try:
             task = bodies.decode(TaskIn, line).to_task(self._call.hub.backend.now())
             if not self._orders:
-                demand_order((task,))
+                demand_no_keys((task,))
         except ProblemError as error:
             problem = error.problem
             self._refuse(problem.code, problem.field, problem.detail)

@@ -1,0 +1,77 @@
+"""The page about reconciling: its program repairs what it says, through a real server."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core import Reconciled
+from tests.ports import free_port
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reconciling.md").read_text()
+PATIENCE = 20.0
+(CODE,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A server, and what finds it."""
+    port = str(free_port())
+    told = {name: text for name, text in os.environ.items() if not name.startswith("TASKQUEUE_")}
+    told |= {"TASKQUEUE_PORT": port, "TASKQUEUE_SERVER_URL": f"http://127.0.0.1:{port}"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "taskqueue_core.cli", "serve"],
+        cwd=tmp_path,
+        env=told,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline()
+    yield told
+    server.terminate()
+    server.communicate(timeout=PATIENCE)
+
+
+def test_the_program(tmp_path: Path, environment: dict[str, str]) -> None:
+    """D1: it publishes the rows that are old enough and not done, once, however often it runs."""
+
+    def run() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", CODE],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run() == "0 0 0 0 0\n"
+    old, now = time.time() - 61, time.time()
+    rows = [("a", old, False), ("b", old, False), ("done", old, True), ("new", now, False)]
+    with sqlite3.connect(tmp_path / "shop.db") as database:
+        database.executemany(
+            "INSERT INTO orders VALUES (?, 'cat.png', ?, ?)",
+            [(one, at, is_) for one, at, is_ in rows],
+        )
+    database.close()
+    assert run() == "2 2 2 0 0\n"
+    assert run() == "2 0 0 0 0\n"
+
+
+def test_the_table() -> None:
+    """Each number of the report is explained, in the order in which the program prints them."""
+    assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == list(Reconciled.__struct_fields__)
+    assert re.findall(r"report\.(\w+)", CODE) == list(Reconciled.__struct_fields__)
