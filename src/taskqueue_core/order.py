@@ -100,18 +100,17 @@ class Walk(Generic[T]):
 
 
 class Floor(msgspec.Struct):
-    """What the lowest priority has coming to it: an account of hand-outs, kept with the queue."""
+    """What the lowest priority has coming to it: an account of hand-outs, kept with the queue.
+
+    To be asked, and told, only of hand-outs while several priorities could be served.
+    """
 
     owed: float = 0.0
 
-    @property
-    def due(self) -> bool:
-        """Whether the next hand-out is of the lowest priority that can be served."""
-        return self.owed >= 1 - _DUST
+    def is_next(self, share: float) -> bool:
+        """Return whether the next hand-out is of the lowest priority that can be served."""
+        return self.owed + share >= 1 - _DUST
 
-    def handed_out(self, share: float, *, lower: bool) -> None:
-        """Note a hand-out, while a ``lower`` priority could have been served or not."""
-        if self.due:
-            self.owed = max(0.0, self.owed - 1)
-        elif lower:
-            self.owed += share
+    def handed_out(self, share: float) -> None:
+        """Note that hand-out."""
+        self.owed += share - self.is_next(share)

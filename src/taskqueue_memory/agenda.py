@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["ROOM", "Agenda"]
 
@@ -13,18 +13,14 @@ ROOM = 64
 """so many items may be out of date before anything is cleared"""
 
 
-class _Sequenced(Protocol):
-    seq: int
-
-
-R = TypeVar("R", bound=_Sequenced)
+R = TypeVar("R")
 
 
 class Agenda(Generic[R]):
     """A heap of records with a date each, in memory proportional to those that still matter."""
 
     def __init__(self, matters: Callable[[R, int], bool]) -> None:
-        """Drop an item where ``matters``, given its record and the record's sequence back then, says no."""
+        """Drop an item where ``matters``, given its record and the mark that it was noted with, says no."""
         self._matters = matters
         self._items: list[tuple[float, int, int, R]] = []
         self._order = itertools.count()
@@ -34,21 +30,21 @@ class Agenda(Generic[R]):
         """Count all items, those out of date included."""
         return len(self._items)
 
-    def add(self, at: float, record: R) -> None:
-        """Note a date."""
+    def add(self, at: float, record: R, mark: int) -> None:
+        """Note a date. By the ``mark`` it is told from other dates of the record."""
         if (
             len(self._items) >= self._bound
         ):  # before the new item, which may matter only in a moment
             self._items = [item for item in self._items if self._matters(item[3], item[2])]
             heapq.heapify(self._items)
             self._bound = 2 * len(self._items) + ROOM
-        heapq.heappush(self._items, (at, next(self._order), record.seq, record))
+        heapq.heappush(self._items, (at, next(self._order), mark, record))
 
     def next_at(self) -> float | None:
         """Return the first date that still matters."""
         while self._items:
-            at, _, seq, record = self._items[0]
-            if self._matters(record, seq):
+            at, _, mark, record = self._items[0]
+            if self._matters(record, mark):
                 return at
             heapq.heappop(self._items)
         return None

@@ -10,6 +10,7 @@ from taskqueue_core.clock import Clock, SystemClock
 from taskqueue_core.config import load_settings
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Task
+from taskqueue_memory.bells import MemoryRoomBell
 from taskqueue_memory.config import MemorySettings
 from taskqueue_memory.journal import Journal
 from taskqueue_memory.operators import MemoryControl, MemoryDeadLetters
@@ -39,6 +40,10 @@ class MemoryPublisher:
         settles: Delivery | None = None,
     ) -> Confirmation:
         return self._store.retry(task, at, error, token, settles)
+
+    def room_bell(self, *keys: str) -> MemoryRoomBell:
+        """See `taskqueue_core.capabilities.flow.RoomBells`."""
+        return MemoryRoomBell(self._store.bells, checked_keys(keys))
 
 
 class MemoryBackend:

@@ -1,4 +1,4 @@
-"""What happens by time alone: which entries fall due, pass their deadline, or may be forgotten, and the one timer."""
+"""What happens by time alone: entries fall due, hang, pass their deadline, may be forgotten. And the one timer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from taskqueue_core.clock import Clock, Timer
 from taskqueue_memory.agenda import Agenda
-from taskqueue_memory.records import Record, is_scheduled
+from taskqueue_memory.records import Record, is_in_flight, is_scheduled
 
 __all__ = ["Calendar"]
 
@@ -18,10 +18,11 @@ class Calendar:
     """Dates of records. A record that has moved on since is passed over when its date comes."""
 
     def __init__(self, clock: Clock, on_due: Callable[[], object]) -> None:
-        """Call ``on_due`` when a scheduled entry falls due."""
+        """Call ``on_due`` when a scheduled entry falls due, or a delivery has been without progress for too long."""
         self._clock = clock
         self._on_due = on_due
         self._scheduled = Agenda(is_scheduled)
+        self._flights = Agenda(is_in_flight)
         self._deadlines = Agenda(_may_expire)
         self._ends = Agenda(_may_be_forgotten)
         self._timer: Timer | None = None
@@ -31,16 +32,25 @@ class Calendar:
 
     def schedule(self, record: Record, at: float) -> None:
         """Note when an entry falls due. Its sequence must be new."""
-        self._scheduled.add(at, record)
-        record.queue.scheduled.add(at, record)
+        self._scheduled.add(at, record, record.seq)
+        record.queue.scheduled.add(at, record, record.seq)
         self._arm(at)
 
-    def due(self, now: float) -> Iterator[Record]:
-        """Take the scheduled entries that have fallen due, in the order of their times, and set the timer again."""
-        if now >= self.next_at:
-            self.stop()
-            yield from self._scheduled.take(now)
-            self._arm(self._scheduled.next_at())
+    def watch(self, record: Record, at: float) -> None:
+        """Note when a delivery will have been without progress for too long. Its mark must be new."""
+        self._flights.add(at, record, record.watch)
+        record.queue.flights.add(at, record, record.watch)
+        self._arm(at)
+
+    def due(self, now: float) -> tuple[list[Record], list[Record]]:
+        """Take the scheduled entries that have fallen due, and those that hang, in the order of their times."""
+        if now < self.next_at:
+            return [], []
+        self.stop()
+        taken = list(self._scheduled.take(now)), list(self._flights.take(now))
+        self._arm(self._scheduled.next_at())
+        self._arm(self._flights.next_at())
+        return taken
 
     def follow(self) -> None:
         """Move the timer to the running event loop: the one it was set in may have ended."""
@@ -57,11 +67,11 @@ class Calendar:
 
     def note_deadline(self, record: Record, at: float) -> None:
         """Note a task's deadline."""
-        self._deadlines.add(at, record)
+        self._deadlines.add(at, record, record.seq)
 
     def note_end(self, record: Record, at: float) -> None:
         """Note when an ended record may be forgotten. Its sequence must be new."""
-        self._ends.add(at, record)
+        self._ends.add(at, record, record.seq)
 
     def past_deadline(self, now: float, chunk: int) -> Iterator[Record]:
         """Take up to ``chunk`` records, live or dead, that are past their deadline."""

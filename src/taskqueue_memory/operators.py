@@ -38,11 +38,9 @@ class MemoryControl:
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
         journal = self._store.journal is not None
-        checked_settings(settings, {Durability.MEMORY}, journal=journal, flow=True)
-        queue = self._store.queue(key)
-        queue.configure(queue.settings.followed_by(settings), self._store.clock.now())
-        self._store.ring(queue, queue.states[State.WAITING])
-        return queue.settings
+        kept = {Durability.MEMORY}
+        checked_settings(settings, kept, journal=journal, flow=True, order=True, fan_out=True)
+        return self._store.configure(key, settings)
 
     async def ledger(self, key: str) -> Ledger:
         queue = self._store.queues.get(key)
@@ -65,13 +63,7 @@ class MemoryControl:
         )
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
-        progress = checked_progress(value)
-        record = self._store.receipts.get(delivery.receipt)
-        if record is None:
-            return False
-        record.progress = progress
-        record.updated_at = self._store.clock.now()
-        return True
+        return self._store.progress(delivery.receipt, checked_progress(value))
 
     async def cancel(self, key: str, task_id: str) -> bool:
         record = self._store.find(key, task_id)
@@ -81,6 +73,7 @@ class MemoryControl:
         queue = self._store.queues.get(key)
         records = list(queue.records.values()) if queue else []
         idle = [r for r in records if r.state in (State.WAITING, State.SCHEDULED)]
+        idle.sort(key=lambda record: not record.held)  # lest they get the keys of those before
         return sum(self._store.cancel(record) for record in idle)
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
@@ -88,10 +81,14 @@ class MemoryControl:
         return workers_of({one: None for queue in queues for one in queue.subscribers})
 
     async def maintain(self) -> Maintained:
+        promoted = self._store.catch_up()
+        recovered, self._store.recovered = self._store.recovered, 0
+        self._store.forget_tenants()
         return Maintained(
-            promoted=self._store.promote(),
+            promoted=promoted,
             expired=tuple(self._store.expire()),
             forgotten=self._store.forget(),
+            recovered=recovered,
         )
 
 

@@ -1,26 +1,30 @@
-"""What the store keeps: a record per task, lanes of waiting entries, a queue per key. Data and its order, no policy."""
+"""What the store keeps: a record per task, a queue per key. Data and its order, no policy."""
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Protocol
 
 import msgspec
 
 from taskqueue_core.authoring import UNLIMITED, Room, room_of
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.entries import Entry
 from taskqueue_core.flow import Bucket, bucket_after
+from taskqueue_core.order import Floor
 from taskqueue_core.tasks import (
     Ledger,
     QueueStats,
     State,
 )
-from taskqueue_memory.agenda import ROOM, Agenda
+from taskqueue_memory.agenda import Agenda
+from taskqueue_memory.lanes import Lane, Lanes
+from taskqueue_memory.tenants import Account, Tenants
+from taskqueue_memory.turns import Turns
 
-__all__ = ["Consumer", "Lane", "QueueState", "Record", "is_scheduled"]
+__all__ = ["Consumer", "QueueState", "Record", "is_in_flight", "is_scheduled"]
 
 _SMALL = 512  # bytes of a payload that are not worth a digest
 
@@ -68,6 +72,16 @@ class Record(Entry, kw_only=True, eq=False):
     """its place in its lane; an item of a lane or heap with another one is out of date"""
     available_at: float = 0.0
     owner: Consumer | None = None
+    held: bool = False
+    """waiting for its ordering key, in no lane"""
+    account: Account | None = None
+    """of its tenant, in fair order"""
+    seated: bool = False
+    """in flight, by its tenant's account"""
+    patience: float = 0.0
+    """how long its delivery may be without progress"""
+    watch: int = 0
+    """names the date on which that is over; 0 for no such date"""
 
     def is_of(self, payload: bytes) -> bool:
         """See `Entry.is_of`: also of a payload that was let go."""
@@ -88,60 +102,14 @@ class Record(Entry, kw_only=True, eq=False):
         return max(window, self.result_until) if self.result else window
 
 
-class Lane:
-    """The waiting entries of one priority, in the order of becoming available; returned ones first.
-
-    Entries leave lazily: one that was cancelled or moved meanwhile is dropped when it comes up, or once such entries
-    outnumber the rest.
-    """
-
-    def __init__(self) -> None:
-        self._bound = ROOM
-        self._fresh: deque[tuple[int, Record]] = deque()
-        self._returned: list[tuple[int, Record]] = []
-
-    def append(self, record: Record) -> None:
-        """Add a newly available entry."""
-        if len(self._fresh) >= self._bound:  # before the new item, which waits only in a moment
-            self._fresh = deque(item for item in self._fresh if _waits(item))
-            self._bound = 2 * len(self._fresh) + ROOM
-        self._fresh.append((record.seq, record))
-
-    def put_back(self, record: Record) -> None:
-        """Add a returned entry, at the place of its original sequence."""
-        heapq.heappush(self._returned, (record.seq, record))
-
-    def pop(self) -> Record | None:
-        """Take the first entry."""
-        record = self.peek()
-        if record is not None:
-            if self._returned:
-                heapq.heappop(self._returned)
-            else:
-                self._fresh.popleft()
-        return record
-
-    def peek(self) -> Record | None:
-        """Return the first entry, after dropping those that are out of date."""
-        while self._returned:
-            if _waits(self._returned[0]):
-                return self._returned[0][1]
-            heapq.heappop(self._returned)
-        while self._fresh:
-            if _waits(self._fresh[0]):
-                return self._fresh[0][1]
-            self._fresh.popleft()
-        return None
-
-
-def _waits(item: tuple[int, Record]) -> bool:
-    seq, record = item
-    return record.state is State.WAITING and record.seq == seq
-
-
 def is_scheduled(record: Record, seq: int) -> bool:
     """Whether a record still waits for the date it had at that sequence."""
     return record.state is State.SCHEDULED and record.seq == seq
+
+
+def is_in_flight(record: Record, watch: int) -> bool:
+    """Whether a record is still in the delivery, and without progress since, that was watched under that mark."""
+    return record.watch == watch
 
 
 def _digest(payload: bytes) -> bytes:
@@ -149,7 +117,7 @@ def _digest(payload: bytes) -> bytes:
 
 
 class QueueState:
-    """One queue: its records by id, its lanes, its counters."""
+    """One queue: its records by id, its waiting entries in their order, its counters."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -160,6 +128,7 @@ class QueueState:
         self.waiting: dict[Consumer, None] = {}
         """subscribers in a waiting receive, the longest first"""
         self.scheduled = Agenda(is_scheduled)
+        self.flights = Agenda(is_in_flight)
         self.bounded = False
         """something limits what is taken in"""
         self.limited = False
@@ -167,41 +136,123 @@ class QueueState:
         self.bucket: Bucket | None = None
         self.alarm: Consumer | None = None
         """who, of those that wait, wakes by itself when there is a token"""
+        self.alarm_at = 0.0
         self.published = 0
         self.fresh = 0
         """tasks that were never handed out: they count against the capacity"""
         self.states: Counter[State] = Counter()
         self.delivered = self.redelivered = self.retried = self.lost = 0
-        self._lanes: dict[int, Lane] = {}
+        self.available = 0
+        """entries that wait for nothing but a limit"""
+        self.turns = Turns()
+        self.fair: Tenants | None = None
+        """the lines, if the order is fair"""
+        self._lines: Lanes | Tenants = Lanes()
+        self._floor: Floor | None = None
+        self._choice = False
+        """several priorities could be served when the last entry was taken"""
 
     def configure(self, settings: QueueSettings, now: float) -> None:
-        """Put settings in force."""
-        self.bucket = bucket_after(self.bucket, self.settings.rate_limit, settings.rate_limit, now)
-        self.settings, self.alarm = settings, None
-        self.bounded = settings.capacity is not None or settings.intake_paused
-        self.limited = bool(settings.paused or settings.max_inflight or settings.rate_limit)
+        """Put settings in force, on what waits too."""
+        before, self.settings, self.alarm = self.settings, settings, None
+        self.bucket = bucket_after(self.bucket, before.rate_limit, settings.rate_limit, now)
+        self.bounded = bool(
+            settings.capacity
+            or settings.tenant_capacity
+            or settings.intake_paused
+            or settings.moved_to
+        )
+        self.limited = bool(
+            settings.paused
+            or settings.max_inflight
+            or settings.rate_limit
+            or settings.tenant_max_inflight
+            or settings.tenant_rate_limit
+        )
+        self._floor = (self._floor or Floor()) if settings.floor_share else None
+        if settings.order is not before.order:
+            self._reorder(settings)
+        if self.fair is not None:
+            self.fair.configure(settings, now)
 
     def room(self, now: float) -> Room:
         """Say what the limits leave to be handed out."""
         if not self.limited:
             return UNLIMITED
-        return room_of(self.settings, self.bucket, self.states[State.IN_FLIGHT], now)
+        room = room_of(self.settings, self.bucket, self.states[State.IN_FLIGHT], now)
+        return room if self.fair is None else self.fair.narrow(room, self.available, now)
+
+    # order
 
     def lane(self, record: Record) -> Lane:
-        """Return the lane of an entry."""
-        priority = record.task.priority
-        if priority not in self._lanes:
-            self._lanes[priority] = Lane()
-            self._lanes = dict(sorted(self._lanes.items(), reverse=True))
-        return self._lanes[priority]
+        """Return the lane that an entry is about to enter."""
+        return self._lines.lane(record)
+
+    def append(self, record: Record) -> None:
+        """Have a newly available entry wait."""
+        self.lane(record).append(record)
+        self._offered(record)
+
+    def let_in(self, record: Record) -> None:
+        """Have an entry wait at its place that waited for its ordering key until now."""
+        self.lane(record).let_in(record)
+        self._offered(record)
+
+    def put_back(self, record: Record) -> None:
+        """Have a returned entry wait."""
+        self.lane(record).put_back(record)
+        self._offered(record)
+
+    def withdraw(self, record: Record) -> None:
+        """Note that an entry is about to wait no more."""
+        if record.held:
+            record.held = False
+        else:
+            self.available -= 1
+            if self.fair is not None:
+                self.fair.withdrawn(record)
 
     def pop(self) -> Record | None:
-        """Take the first waiting entry of the highest priority."""
-        for lane in self._lanes.values():
-            record = lane.pop()
-            if record is not None:
-                return record
-        return None
+        """Take the waiting entry that is next."""
+        if self._floor is None:
+            return self._lines.pop()
+        heads = self._lines.heads()
+        self._choice = len(heads) > 1
+        if self._choice and self._floor.is_next(self.settings.floor_share):
+            return heads[-1].pop()
+        return self._lines.pop()
+
+    def handed_out(self, record: Record, now: float) -> None:
+        """Charge for an entry that is about to be in flight."""
+        self.delivered += 1
+        if self.bucket is not None:
+            self.bucket.tokens -= 1
+        if self.fair is not None:
+            self.fair.handed_out(record, now)
+        if self._floor is not None and self._choice:
+            self._floor.handed_out(self.settings.floor_share)
+
+    def _offered(self, record: Record) -> None:
+        self.available += 1
+        if self.fair is not None:
+            self.fair.offered(record)
+
+    def _reorder(self, settings: QueueSettings) -> None:
+        """Have all that waits do so in the other order. What does not wait counts for its tenant when it does."""
+        former, self.available = tuple(self._lines), 0
+        for record in self.records.values():
+            record.account, record.seated = None, False
+        self.fair = Tenants(settings) if settings.order is Order.FAIR else None
+        self._lines = Lanes() if self.fair is None else self.fair
+        for record in _by_place(record for lane in former for record in lane.returned()):
+            self.put_back(record)
+        for record in _by_place(record for lane in former for record in lane.others()):
+            self.append(record)
+        if self.fair is not None:
+            for record in (record for lane in self.turns for record in lane.others()):
+                self.fair.attach(record)
+
+    # books
 
     @property
     def ledger(self) -> Ledger:
@@ -213,14 +264,18 @@ class QueueState:
     @property
     def stats(self) -> QueueStats:
         """The queue at a glance."""
-        heads = [head for lane in self._lanes.values() if (head := lane.peek()) is not None]
+        ages = [lane.oldest() for lane in (*self._lines, *self.turns)]
         return QueueStats(
             key=self.key,
             ledger=self.ledger,
-            oldest_waiting=min((head.available_at for head in heads), default=None),
+            oldest_waiting=min((age for age in ages if age is not None), default=None),
             delivered=self.delivered,
             redelivered=self.redelivered,
             retried=self.retried,
             lost=self.lost,
             subscribers=len(self.subscribers),
         )
+
+
+def _by_place(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: record.seq)

@@ -1,17 +1,15 @@
 """The transitions. Each is one synchronous method, so nothing can come between its steps: that is the atomicity.
 
-Every method leaves the ledger balanced, and every change of state goes through `_enter`.
+Every method leaves the ledger balanced.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msgspec import structs
 
 from taskqueue_core.authoring import refusal
-from taskqueue_core.clock import Clock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.tasks import (
@@ -23,65 +21,72 @@ from taskqueue_core.tasks import (
     State,
     Task,
 )
-from taskqueue_memory.calendar import Calendar
-from taskqueue_memory.journal import Journal
 from taskqueue_memory.records import Consumer, QueueState, Record
+from taskqueue_memory.steps import Steps
 
 __all__ = ["Store"]
 
 _CHUNK = 1000
 
 
-class Store:
-    """All queues of one backend."""
-
-    def __init__(self, clock: Clock, journal: Journal | None) -> None:
-        self.clock = clock
-        self.journal = journal
-        self.queues: dict[str, QueueState] = {}
-        self.receipts: dict[str, Record] = {}
-        self._seq = itertools.count(1)
-        self._calendar = Calendar(clock, self.promote)
-
-    def queue(self, key: str) -> QueueState:
-        """Return the queue of a key, made on first sight."""
-        if key not in self.queues:
-            self.queues[key] = QueueState(key)
-        return self.queues[key]
-
-    def leave(self, queues: Iterable[QueueState]) -> None:
-        """Forget queues that nobody is subscribed to and that nobody has ever used: keys come with workers and go."""
-        for queue in queues:
-            if not (queue.subscribers or queue.published or queue.settings.version):
-                self.queues.pop(queue.key, None)
-
-    def find(self, key: str, task_id: str) -> Record | None:
-        """Return what is known of a task."""
-        queue = self.queues.get(key)
-        return queue.records.get(task_id) if queue else None
+class Store(Steps):
+    """All queues of one backend, and what may be done to them."""
 
     # publish
 
     def publish(self, task: Task) -> Confirmation:
-        """Add a task, once."""
+        """Add a task, once: to its queue, or to those that this one is bound to."""
         now = self.clock.now()
         queue = self.queue(task.key)
+        if queue.settings.bound_to:
+            return self._fan_out(task, queue, now)
+        answer = self._known_or_refused(task, queue, now)
+        return answer or self._take_in(task, queue, now)
+
+    def _known_or_refused(self, task: Task, queue: QueueState, now: float) -> Confirmation | None:
         known = queue.records.get(task.id)
         status = known and known.recognise(task, now, queue.settings.dedupe_window)
         if status:
             return Confirmation(key=task.key, task_id=task.id, status=status)
-        if queue.bounded and (refused := refusal(task, queue.settings, queue.fresh)):
-            return refused
+        if queue.bounded:
+            of_tenant = 0 if queue.fair is None else queue.fair.fresh(task.tenant)
+            return refusal(task, queue.settings, queue.fresh, of_tenant)
+        return None
+
+    def _take_in(self, task: Task, queue: QueueState, now: float) -> Confirmation:
         position = queue.states[State.WAITING]
         record = self._begin(Record(queue=queue, task=task))
         if task.not_before is not None and task.not_before > now:
             self._schedule(record, task.not_before, "published")
         else:
             self._make_available(record, "published")
-            self.ring(queue, 1)
         return Confirmation(
             key=task.key, task_id=task.id, status=Published.ACCEPTED, position=position
         )
+
+    def _fan_out(self, task: Task, queue: QueueState, now: float) -> Confirmation:
+        """Put a copy of a task into each of the queues that its own is bound to, or into none."""
+        copies = {key: structs.replace(task, key=key) for key in queue.settings.bound_to}
+        self.forget(2 * len(copies))
+        answers = {
+            key: self._known_or_refused(copy, self.queue(key), now) for key, copy in copies.items()
+        }
+        told = {answer.status: answer for answer in answers.values() if answer is not None}
+        refused = told.get(Published.REFUSED)
+        if Published.CONFLICT in told:
+            status = Published.CONFLICT
+        elif all(answers.values()) and refused is None:
+            status = Published.DUPLICATE
+        elif refused is not None or (refused := refusal(task, queue.settings, 0)):
+            self.leave(self.queue(key) for key in copies)
+            reason = f"queue {refused.key!r}: {refused.reason}"
+            return structs.replace(refused, key=task.key, reason=reason)
+        else:
+            for key, copy in copies.items():
+                if answers[key] is None:
+                    self._take_in(copy, self.queue(key), now)
+            status = Published.ACCEPTED
+        return Confirmation(key=task.key, task_id=task.id, status=status)
 
     def retry(
         self, task: Task, at: float, error: str | None, token: str | None, settles: Delivery | None
@@ -124,9 +129,10 @@ class Store:
             record.owner = subscription
             self.receipts[receipt] = record
             subscription.owned[receipt] = record
-            queue.delivered += 1
-            if queue.bucket is not None:
-                queue.bucket.tokens -= 1
+            if queue.settings.max_processing_time is not None:
+                record.patience = queue.settings.max_processing_time
+                self._watch(record)
+            queue.handed_out(record, now)
             self._enter(record, State.IN_FLIGHT, "delivered")
             return delivery
         return None
@@ -151,21 +157,6 @@ class Store:
         self.hand_back(record, lost=loser is not None)
         return record.last[2] if record.last else Settled.OK
 
-    def hand_back(self, record: Record, *, lost: bool) -> None:
-        """Take an in-flight entry back; one that was lost too often dies."""
-        queue, verb = record.queue, "lost" if lost else "redeliver"
-        queue.redelivered += 1
-        queue.lost += lost
-        worker = record.owner.consumer if record.owner else None
-        self._end_receipt(record, verb)
-        if lost and record.lose(queue.settings.max_losses, self.clock.now()):
-            self._enter(record, State.DEAD, "dead_lettered", worker=worker)
-            return
-        self._offer(queue)
-        queue.lane(record).put_back(record)
-        self._enter(record, State.WAITING, "lost" if lost else "redelivered", worker=worker)
-        self.ring(queue, 1)
-
     def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
         """End an entry among the dead letters."""
         record = self.receipts.get(delivery.receipt)
@@ -188,11 +179,20 @@ class Store:
 
     # operate
 
+    def progress(self, receipt: str, value: float | str) -> bool:
+        """Note the progress of a delivery: it does not hang."""
+        record = self.receipts.get(receipt)
+        if record is None:
+            return False
+        record.progress, record.updated_at = value, self.clock.now()
+        if record.watch:
+            self._watch(record)
+        return True
+
     def redrive(self, record: Record) -> None:
         """Make a dead entry waiting again, at the end of its lane."""
         record.redrive()
         self._make_available(record, "redriven")
-        self.ring(record.queue, 1)
 
     def discard(self, record: Record) -> None:
         """Give a dead entry up for good."""
@@ -206,15 +206,6 @@ class Store:
         return True
 
     # time
-
-    def promote(self) -> int:
-        """Make available what has fallen due, in the order of its times."""
-        promoted = 0
-        for record in self._calendar.due(self.clock.now()):
-            self._make_available(record, "available")
-            self.ring(record.queue, 1)
-            promoted += 1
-        return promoted
 
     def expire(self) -> Iterator[Expired]:
         """End live entries that are past their deadline, a bounded number of them."""
@@ -233,121 +224,9 @@ class Store:
                 gone += 1
         return gone
 
-    def follow(self) -> None:
-        """Have the timer ring in the running event loop."""
-        self._calendar.follow()
-
-    def stop(self) -> None:
-        """Forget the timer."""
-        self._calendar.stop()
-
-    # wake-ups
-
-    def ring(self, queue: QueueState, tasks: int) -> None:
-        """Wake as many waiting subscriptions as can take one of so many tasks, the one that waits longest first."""
-        if queue.limited and queue.waiting:
-            room = queue.room(self.clock.now())
-            may_open = room.opens_at is not None  # then one must look, to set itself an alarm
-            tasks = min(tasks, room.left or int(may_open))
-        while tasks > 0 and queue.waiting:
-            subscription = next(iter(queue.waiting))
-            del queue.waiting[subscription]
-            if subscription.wake():
-                tasks -= 1
-
-    # steps
-
-    def _enter(
-        self,
-        record: Record,
-        state: State,
-        event: str,
-        *,
-        worker: str | None = None,
-        error: str | None = None,
-    ) -> None:
-        queue, states = record.queue, record.queue.states
-        frees = record.state is State.IN_FLIGHT
-        if record.state is None:
-            queue.published += 1
-        else:
-            states[record.state] -= 1
-        states[state] += 1
-        record.updated_at = self.clock.now()
-        if record.state is State.DEAD:
-            del queue.dead[record.task.id]
-            deadline = record.task.deadline
-            if deadline is not None and deadline <= record.updated_at:  # it came while it was dead
-                self._calendar.note_deadline(record, deadline)
-        if state is State.DEAD:
-            queue.dead[record.task.id] = record
-        record.state = state
-        queue.fresh += record.recount()
-        if frees and queue.limited and states[State.WAITING]:
-            self.ring(queue, 1)
-        if self.journal is not None:
-            worker = worker or (record.owner.consumer if record.owner else None)
-            self.journal.write(event, record, record.updated_at, worker, error)
-
-    def _begin(self, record: Record) -> Record:
-        """Put a new entry on the books; its first state follows."""
-        record.queue.records[record.task.id] = record
-        if record.task.deadline is not None:
-            self._calendar.note_deadline(record, record.task.deadline)
-        return record
-
-    def _offer(self, queue: QueueState) -> None:
-        if not queue.states[State.WAITING]:  # one that had work before is on everybody's list
-            for subscription in queue.subscribers:
-                subscription.ready[queue] = None
-
-    def _make_available(self, record: Record, event: str) -> None:
-        record.seq = next(self._seq)
-        record.available_at = self.clock.now()
-        self._offer(record.queue)
-        record.queue.lane(record).append(record)
-        self._enter(record, State.WAITING, event)
-
-    def _schedule(self, record: Record, at: float, event: str, **told: str | None) -> None:
-        record.seq = next(self._seq)
-        self._enter(record, State.SCHEDULED, event, **told)
-        self._calendar.schedule(record, at)
-
-    def _end_receipt(self, record: Record, verb: str | None, *, revoke: bool = False) -> None:
-        receipt, owner = record.receipt, record.owner
-        if receipt is None:
-            return
-        if verb is not None:
-            record.settle(verb)
-        self.receipts.pop(receipt, None)
-        if owner is not None:
-            owner.owned.pop(receipt, None)
-            if revoke:
-                owner.revoke(receipt)
-        record.receipt = record.owner = None
-
-    def _finish(
-        self,
-        record: Record,
-        state: State,
-        event: str,
-        *,
-        verb: str | None = None,
-        revoke: bool = False,
-        error: str | None = None,
-    ) -> None:
-        worker = record.owner.consumer if record.owner else None
-        self._end_receipt(record, verb, revoke=revoke)
-        self._enter(record, state, event, worker=worker, error=error)
-        if state is not State.DEAD:
-            record.seq = next(self._seq)
-            record.shed()
-            self._calendar.note_end(record, record.kept_until)
-
-    def _expire(self, record: Record) -> Expired:
-        self._finish(record, State.EXPIRED, "expired", revoke=True)
-        return Expired(record.task.key, record.task.id, record.attempt)
-
-    def _settled_before(self, delivery: Delivery, verb: str) -> Settled:
-        record = self.find(delivery.task.key, delivery.task.id)
-        return record.settled_before(delivery.receipt, verb) if record else Settled.LEASE_LOST
+    def forget_tenants(self) -> None:
+        """Drop what is kept of tenants who have nothing left, of each queue a bounded number."""
+        now = self.clock.now()
+        for queue in self.queues.values():
+            if queue.fair is not None:
+                queue.fair.forget(now, _CHUNK)

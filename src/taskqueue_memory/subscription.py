@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from taskqueue_core.authoring import SubscriptionBase, answer, checked_limit, checked_results
 from taskqueue_core.errors import SubscriptionClosed
-from taskqueue_core.tasks import Delivery, Expired, Received, Settled, State
+from taskqueue_core.tasks import Delivery, Expired, Received, Settled
 from taskqueue_memory.records import QueueState, Record
 from taskqueue_memory.store import Store
 
@@ -126,7 +126,7 @@ class MemorySubscription(SubscriptionBase):
     def _take(self, limit: int) -> Received:
         if self.closed:
             return Received()
-        self._store.promote()
+        self._store.catch_up()
         now = self._store.clock.now()
         deliveries: list[Delivery] = []
         expired: list[Expired] = []
@@ -135,17 +135,17 @@ class MemorySubscription(SubscriptionBase):
             queue = next(iter(self.ready))
             del self.ready[queue]
             if queue.limited and not queue.room(now).left:
-                if queue.states[State.WAITING]:
+                if queue.available:
                     held[queue] = None
                 continue
             delivery = self._store.take(self, queue, expired)
-            if queue.states[State.WAITING]:
+            if queue.available:
                 self.ready[queue] = None  # to the end: one each in turn, so that no key starves
             if delivery is not None:
                 deliveries.append(delivery)
             elif queue in self.ready:
                 break  # enough has expired for one call
-        again = any(not queue.limited or queue.room(now).left for queue in self.ready)
+        again = any(queue.available and queue.room(now).left for queue in self.ready)
         self.ready |= held
         return Received(
             deliveries=tuple(deliveries),
@@ -160,6 +160,7 @@ class MemorySubscription(SubscriptionBase):
     def _due_at(self) -> float | None:
         now = self._store.clock.now()
         dues = [queue.scheduled.next_at() for queue in self._queues]
+        dues += [queue.flights.next_at() for queue in self._queues]
         return _first([*dues, *(queue.room(now).opens_at for queue in self.ready)])
 
     def _alarm_at(self) -> float | None:
@@ -167,8 +168,9 @@ class MemorySubscription(SubscriptionBase):
         now, first = self._store.clock.now(), None
         for queue in self.ready:
             opens_at = queue.room(now).opens_at
-            if opens_at is not None and queue.alarm is None:
-                queue.alarm, first = self, _first([first, opens_at])
+            if opens_at is None or (queue.alarm is not None and queue.alarm_at <= opens_at):
+                continue
+            queue.alarm, queue.alarm_at, first = self, opens_at, _first([first, opens_at])
         return first
 
     async def _wait(self, end: float | None) -> None:
@@ -196,7 +198,7 @@ class MemorySubscription(SubscriptionBase):
     def _pass_on(self) -> None:
         """Wake others for the work that this one was woken for, or had an alarm for, and has not taken."""
         for queue in self.ready:
-            self._store.ring(queue, queue.states[State.WAITING])
+            self._store.ring(queue, queue.available)
 
 
 def _first(times: Iterable[float | None]) -> float | None:

@@ -185,7 +185,7 @@ def test_an_agenda_in_order() -> None:
     queue = QueueState("k")
     made = [Record(queue=queue, task=Task(key="k"), state=State.WAITING) for _ in range(6)]
     for record, at in zip(made, (3, 1, 2, 1, 9, 2), strict=True):
-        agenda.add(at, record)
+        agenda.add(at, record, record.seq)
     made[2].state = State.DONE
     assert agenda.next_at() == 1
     assert list(agenda.take(2, 2)) == [made[1], made[3]]

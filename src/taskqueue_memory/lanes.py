@@ -1,0 +1,139 @@
+"""Lanes of waiting entries, and the plain order: a lane per priority, first in, first out."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from taskqueue_core.tasks import State
+from taskqueue_memory.agenda import ROOM
+
+if TYPE_CHECKING:
+    from taskqueue_memory.records import Record
+
+__all__ = ["Lane", "Lanes"]
+
+
+class Lane:
+    """Waiting entries in the order of becoming available; returned ones first.
+
+    Entries leave lazily: one that was cancelled or moved meanwhile is dropped when it comes up, or once such entries
+    outnumber the rest.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._bound = ROOM
+        self._fresh: deque[tuple[int, Record]] = deque()
+        self._late: list[tuple[int, Record]] = []
+        """became available before some of the fresh, and were let in after them"""
+        self._returned: list[tuple[int, Record]] = []
+
+    def append(self, record: Record) -> None:
+        """Add a newly available entry."""
+        if len(self._fresh) >= self._bound:  # before the new item, which waits only in a moment
+            self._clear()
+        self._fresh.append((record.seq, record))
+
+    def let_in(self, record: Record) -> None:
+        """Add an entry that became available earlier, at the place of its original sequence."""
+        self._push(self._late, record)
+
+    def put_back(self, record: Record) -> None:
+        """Add a returned entry, at the place of its original sequence."""
+        self._push(self._returned, record)
+
+    def pop(self) -> Record | None:
+        """Take the first entry."""
+        record = self.peek()
+        if record is not None:
+            if self._returned:
+                heapq.heappop(self._returned)
+            elif self._late and self._late[0][1] is record:
+                heapq.heappop(self._late)
+            else:
+                self._fresh.popleft()
+        return record
+
+    def peek(self) -> Record | None:
+        """Return the first entry, after dropping those that are out of date."""
+        while self._fresh and not _waits(self._fresh[0]):
+            self._fresh.popleft()
+        if self._returned and (record := _first(self._returned)) is not None:
+            return record
+        fresh = self._fresh[0][1] if self._fresh else None
+        if self._late and (record := _first(self._late)) is not None:
+            return record if fresh is None or record.seq < fresh.seq else fresh
+        return fresh
+
+    def oldest(self) -> float | None:
+        """Return since when the one that has waited the longest has been waiting."""
+        heads = [self.peek(), _first(self._late), self._fresh[0][1] if self._fresh else None]
+        return min((head.available_at for head in heads if head is not None), default=None)
+
+    def returned(self) -> list[Record]:
+        """Return the entries that were handed back, in any order."""
+        return [item[1] for item in self._returned if _waits(item)]
+
+    def others(self) -> list[Record]:
+        """Return the entries that were not handed back, in any order."""
+        return [item[1] for item in (*self._fresh, *self._late) if _waits(item)]
+
+    def _push(self, heap: list[tuple[int, Record]], record: Record) -> None:
+        if len(self._late) + len(self._returned) >= self._bound:
+            self._clear()
+        heapq.heappush(heap, (record.seq, record))
+
+    def _clear(self) -> None:
+        self._fresh = deque(item for item in self._fresh if _waits(item))
+        for heap in (self._late, self._returned):
+            heap[:] = [item for item in heap if _waits(item)]
+            heapq.heapify(heap)
+        self._bound = 2 * (len(self._fresh) + len(self._late) + len(self._returned)) + ROOM
+
+
+class Lanes:
+    """The waiting entries of a queue in fifo order."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._lanes: dict[int, Lane] = {}
+
+    def __iter__(self) -> Iterator[Lane]:
+        """Iterate over all lanes."""
+        return iter(self._lanes.values())
+
+    def lane(self, record: Record) -> Lane:
+        """Return the lane of an entry."""
+        priority = record.task.priority
+        if priority not in self._lanes:
+            self._lanes[priority] = Lane()
+            self._lanes = dict(sorted(self._lanes.items(), reverse=True))
+        return self._lanes[priority]
+
+    def pop(self) -> Record | None:
+        """Take the first entry of the highest priority."""
+        for lane in self._lanes.values():
+            record = lane.pop()
+            if record is not None:
+                return record
+        return None
+
+    def heads(self) -> list[Lane]:
+        """Return the lane that is next in each priority that can be served, the highest first."""
+        return [lane for lane in self if lane.peek() is not None]
+
+
+def _first(heap: list[tuple[int, Record]]) -> Record | None:
+    while heap:
+        if _waits(heap[0]):
+            return heap[0][1]
+        heapq.heappop(heap)
+    return None
+
+
+def _waits(item: tuple[int, Record]) -> bool:
+    seq, record = item
+    return record.state is State.WAITING and record.seq == seq

@@ -1,0 +1,244 @@
+"""The steps that transitions are made of: what keeps books, lanes, dates and wake-ups in agreement."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.clock import Clock
+from taskqueue_core.tasks import Delivery, Expired, Settled, State
+from taskqueue_memory.bells import Bells
+from taskqueue_memory.calendar import Calendar
+from taskqueue_memory.journal import Journal
+from taskqueue_memory.records import QueueState, Record
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """All queues of one backend. Every change of state goes through `_enter`."""
+
+    def __init__(self, clock: Clock, journal: Journal | None) -> None:
+        self.clock = clock
+        self.journal = journal
+        self.queues: dict[str, QueueState] = {}
+        self.receipts: dict[str, Record] = {}
+        self.bells = Bells(clock)
+        self.recovered = 0
+        """deliveries taken back, for want of progress, that nobody has been told of"""
+        self._seq = itertools.count(1)
+        self._calendar = Calendar(clock, self.catch_up)
+
+    def queue(self, key: str) -> QueueState:
+        """Return the queue of a key, made on first sight."""
+        if key not in self.queues:
+            self.queues[key] = QueueState(key)
+        return self.queues[key]
+
+    def leave(self, queues: Iterable[QueueState]) -> None:
+        """Forget queues that nobody is subscribed to and that nobody has ever used: keys come with workers and go."""
+        for queue in queues:
+            if not (queue.subscribers or queue.published or queue.settings.version):
+                self.queues.pop(queue.key, None)
+
+    def find(self, key: str, task_id: str) -> Record | None:
+        """Return what is known of a task."""
+        queue = self.queues.get(key)
+        return queue.records.get(task_id) if queue else None
+
+    def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        """Put the next version of a queue's settings in force."""
+        queue = self.queue(key)
+        before, after = queue.settings, queue.settings.followed_by(settings)
+        queue.configure(after, self.clock.now())
+        self.bells.bind(key, before.bound_to, after.bound_to)
+        self.bells.ring(key)
+        self.ring(queue, queue.available)
+        return after
+
+    # time
+
+    def catch_up(self) -> int:
+        """Take back what was without progress for too long. Make available what has fallen due, and count that."""
+        due, hung = self._calendar.due(self.clock.now())
+        for record in due:
+            self._make_available(record, "available")
+        for record in hung:
+            self.hand_back(record, lost=True, told=False)
+        self.recovered += len(hung)
+        return len(due)
+
+    def follow(self) -> None:
+        """Have the timer ring in the running event loop."""
+        self._calendar.follow()
+
+    def stop(self) -> None:
+        """Forget the timer."""
+        self._calendar.stop()
+
+    # wake-ups
+
+    def ring(self, queue: QueueState, tasks: int) -> None:
+        """Wake as many waiting subscriptions as can take one of so many tasks, the one that waits longest first."""
+        if queue.limited and queue.waiting:
+            room = queue.room(self.clock.now())
+            may_open = room.opens_at is not None  # then one must look, to set itself an alarm
+            tasks = min(tasks, room.left or int(may_open))
+        while tasks > 0 and queue.waiting:
+            subscription = next(iter(queue.waiting))
+            del queue.waiting[subscription]
+            if subscription.wake():
+                tasks -= 1
+
+    # steps
+
+    def hand_back(self, record: Record, *, lost: bool, told: bool = True) -> None:
+        """Take an in-flight entry back; one that was lost too often dies. Its owner ``told`` so, or is told."""
+        queue = record.queue
+        queue.redelivered += 1
+        queue.lost += lost
+        worker = record.owner.consumer if record.owner else None
+        if told:
+            self._end_receipt(record, "lost" if lost else "redeliver")
+        dies = lost and record.lose(queue.settings.max_losses, self.clock.now())
+        self._end_receipt(record, None, revoke=True)
+        if dies:
+            self._enter(record, State.DEAD, "dead_lettered", worker=worker)
+            return
+        self._offer(queue)
+        queue.put_back(record)
+        self._enter(record, State.WAITING, "lost" if lost else "redelivered", worker=worker)
+        self.ring(queue, 1)
+
+    def _enter(
+        self,
+        record: Record,
+        state: State,
+        event: str,
+        *,
+        worker: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        queue, states, before = record.queue, record.queue.states, record.state
+        if before is None:
+            queue.published += 1
+        else:
+            states[before] -= 1
+            if before is State.WAITING:
+                queue.withdraw(record)
+        states[state] += 1
+        record.updated_at = self.clock.now()
+        record.state = state
+        if before is State.DEAD:
+            self._leave_dead(record)
+        if state is State.DEAD:
+            queue.dead[record.task.id] = record
+        change = record.recount()
+        queue.fresh += change
+        if queue.fair is not None:
+            queue.fair.entered(record, change, record.updated_at)
+        if self.journal is not None:
+            worker = worker or (record.owner.consumer if record.owner else None)
+            self.journal.write(event, record, record.updated_at, worker, error)
+        if record.task.ordering_key is not None and not state.live:
+            self._pass_key_on(record, record.task.ordering_key)
+        if before is State.IN_FLIGHT and queue.limited and queue.available:
+            self.ring(queue, 1)
+        if change < 0 and self.bells.open and queue.bounded:
+            self.bells.ring(queue.key)
+
+    def _leave_dead(self, record: Record) -> None:
+        del record.queue.dead[record.task.id]
+        deadline = record.task.deadline
+        if deadline is not None and deadline <= record.updated_at:  # it came while it was dead
+            self._calendar.note_deadline(record, deadline)
+
+    def _begin(self, record: Record) -> Record:
+        """Put a new entry on the books; its first state follows."""
+        queue = record.queue
+        queue.records[record.task.id] = record
+        if queue.fair is not None:
+            queue.fair.attach(record)
+        if record.task.deadline is not None:
+            self._calendar.note_deadline(record, record.task.deadline)
+        return record
+
+    def _offer(self, queue: QueueState) -> None:
+        if not queue.available:  # one that had work before is on everybody's list
+            for subscription in queue.subscribers:
+                subscription.ready[queue] = None
+
+    def _make_available(self, record: Record, event: str) -> None:
+        """Have an entry wait, in its lane or for its ordering key, and wake who can take it."""
+        record.seq = next(self._seq)
+        record.available_at = self.clock.now()
+        queue, key = record.queue, record.task.ordering_key
+        if key is not None:
+            queue.turns.comes(record, key)
+        if record.held:
+            self._enter(record, State.WAITING, event)
+        else:
+            self._offer(queue)
+            queue.append(record)
+            self._enter(record, State.WAITING, event)
+            self.ring(queue, 1)
+
+    def _pass_key_on(self, record: Record, key: str) -> None:
+        """Have the next of those that waited for an ordering key wait in its lane."""
+        queue = record.queue
+        following = queue.turns.goes(record, key)
+        if following is not None:
+            self._offer(queue)
+            queue.let_in(following)
+            self.ring(queue, 1)
+
+    def _schedule(self, record: Record, at: float, event: str, **told: str | None) -> None:
+        record.seq = next(self._seq)
+        self._enter(record, State.SCHEDULED, event, **told)
+        self._calendar.schedule(record, at)
+
+    def _watch(self, record: Record) -> None:
+        """Note when a delivery will have been without progress for too long."""
+        record.watch = next(self._seq)
+        self._calendar.watch(record, self.clock.now() + record.patience)
+
+    def _end_receipt(self, record: Record, verb: str | None, *, revoke: bool = False) -> None:
+        receipt, owner = record.receipt, record.owner
+        if receipt is None:
+            return
+        if verb is not None:
+            record.settle(verb)
+        self.receipts.pop(receipt, None)
+        if owner is not None:
+            owner.owned.pop(receipt, None)
+            if revoke:
+                owner.revoke(receipt)
+        record.receipt = record.owner = None
+        record.watch = 0
+
+    def _finish(
+        self,
+        record: Record,
+        state: State,
+        event: str,
+        *,
+        verb: str | None = None,
+        revoke: bool = False,
+        error: str | None = None,
+    ) -> None:
+        worker = record.owner.consumer if record.owner else None
+        self._end_receipt(record, verb, revoke=revoke)
+        self._enter(record, state, event, worker=worker, error=error)
+        if state is not State.DEAD:
+            record.seq = next(self._seq)
+            record.shed()
+            self._calendar.note_end(record, record.kept_until)
+
+    def _expire(self, record: Record) -> Expired:
+        self._finish(record, State.EXPIRED, "expired", revoke=True)
+        return Expired(record.task.key, record.task.id, record.attempt)
+
+    def _settled_before(self, delivery: Delivery, verb: str) -> Settled:
+        record = self.find(delivery.task.key, delivery.task.id)
+        return record.settled_before(delivery.receipt, verb) if record else Settled.LEASE_LOST

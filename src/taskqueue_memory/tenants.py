@@ -1,0 +1,263 @@
+"""The fair order: tenants that take turns within a priority, and the limits of each.
+
+A tenant at its limit rests: it is in no walk, and nobody looks at it until its place comes free or its token's time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from taskqueue_core.authoring import Room, room_of
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.flow import Bucket, bucket_after
+from taskqueue_core.order import Walk
+from taskqueue_core.tasks import State
+from taskqueue_memory.agenda import Agenda
+from taskqueue_memory.lanes import Lane
+
+if TYPE_CHECKING:
+    from taskqueue_memory.records import Record
+
+__all__ = ["Account", "Tenants"]
+
+_DUST = 1e-6
+
+
+class Account:
+    """What is kept of one tenant, as long as it has anything."""
+
+    __slots__ = ("alarm", "bucket", "fills", "fresh", "in_flight", "lanes", "name", "resting", "waiting")  # fmt: skip
+
+    def __init__(self, name: str | None, bucket: Bucket | None) -> None:
+        self.name = name
+        self.lanes: dict[int, _TenantLane] = {}
+        """by priority, those that are not empty"""
+        self.waiting = 0
+        """entries in its lanes"""
+        self.fresh = 0
+        """tasks that were never handed out"""
+        self.in_flight = 0
+        self.bucket = bucket
+        self.resting = False
+        self.alarm = 0
+        """names the date on which it may have a token, while it rests and something waits for that"""
+        self.fills = 0
+        """names the date on which its bucket may be full"""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it is there."""
+        return not (self.waiting or self.fresh or self.in_flight)
+
+
+class _TenantLane(Lane):
+    def __init__(self, account: Account) -> None:
+        super().__init__()
+        self.account = account
+        self.count = 0
+        """of the entries that wait"""
+        self.spent: int | None = None
+        """what it had spent when it went to rest"""
+
+
+class Tenants:
+    """The waiting entries of a queue in fair order. Each step takes O(log tenants)."""
+
+    def __init__(self, settings: QueueSettings) -> None:
+        """Start empty."""
+        self.resting = 0
+        """entries that wait for their tenant's limit"""
+        self._accounts: dict[str | None, Account] = {}
+        self._walks: dict[int, Walk[_TenantLane]] = {}
+        self._marks = itertools.count(1)
+        self._adopt(settings)
+
+    def __len__(self) -> int:
+        """Count the tenants of whom anything is kept."""
+        return len(self._accounts)
+
+    def __iter__(self) -> Iterator[Lane]:
+        """Iterate over all lanes."""
+        for account in self._accounts.values():
+            yield from account.lanes.values()
+
+    def configure(self, settings: QueueSettings, now: float) -> None:
+        """Put settings in force."""
+        before = self._limits.rate_limit
+        self._adopt(settings)
+        for account in tuple(self._accounts.values()):
+            account.alarm = account.fills = 0
+            account.bucket = bucket_after(account.bucket, before, self._limits.rate_limit, now)
+            self._review(account, now)
+
+    # entries
+
+    def attach(self, record: Record) -> Account:
+        """Have an entry count for its tenant."""
+        name = record.task.tenant
+        account = self._accounts.get(name)
+        if account is None:
+            limit = self._limits.rate_limit
+            account = self._accounts[name] = Account(name, bucket_after(None, None, limit, 0.0))
+        if record.account is not account:
+            record.account = account
+            account.fresh += record.counted
+        return account
+
+    def fresh(self, name: str | None) -> int:
+        """Return how many tasks of a tenant were never handed out."""
+        account = self._accounts.get(name)
+        return 0 if account is None else account.fresh
+
+    def lane(self, record: Record) -> Lane:
+        """Return the lane that an entry is about to enter."""
+        account, priority = self.attach(record), record.task.priority
+        if priority not in account.lanes:
+            account.lanes[priority] = _TenantLane(account)
+        return account.lanes[priority]
+
+    def offered(self, record: Record) -> None:
+        """Note that an entry is in its lane. A tenant joins the walk with its first one."""
+        account, lane = self._place(record)
+        lane.count += 1
+        account.waiting += 1
+        if account.resting:
+            self.resting += 1
+        elif lane.count == 1:
+            self._walk(record.task.priority).join(lane)
+
+    def withdrawn(self, record: Record) -> None:
+        """Note that an entry has left its lane. A tenant leaves the walk with its last one."""
+        account, lane = self._place(record)
+        lane.count -= 1
+        account.waiting -= 1
+        if account.resting:
+            self.resting -= 1
+            account.alarm = account.alarm if account.waiting else 0
+        if not lane.count:
+            del account.lanes[record.task.priority]
+            if not account.resting:
+                self._walk(record.task.priority).leave(lane)
+
+    def handed_out(self, record: Record, now: float) -> None:
+        """Charge a tenant for an entry that it is about to have in flight."""
+        account, lane = self._place(record)
+        weight = self._weights.get(account.name, 1) if account.name is not None else 1
+        self._walk(record.task.priority).spend(lane, weight)
+        if account.bucket is not None and self._limits.rate_limit is not None:
+            account.bucket.fill(self._limits.rate_limit, now)
+            account.bucket.tokens -= 1
+
+    def entered(self, record: Record, fresh: int, now: float) -> None:
+        """Note that an entry is in another state, and by how much that changed what was never handed out."""
+        account = record.account
+        if account is None:  # of before the order was fair
+            return
+        account.fresh += fresh
+        seated = record.state is State.IN_FLIGHT
+        account.in_flight += seated - record.seated
+        record.seated = seated
+        self._review(account, now)
+        if self._fillings:
+            self.forget(now, 2)
+
+    # order
+
+    def pop(self) -> Record | None:
+        """Take the first entry of who is next in the highest priority."""
+        for walk in self._walks.values():
+            lane = walk.next()
+            if lane is not None:
+                return lane.pop()
+        return None
+
+    def heads(self) -> list[Lane]:
+        """Return the lane that is next in each priority that can be served, the highest first."""
+        return [lane for walk in self._walks.values() if (lane := walk.next()) is not None]
+
+    def narrow(self, room: Room, available: int, now: float) -> Room:
+        """Return what is left of a queue's room by the limits of those who have something waiting."""
+        for account in tuple(self._openings.take(now)):
+            account.alarm = 0
+            self._review(account, now)
+        ready = available - self.resting
+        if ready:
+            return Room(min(room.left, ready), room.opens_at)
+        opens_at = self._openings.next_at()
+        if room.left or opens_at is None:
+            return Room(0, opens_at)
+        return Room(0, None if room.opens_at is None else max(opens_at, room.opens_at))
+
+    def forget(self, now: float, chunk: int) -> int:
+        """Drop what is kept of tenants who have nothing left, and a full bucket by now, up to ``chunk`` of them."""
+        before = len(self)
+        for account in tuple(self._fillings.take(now, chunk)):
+            account.fills = 0
+            if account.idle:
+                self._retire(account, now)
+        return before - len(self)
+
+    # steps
+
+    def _adopt(self, settings: QueueSettings) -> None:
+        self._limits = QueueSettings(
+            max_inflight=settings.tenant_max_inflight, rate_limit=settings.tenant_rate_limit
+        )
+        self._weights = settings.weights
+        self._limited = bool(settings.tenant_max_inflight or settings.tenant_rate_limit)
+        self._openings = Agenda[Account](lambda account, mark: account.alarm == mark)
+        self._fillings = Agenda[Account](lambda account, mark: account.fills == mark)
+
+    def _place(self, record: Record) -> tuple[Account, _TenantLane]:
+        account = self._accounts[record.task.tenant]
+        return account, account.lanes[record.task.priority]
+
+    def _walk(self, priority: int) -> Walk[_TenantLane]:
+        if priority not in self._walks:
+            self._walks[priority] = Walk()
+            self._walks = dict(sorted(self._walks.items(), reverse=True))
+        return self._walks[priority]
+
+    def _review(self, account: Account, now: float) -> None:
+        """Have a tenant that is at its limit rest, and one that no longer is go on."""
+        if self._limited or account.resting:
+            room = room_of(self._limits, account.bucket, account.in_flight, now)
+            if bool(room.left) is account.resting:
+                (self._wake if account.resting else self._rest)(account)
+            if room.opens_at is not None and account.waiting and not account.alarm:
+                account.alarm = next(self._marks)
+                self._openings.add(room.opens_at, account, account.alarm)
+        if account.idle:
+            self._retire(account, now)
+
+    def _rest(self, account: Account) -> None:
+        account.resting = True
+        self.resting += account.waiting
+        for priority, lane in account.lanes.items():
+            lane.spent = self._walk(priority).leave(lane)
+
+    def _wake(self, account: Account) -> None:
+        account.resting, account.alarm = False, 0
+        self.resting -= account.waiting
+        for priority, lane in account.lanes.items():
+            if lane.spent is None:
+                self._walk(priority).join(lane)
+            else:
+                self._walk(priority).come_back(lane, lane.spent)
+
+    def _retire(self, account: Account, now: float) -> None:
+        """Forget a tenant of whom nothing is there, once it has its tokens again."""
+        limit, bucket = self._limits.rate_limit, account.bucket
+        if limit is not None and bucket is not None:
+            bucket.fill(limit, now)
+            missing = limit.max_tokens - bucket.tokens
+            if missing > _DUST:
+                if not account.fills:
+                    account.fills = next(self._marks)
+                    full_at = bucket.at + missing * limit.period / limit.max_tokens
+                    self._fillings.add(full_at, account, account.fills)
+                return
+        if self._accounts.get(account.name) is account:
+            del self._accounts[account.name]
