@@ -70,8 +70,8 @@ class RedisControl:
             changed.durability or "",
             changed.replicas if replicated else 0,
             changed.moved_to or "",
-            msgspec.msgpack.encode(changed.bound_to) if changed.bound_to else "",
-            msgspec.msgpack.encode(changed.weights) if changed.weights else "",
+            msgspec.json.encode(changed.bound_to) if changed.bound_to else "",
+            msgspec.json.encode(changed.weights) if changed.weights else "",
             *_limits(changed),
         )
         if told != b"ok":

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import zlib
 
-__all__ = ["Partitions", "bell", "process_channel"]
+__all__ = ["Partitions", "bell", "process_channel", "room_channel"]
 
 
 def bell(partition: str, key: str) -> str:
     """Return the channel that rings when a queue gets work; without a key, when something falls due earlier."""
     return f"{partition}:bell:{key}"
+
+
+def room_channel(partition: str, key: str) -> str:
+    """Return the channel that rings when a queue that refused a task may take one in."""
+    return f"{partition}:room:{key}"
 
 
 def process_channel(partition: str, process: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring import refusal
+from taskqueue_core.authoring import checked_keys, refusal
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import (
     BackendUnavailable,
@@ -24,6 +24,7 @@ from taskqueue_redis.envelope import digest, encode
 from taskqueue_redis.failures import AnswerLost, Refused
 from taskqueue_redis.home import Home
 from taskqueue_redis.receipts import readable
+from taskqueue_redis.room import RedisRoomBell
 from taskqueue_redis.scripts import Word, microseconds
 from taskqueue_redis.translation import translated
 
@@ -108,6 +109,11 @@ class RedisPublisher:
             self._home.receipts.forget(settles.receipt)
         status = Published.ACCEPTED if answer == b"accepted" else Published.DUPLICATE
         return Confirmation(key=task.key, task_id=task.id, status=status)
+
+    def room_bell(self, *keys: str) -> RedisRoomBell:
+        """See `taskqueue_core.capabilities.RoomBells`."""
+        self._home.demand_open()
+        return RedisRoomBell(self._home.wakeups, checked_keys(keys))
 
     async def sent(self) -> None:
         """Wait until the publishes that were asked for before have been answered."""

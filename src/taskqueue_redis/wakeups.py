@@ -9,13 +9,13 @@ from taskqueue_core.clock import Clock, SystemClock, Timer
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_redis.doorbell import Doorbell
 from taskqueue_redis.failures import Failure
-from taskqueue_redis.keys import bell, process_channel
+from taskqueue_redis.keys import bell, process_channel, room_channel
 from taskqueue_redis.link import Link
 from taskqueue_redis.owned import Owned
 from taskqueue_redis.receipts import Receipts
 from taskqueue_redis.scripts import Scripts, microseconds, seconds
 
-__all__ = ["Sleeper", "Wakeups"]
+__all__ = ["Ringing", "Sleeper", "Wakeups"]
 
 _PROMOTED_AT_ONCE = 1000
 _AGAIN = 1.0  # seconds until a promotion that failed is tried again
@@ -34,6 +34,16 @@ class Sleeper(Protocol):
 
     def wake(self, key: str | None) -> None:
         """Look again; ``key`` is known to have work."""
+        ...
+
+
+class Ringing(Protocol):
+    """A bell that tells of room in queues."""
+
+    keys: tuple[str, ...]
+
+    def ring(self) -> None:
+        """Say that there may be room."""
         ...
 
 
@@ -59,6 +69,8 @@ class Wakeups:
         self._doorbell = Doorbell(link, self._heard, reopened)
         self._attendants: dict[str, dict[Sleeper, None]] = {}
         """subscriptions by key, the one that was not woken for the longest time first"""
+        self._publishers: dict[str, dict[Ringing, None]] = {}
+        """who waits for room, by key"""
         self._timers: dict[str, tuple[int, Timer]] = {}
         self._openings: dict[str, tuple[float, Timer]] = {}
         """when queues that a limit holds up may be asked again"""
@@ -106,6 +118,26 @@ class Wakeups:
                 self._attendants.pop(key, None)
                 silent.append(key)
         self._doorbell.ignore(*(bell(self._scripts.partitions.of(key), key) for key in silent))
+
+    async def attend_room(self, bell: Ringing) -> None:
+        """Ring a bell when its queues may have room; returns once no ring can be missed."""
+        for key in bell.keys:
+            self._publishers.setdefault(key, {})[bell] = None
+        await self._doorbell.listen(*map(self._room_channel, bell.keys))
+
+    def leave_room(self, bell: Ringing) -> None:
+        """Ring a bell no more."""
+        silent = []
+        for key in bell.keys:
+            bells = self._publishers.get(key, {})
+            bells.pop(bell, None)
+            if not bells:
+                self._publishers.pop(key, None)
+                silent.append(key)
+        self._doorbell.ignore(*map(self._room_channel, silent))
+
+    def _room_channel(self, key: str) -> str:
+        return room_channel(self._scripts.partitions.of(key), key)
 
     def ring(self, key: str) -> None:
         """Wake the subscription whose turn it is for a queue. It rings on if it leaves work."""
@@ -181,6 +213,9 @@ class Wakeups:
             self.ring(key)
         elif kind == "bell":
             self.note_due(f"{partition}}}", message)
+        elif kind == "room":
+            for publisher in self._publishers.get(key, ()):
+                publisher.ring()
         else:
             token, fence, key = message.decode().split(" ", 2)
             self._receipts.revoke(token, fence, key)
@@ -195,5 +230,8 @@ class Wakeups:
         for sleeper in {sleeper: None for some in self._attendants.values() for sleeper in some}:
             if sleeper.asleep:
                 sleeper.wake(None)
+        for bells in self._publishers.values():
+            for publisher in bells:
+                publisher.ring()
         for partition in {self._scripts.partitions.of(key) for key in self._attendants}:
             self._fall_due(partition)

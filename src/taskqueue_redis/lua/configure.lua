@@ -1,8 +1,8 @@
 --@ base room queue states record counts flow tenants lanes journal places turns
 -- Replaces the settings of a queue if the version is the one in force.
 -- ARGV: key, the version that they replace, settings as JSON, window, result_ttl, max_losses, journal ("1" or ""), durability (""
--- for none), replicas that must confirm (0 for none), where it has moved to (""), queues that it is bound to (MessagePack, "" for
--- none), weights of tenants (MessagePack, "" for none), and numbers, 0 for nothing, in the order of FLOWS.
+-- for none), replicas that must confirm (0 for none), where it has moved to (""), queues that it is bound to (JSON, "" for none),
+-- weights of tenants (JSON, "" for none), and numbers, 0 for nothing, in the order of FLOWS.
 -- Answers "ok", or the version in force.
 local q = queue(ARGV[3])
 lift_refusal()
@@ -19,7 +19,7 @@ if ARGV[12] ~= '' then call('HSET', q.name, 'moved_to', ARGV[12]) else call('HDE
 if ARGV[13] ~= '' then call('HSET', q.name, 'bound_to', ARGV[13]) else call('HDEL', q.name, 'bound_to') end
 q.bound = ARGV[13] ~= ''
 call('DEL', q.name .. '/W')
-for tenant, weight in pairs(ARGV[14] ~= '' and cmsgpack.unpack(ARGV[14]) or {}) do
+for tenant, weight in pairs(ARGV[14] ~= '' and cjson.decode(ARGV[14]) or {}) do
   call('HSET', q.name .. '/W', tenant, weight)
 end
 
@@ -52,7 +52,7 @@ for i = 1, #q.lanes do
     call('DEL', q.name .. '/g' .. priority)
   elseif not was_fair then
     local tenants = call('ZRANGE', q.name .. '/w' .. priority, 0, -1)
-    for j = 1, #tenants do call('ZADD', q.name .. '/g' .. priority, tick(q), tenants[j]) end
+    for j = 1, #tenants do call('ZADD', q.name .. '/g' .. priority, text(spend(q, 0, nil, 0)), tenants[j]) end
   end
 end
 if q.sorted then sort_some(q, 500) end

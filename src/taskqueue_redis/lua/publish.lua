@@ -12,7 +12,7 @@ while at <= #ARGV do
   at = at + 2
   local ids = {}
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
-  local records = q.known and call('HMGET', q.name .. '/t', unpack(ids))
+  local records = (q.known or q.copied) and call('HMGET', q.name .. '/t', unpack(ids))
   if q.due <= now then rarely().promote_before(q) end
   local written, filled, places = {}, 0, {}
   for i = 1, n do

@@ -7,7 +7,10 @@ local function consider(seq)
   if seq and (not oldest or seq < oldest) then oldest = seq end
 end
 
-local function consider_first(set) consider(tonumber(call('ZRANGE', q.name .. set, 0, 0, 'WITHSCORES')[2])) end
+local function consider_first(set)
+  local first = tonumber(call('ZRANGE', q.name .. set, 0, 0, 'WITHSCORES')[2])
+  consider(first and first < 0 and first + RETURNED or first)
+end
 
 consider_first('/J')
 for i = 1, #q.lanes do

@@ -26,16 +26,15 @@ end
 
 local function lane_of(q, priority, tenant) return q.name .. '/y' .. priority .. ':' .. tenant end
 
-local function turn_cost(q, tenant)
-  return flow_of(q).weighted == 1 and 1 / (tonumber(call('HGET', q.name .. '/W', tenant)) or 1) or 1
-end
+-- What a tenant has spent is counted in parts of a turn, and in ticks, which make equal ones stand in the order in which they came.
+local TURN, TICKS = 16384, 65536
 
--- What makes equal ones stand in the order in which they came.
-local function tick(q)
+local function spend(q, spent, tenant, turns)
   local f = flow_of(q)
-  f.tick = (f.tick + 1) % 65536
+  f.tick = (f.tick + 1) % TICKS
   q.flow_changed, q.save = true, save_order
-  return f.tick / 4294967296
+  local weight = f.weighted == 1 and tenant and tonumber(call('HGET', q.name .. '/W', tenant)) or 1
+  return (math.floor(spent / TICKS) + math.floor(TURN / weight * turns + 0.5)) * TICKS + f.tick
 end
 
 -- A tenant with something waiting takes a place behind those that are there.
@@ -47,20 +46,24 @@ local function join(q, priority, tenant)
     if call('ZSCORE', q.name .. '/v', tenant) then return end
     q.opened = true -- others that are there may be at their limits
   end
-  local first = call('ZRANGE', walk, 0, 0, 'WITHSCORES')
-  call('ZADD', walk, (first[2] and first[2] + turn_cost(q, tenant) or 0) + tick(q), tenant)
+  local first = call('ZRANGE', walk, 0, 0, 'WITHSCORES')[2]
+  call('ZADD', walk, text(spend(q, first or 0, tenant, first and 1 or 0)), tenant)
 end
 
-local function enter_lane(q, r, id)
+-- What is handed back comes before all that was never handed out.
+local RETURNED = 2 ^ 51
+
+local function enter_lane(q, r, id, returned)
+  local place = text(returned and r.seq - RETURNED or r.seq)
   r.place, r.fence = LANED, 0
-  call('ZADD', lane_of(q, r.priority, r.tenant), text(r.seq), id)
-  call('ZADD', q.name .. '/w' .. r.priority, 'LT', text(r.seq), r.tenant)
+  call('ZADD', lane_of(q, r.priority, r.tenant), place, id)
+  call('ZADD', q.name .. '/w' .. r.priority, 'LT', place, r.tenant)
   q.laned = q.laned + 1
   join(q, r.priority, r.tenant)
 end
 
 -- What begins to wait, its body being in the hash. Of those with the same ordering key one is ahead, until it has ended or died.
-local function enter_sorted(q, r, id)
+local function enter_sorted(q, r, id, returned)
   count_fresh(q, r)
   if r.entity ~= '' then
     local holder = call('HGET', q.name .. '/h', r.entity)
@@ -73,7 +76,7 @@ local function enter_sorted(q, r, id)
     end
     call('HSET', q.name .. '/h', r.entity, id)
   end
-  enter_lane(q, r, id)
+  enter_lane(q, r, id, returned)
 end
 
 -- A lane has lost entries.

@@ -36,7 +36,7 @@ local function put_back(q, r, id, body)
   call('HSET', q.name .. '/b', id, body)
   r.state, r.at = WAITING, now
   if q.sorted then
-    enter_sorted(q, r, id)
+    enter_sorted(q, r, id, true)
   else
     call('ZADD', q.name .. '/z' .. r.priority, text(r.seq), id)
     r.place, r.fence = PARKED, 0

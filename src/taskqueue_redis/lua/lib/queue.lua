@@ -70,7 +70,7 @@ local function save_all()
     if q.opened or (q.limited and q.in_flight < q.flying) then
       if waiting > 0 then call('PUBLISH', PARTITION .. ':bell:' .. key, '') end
     end
-    if q.limited and (q.fresh < q.unclaimed or q.changed) then call('PUBLISH', PARTITION .. ':room:' .. key, '') end
+    if q.changed or (q.limited and q.fresh < q.unclaimed) then call('PUBLISH', PARTITION .. ':room:' .. key, '') end
     q.before, q.flying, q.unclaimed, q.ring, q.opened = waiting, q.in_flight, q.fresh, false, false
   end
   -- Written in any case where replicas must confirm: WAIT counts from what its connection wrote last.

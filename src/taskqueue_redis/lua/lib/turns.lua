@@ -29,7 +29,7 @@ end
 -- spent before.
 local function walk_on(q, priority, want)
   local told = call('ZRANGE', q.name .. '/g' .. priority, 0, want - 1, 'WITHSCORES')
-  local who, spent, before, costs, left = {}, {}, {}, {}, {}
+  local who, spent, before, left = {}, {}, {}, {}
   for i = 1, #told, 2 do who[#who + 1], spent[#spent + 1] = told[i], tonumber(told[i + 1]) end
   local turns, first, last = {}, 1, #who
   while #turns < want and first <= last do
@@ -37,7 +37,7 @@ local function walk_on(q, priority, want)
     first = first + 1
     if not before[tenant] then
       local opens_at
-      before[tenant], costs[tenant] = at, turn_cost(q, tenant)
+      before[tenant] = at
       left[tenant], opens_at = tenant_room(q, tenant)
       if left[tenant] == 0 then rest(q, tenant, opens_at) end
     end
@@ -45,8 +45,8 @@ local function walk_on(q, priority, want)
       left[tenant] = left[tenant] - 1
       turns[#turns + 1] = tenant
       if left[tenant] > 0 then
-        at = at + costs[tenant]
         local j = last
+        at = spend(q, at, tenant, 1)
         while j >= first and spent[j] > at do
           who[j + 1], spent[j + 1] = who[j], spent[j]
           j = j - 1
@@ -56,11 +56,29 @@ local function walk_on(q, priority, want)
       end
     end
   end
-  return turns, before, costs
+  return turns, before
 end
 
-local function pick_fair(q, priority, want)
-  local turns, before, costs = walk_on(q, priority, want)
+-- Of entries that were taken from their lanes, ends those past their deadline. Adds the others to a list.
+local function add_live(q, ids, step, list, expire)
+  local deadlines = #ids > 0 and q.extras and call('EXISTS', q.name .. '/e') == 1
+  q.laned = q.laned - #ids / step
+  for i = 1, #ids, step do
+    local id = ids[i]
+    local deadline = deadlines and call('ZSCORE', q.name .. '/e', id)
+    if deadline and tonumber(deadline) <= now then
+      local r = read_record(call('HGET', q.name .. '/t', id))
+      leave_fresh(q, r)
+      drop_body(q, id)
+      expire(q, id, r)
+    else
+      list[#list + 1] = id
+    end
+  end
+end
+
+local function pick_fair(q, priority, want, expire)
+  local turns, before = walk_on(q, priority, want)
   local number, last_turn = {}, {}
   for i = 1, #turns do
     number[turns[i]] = (number[turns[i]] or 0) + 1
@@ -70,24 +88,26 @@ local function pick_fair(q, priority, want)
   for i = 1, #turns do -- in the order of their last turns, as that is how they line up again
     local tenant = turns[i]
     if last_turn[tenant] == i then
-      local popped = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant])
-      lists[tenant] = {at = 1, popped}
+      local list, popped = {}, nil
+      repeat
+        popped = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant] - #list)
+        add_live(q, popped, 2, list, expire)
+      until #popped == 0 or #list == number[tenant]
+      lists[tenant] = {at = 1, list}
       if note_head(q, priority, tenant) then
-        local now_spent = before[tenant] + costs[tenant] * (#popped / 2) + tick(q)
-        call('ZADD', q.name .. '/g' .. priority, now_spent, tenant)
+        call('ZADD', q.name .. '/g' .. priority, text(spend(q, before[tenant], tenant, #list)), tenant)
       end
     end
   end
   for i = 1, #turns do
     local list = lists[turns[i]]
-    local id = list[1][list.at]
-    list.at = list.at + 2
-    if id then ids[#ids + 1] = id end
+    ids[#ids + 1] = list[1][list.at]
+    list.at = list.at + 1
   end
   return ids
 end
 
-local function pick_first(q, priority, want)
+local function pick_first(q, priority, want, expire)
   local ids = {}
   while #ids < want do
     local heads = call('ZRANGE', q.name .. '/w' .. priority, 0, 1, 'WITHSCORES')
@@ -95,37 +115,28 @@ local function pick_first(q, priority, want)
     local lane = lane_of(q, priority, heads[1])
     local some = call('ZRANGEBYSCORE', lane, '-inf', heads[4] or '+inf', 'LIMIT', 0, want - #ids)
     if #some > 0 then call('ZREM', lane, unpack(some)) end
-    for i = 1, #some do ids[#ids + 1] = some[i] end
+    add_live(q, some, 1, ids, expire)
     note_head(q, priority, heads[1])
   end
   return ids
 end
 
--- Turns waiting entries into entries of the stream of returned ones, to be read at once; those past their deadline expire.
--- Answers how many there are.
+-- Turns waiting entries into entries of the stream of returned ones, to be read at once. Answers how many.
 local function line_up(q, priority, want, expire)
-  local ids = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want)
+  local ids = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want, expire)
   if #ids == 0 then return 0 end
-  q.laned = q.laned - #ids
   local records, bodies = call('HMGET', q.name .. '/t', unpack(ids)), call('HMGET', q.name .. '/b', unpack(ids))
   call('HDEL', q.name .. '/b', unpack(ids))
-  local deadlines, written, n = q.extras and call('EXISTS', q.name .. '/e') == 1, {}, 0
+  local deadlines, written = q.extras and call('EXISTS', q.name .. '/e') == 1, {}
   for i = 1, #ids do
     local id, r = ids[i], read_record(records[i])
-    local deadline = deadlines and call('ZSCORE', q.name .. '/e', id)
-    if deadline and tonumber(deadline) <= now then
-      leave_fresh(q, r)
-      expire(q, id, r)
-    else
-      take_off(q, r)
-      r.place, r.fence = AGAIN, next_seq(q)
-      enter_stream(q, 'r', r, id, bodies[i], deadline)
-      written[#written + 1], written[#written + 2] = id, write_record(r)
-      n = n + 1
-    end
+    take_off(q, r)
+    r.place, r.fence = AGAIN, next_seq(q)
+    enter_stream(q, 'r', r, id, bodies[i], deadlines and call('ZSCORE', q.name .. '/e', id))
+    written[#written + 1], written[#written + 2] = id, write_record(r)
   end
-  if n > 0 then call('HSET', q.name .. '/t', unpack(written)) end
-  return n
+  call('HSET', q.name .. '/t', unpack(written))
+  return #ids
 end
 
 -- Brings what waits in plain lanes into sorted ones, first come, first served. Answers how many.
@@ -137,7 +148,7 @@ local function sort_some(q, budget)
     for j = 1, #popped, 2 do
       local r = read_record(call('HGET', q.name .. '/t', popped[j]))
       q.back = q.back - 1
-      enter_sorted(q, r, popped[j])
+      enter_sorted(q, r, popped[j], true)
       call('HSET', q.name .. '/t', popped[j], write_record(r))
     end
     moved = moved + #popped / 2

@@ -40,7 +40,7 @@ end
 
 -- Stores a copy in each queue that this one is bound to, or in none. Answers as for one task.
 local function publish_copies(q, id, about, body)
-  local keys, lacking = cmsgpack.unpack(call('HGET', q.name, 'bound_to')), {}
+  local keys, lacking = cjson.decode(call('HGET', q.name, 'bound_to')), {}
   for i = 1, #keys do
     local other = queue(keys[i])
     if other.due <= now then promote_before(other) end
@@ -59,7 +59,7 @@ local function publish_copies(q, id, about, body)
     local other = lacking[i]
     local record = publish_unusual(other, id, string.sub(about, 1, 8), string.sub(about, 9, 9), body, about)
     call('HSET', other.name .. '/t', id, record)
-    other.fresh, other.published = other.fresh + 1, other.published + 1
+    other.fresh, other.published, other.copied = other.fresh + 1, other.published + 1, true
   end
   return position
 end
