@@ -139,7 +139,7 @@ class Queue:
         hints = _hints(confirmations)
         if not hints or _left(end) <= 0:
             return confirmations
-        async with self._bell(*{tasks[place].key for place in hints}) as bell:
+        async with await self._bell({tasks[place].key for place in hints}) as bell:
             unheard = bell is not None  # what happened until it was open it has not told
             while hints and (left := _left(end)) > 0:
                 if not unheard:
@@ -152,10 +152,17 @@ class Queue:
                 hints = _hints(confirmations)
         return confirmations
 
-    def _bell(self, *keys: str) -> AbstractAsyncContextManager[RoomBell | None]:
-        publisher = self.backend.publisher
-        if not has(self.backend, Capability.FLOW) or not hasattr(publisher, "room_bell"):
+    async def _bell(self, keys: set[str]) -> AbstractAsyncContextManager[RoomBell | None]:
+        publisher, can = self.backend.publisher, self.backend.capabilities.names
+        if Capability.FLOW not in can or not hasattr(publisher, "room_bell"):
             return nullcontext()
+        if can >= {
+            Capability.FAN_OUT,
+            Capability.CONTROL,
+        }:  # a full one among those that get the copies
+            control = control_of(self.backend)
+            for key in tuple(keys):
+                keys.update((await control.settings(key)).bound_to)
         return cast("RoomBells", publisher).room_bell(*keys)
 
     async def _send(self, tasks: list[Task]) -> tuple[Confirmation, ...]:

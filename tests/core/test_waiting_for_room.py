@@ -11,6 +11,7 @@ import pytest
 
 from taskqueue_core import InvalidInput, PublishUnconfirmed, QueueFull, Task, connect_sync
 from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
@@ -268,3 +269,20 @@ async def test_the_end_is_kept_with_a_bell() -> None:
         await Queue(door).publish("k", wait=0.1)
     assert 0.1 <= time.monotonic() - start < 2
     assert (len(door.calls), door.bell.open) == (3, 0)
+
+
+async def test_the_bells_of_copies() -> None:
+    """D9, B13: who publishes to a queue that hands on copies hears of room in each of those."""
+    door = BellDoor(1)
+    names = {Capability.FLOW, Capability.FAN_OUT, Capability.CONTROL}
+    door.capabilities = Capabilities(names=frozenset(names))
+
+    class Control:
+        async def settings(self, key: str) -> QueueSettings:
+            """What is bound."""
+            return QueueSettings(bound_to=("a", "b") if key == "k" else ())
+
+    door.control = Control()  # type: ignore[attr-defined]
+    tasks = [Task(key="k"), Task(key="other"), Task(key="k")]
+    assert all(one.stored for one in await Queue(door).publish_many(tasks, wait=5))
+    assert door.bells == [{"k", "a", "b", "other"}]

@@ -25,7 +25,8 @@ def connection_of(backend: SQLiteBackend) -> sqlite3.Connection:
 
 async def live_a_life(backend: SQLiteBackend, clock: ManualClock) -> None:
     """Go through all that publishers, consumers and housekeeping do, dead letters and limits too."""
-    limits = QueueSettings(capacity=9, max_inflight=9, rate_limit=RateLimit(max_tokens=9))
+    rate = RateLimit(max_tokens=9)
+    limits = QueueSettings(capacity=9, max_inflight=9, rate_limit=rate, max_processing_time=99)
     limits = await backend.control.configure("k", limits)
     tasks = [Task(key="k", deadline=clock.now() + 9), Task(key="k", not_before=clock.now() + 1)]
     await backend.publisher.publish(*tasks, Task(key="k"), Task(key="k"))
@@ -38,6 +39,8 @@ async def live_a_life(backend: SQLiteBackend, clock: ManualClock) -> None:
     await subscription.dead_letter(fourth, "bad")
     await backend.dead_letters.list("k", after=fourth.task.id)
     await backend.dead_letters.redrive("k")
+    await subscription.receive(1, 0)
+    await clock.advance(99)
     await subscription.receive(1, 0)
     await subscription.close()
     await backend.control.purge("k")
