@@ -1,0 +1,161 @@
+"""What the parts of a joint backend share: its sides, the places of a queue, and names inside and outside."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from taskqueue_core.backend import Backend, Capabilities, Capability
+from taskqueue_core.capabilities import Control, DeadLetters, control_of, dead_letters_of
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.tasks import Delivery, Task
+
+__all__ = ["Joint", "Place", "Plan", "Side", "shared_capabilities", "together"]
+
+T = TypeVar("T")
+
+_PAUSE = 1.0
+"""seconds in which a side that was out of reach is not asked again by who can do without it"""
+
+
+class Side:
+    """One backend of several."""
+
+    def __init__(self, name: str, backend: Backend) -> None:
+        """Raise `CapabilityMissing` if it has no ``control``: closing a queue is a change of its settings."""
+        self.name = name
+        self.backend = backend
+        self.control: Control = control_of(backend)
+        self._down_until = -math.inf
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """Its dead letters, or raise `CapabilityMissing`."""
+        return dead_letters_of(self.backend)
+
+    @property
+    def down_for(self) -> float:
+        """Seconds for which it is not to be asked by who can do without it; 0: it may be asked."""
+        return max(0.0, self._down_until - asyncio.get_running_loop().time())
+
+    def note_down(self) -> None:
+        """Note that it was out of reach, or did not answer in time."""
+        self._down_until = asyncio.get_running_loop().time() + _PAUSE
+
+    def note_up(self) -> None:
+        """Note that it has answered."""
+        self._down_until = -math.inf
+
+    async def within(self, seconds: float, call: Callable[[], Awaitable[T]]) -> T:
+        """Return what a call answers in time. Raises `BackendUnavailable`, at once if it was down a moment ago."""
+        if self.down_for:
+            raise BackendUnavailable(f"the {self.name} side is out of reach")
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await call()
+        except TimeoutError:
+            self.note_down()
+            raise BackendUnavailable(f"the {self.name} side does not answer") from None
+        except BackendUnavailable:
+            self.note_down()
+            raise
+        self.note_up()
+        return answer
+
+
+class Place(NamedTuple):
+    """A queue of one of the sides."""
+
+    side: int
+    key: str
+
+
+class Plan(NamedTuple):
+    """What a subscription is to receive from."""
+
+    places: tuple[Place, ...]
+    look_again: float | None = None
+    """seconds after which another plan may hold; ``None``: this one holds for ever"""
+
+
+class Joint(ABC):
+    """Several places as one queue: what subscriptions, publishers and operators ask for."""
+
+    sides: tuple[Side, ...]
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return the store's time."""
+
+    @abstractmethod
+    async def places(self, key: str) -> Sequence[Place]:
+        """Return every place of a queue, the oldest first."""
+
+    @abstractmethod
+    def outside(self, place: Place) -> str | None:
+        """Return the name of the queue that a place belongs to; ``None`` for one that nobody is to see."""
+
+    @abstractmethod
+    def first_plan(self, keys: tuple[str, ...]) -> Plan:
+        """Say what can be received from before any store was asked."""
+
+    @abstractmethod
+    async def plan(self, keys: tuple[str, ...]) -> Plan:
+        """Say what is to be received from now."""
+
+    @abstractmethod
+    def outward(self, side: int, delivery: Delivery) -> Delivery:
+        """Return a side's delivery as the consumer sees it: its receipt tells where it came from."""
+
+    @abstractmethod
+    def inward(self, delivery: Delivery) -> tuple[int, Delivery]:
+        """Return a consumer's delivery as its side knows it."""
+
+    @abstractmethod
+    def origins(self, receipt: str) -> Sequence[tuple[Place, str]]:
+        """Return where a receipt may come from, the likeliest first, each with what it is called there.
+
+        The key of such a place may be empty: any of the side's.
+        """
+
+    @abstractmethod
+    def adopted(self, side: int, receipt: str, delivery: Delivery) -> Delivery:
+        """Return a delivery that a side gave to who showed this receipt: as `outward`, with the receipt unchanged."""
+
+    @abstractmethod
+    def renamed(self, place: Place, task: Task) -> Task:
+        """Return a side's task as it is known outside."""
+
+    async def at_leisure(self, side: Side, call: Callable[[], Awaitable[T]], otherwise: T) -> T:  # noqa: ARG002 - who may, overrides
+        """Return what a side answers; ``otherwise`` where it is out of reach and the joint can do without it."""
+        return await call()
+
+    @abstractmethod
+    def in_turn(self) -> bool:
+        """Whether sources are asked in turn; if not, the oldest first."""
+
+
+async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Return what all calls answer, begun at once. Raises the first error, after all have ended."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    found: list[T] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        found.append(answer)
+    return found
+
+
+def shared_capabilities(backends: Sequence[Backend]) -> Capabilities:
+    """Return what all backends can do."""
+    all_of = [backend.capabilities for backend in backends]
+    names = frozenset(Capability).intersection(*(one.names for one in all_of))
+    return Capabilities(
+        names=names,
+        shared=all(one.shared for one in all_of),
+        durable=all(one.durable for one in all_of),
+        atomic_retry=all(one.atomic_retry for one in all_of),
+    )

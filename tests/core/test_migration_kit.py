@@ -1,0 +1,76 @@
+"""Two backends that are one: what is moving keeps every promise of the contract (A20)."""
+
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.conformance import BackendSuite, Bench
+from taskqueue_core.flow import RateLimit
+from taskqueue_core.succession import MigratingBackend, MigrationMode, rollback, start
+from taskqueue_memory import MemoryBackend
+
+
+class MigrationKit(BackendSuite):
+    """The kit on two empty backends."""
+
+    __test__ = False
+    mode = MigrationMode.AVAILABLE
+    max_examples = 10
+
+    async def open_backend(self, clock: ManualClock) -> MigratingBackend:
+        """Open both."""
+        return MigratingBackend(
+            MemoryBackend(clock=clock), MemoryBackend(clock=clock), mode=self.mode
+        )
+
+    async def test_every_waiting_receive_has_its_token(self, bench: Bench) -> None:
+        """What is handed out to one who gives up at that moment takes its token; the others have theirs (law 5; F5)."""
+        await bench.limit(rate_limit=RateLimit(max_tokens=4, interval=2))
+        await bench.publish(*(f"t{n}" for n in range(7)))
+        taken = await bench.take(bench.subscribe(), 9)
+        waiting = [
+            await bench.start(bench.subscribe(consumer=f"w{n}").receive(1, None)) for n in range(4)
+        ]
+        waiting.pop(0).cancel()
+        for _ in range(4):
+            await bench.advance(0.5)
+            await bench.hop(10)
+        for one in waiting:
+            taken += (await bench.outcome(one)).deliveries
+        assert len(taken) == 7
+
+
+class TestAvailable(MigrationKit):
+    """Started, in mode ``available`` (A20)."""
+
+    __test__ = True
+    max_examples = 30
+
+    async def open_backend(self, clock: ManualClock) -> MigratingBackend:
+        """Open both, and start."""
+        backend = await super().open_backend(clock)
+        await start(backend)
+        return backend
+
+
+class TestStrict(TestAvailable):
+    """Started, in mode ``strict`` (A20)."""
+
+    max_examples = 10
+    mode = MigrationMode.STRICT
+
+
+class TestRolledBack(MigrationKit):
+    """On the way back (A20)."""
+
+    __test__ = True
+
+    async def open_backend(self, clock: ManualClock) -> MigratingBackend:
+        """Open both, start, and roll back."""
+        backend = await super().open_backend(clock)
+        await start(backend)
+        await rollback(backend)
+        return backend
+
+
+class TestNotStarted(MigrationKit):
+    """Before the start: the old side has everything (A20)."""
+
+    __test__ = True
