@@ -34,6 +34,16 @@ class Entry:
         """it must have expired unseen: the report is still to come"""
         self.fresh = False
         """accepted, and neither handed out nor retried since"""
+        self.holds: bool | None = False
+        """it has its ordering key: it was handed out and has not ended; ``None``: who knows"""
+        self.uncounted = False
+        """it was not waiting when the order became fair, and may not count for its tenant until it does"""
+        self.patience: float | None = None
+        """how long its delivery may go on without progress"""
+        self.alive: Span = (0.0, 0.0)
+        """when its delivery was last heard of"""
+        self.loose = False
+        """it expired when it might have been lost: the loss may have been counted"""
         self._since: Span = (0.0, 0.0)
         self._number = 0
         self._by_time = False
@@ -53,6 +63,7 @@ class Entry:
     def offer(self, span: Span, number: int) -> None:
         """Become available, at some moment of ``span``."""
         self.state, self.due, self.returned = State.WAITING, 0.0, False
+        self.uncounted = False
         self._since, self._number, self._by_time = span, number, False
 
     def schedule(self, at: float, span: Span, number: int) -> None:
@@ -61,10 +72,11 @@ class Entry:
         self._since = (max(at, span[0]), max(at, span[1]))
         self._number, self._by_time = number, True
 
-    def deliver(self, delivery: Delivery) -> None:
-        """Go in flight."""
+    def deliver(self, delivery: Delivery, patience: float | None) -> None:
+        """Go in flight, for so long without progress."""
         self.state, self.receipt, self.handed = State.IN_FLIGHT, delivery.receipt, delivery.attempt
-        self.fresh = False
+        self.fresh, self.holds, self.uncounted = False, True, False
+        self.patience, self.alive = patience, (delivery.delivered_at, delivery.delivered_at)
 
     def surely_available(self, span: Span) -> bool:
         """Whether every correct store would deliver it throughout ``span``."""
@@ -91,6 +103,16 @@ class Entry:
         deadline = self.task.deadline
         return self.state.live and deadline is not None and deadline <= span[0]
 
+    def maybe_hung(self, span: Span) -> bool:
+        """Whether it runs and may have done so for too long."""
+        running = self.state is State.IN_FLIGHT and self.patience is not None
+        return running and self.alive[0] + (self.patience or 0) <= span[1]
+
+    def surely_hung(self, span: Span) -> bool:
+        """Whether it runs and has done so for too long."""
+        running = self.state is State.IN_FLIGHT and self.patience is not None
+        return running and self.alive[1] + (self.patience or 0) <= span[0]
+
     def maybe_forgotten(self, span: Span, window: Span) -> bool:
         """Whether a correct store may have forgotten it, by a ``window`` of so long or so long."""
         return self.state in _ENDED and span[1] >= self.end[0] + window[0]
@@ -100,17 +122,39 @@ class Entry:
         return self.state in _ENDED and span[0] > self.end[1] + window[1]
 
     def precedes(self, other: Entry) -> bool:
-        """Whether, of two available entries of one queue, this one must be delivered first (law 4)."""
-        if self.task.priority != other.task.priority:
-            return self.task.priority > other.task.priority
+        """Whether, of two available entries of one lane, this one must be delivered first (law 4)."""
         if self.returned != other.returned:
-            return self.returned
+            return self.returned and other.task.ordering_key is None
+        return self.earlier(other)
+
+    def earlier(self, other: Entry) -> bool:
+        """Whether this one became available before."""
         if self._since[1] < other._since[0]:
             return True
         comparable = self._by_time == other._by_time and not (
             self._by_time and self._since != other._since
         )
         return comparable and self._number < other._number
+
+    def shares(self, other: Entry) -> bool:
+        """Whether it is another one of the same entity."""
+        entity = self.task.ordering_key
+        mine = entity is not None and entity == other.task.ordering_key
+        return mine and self is not other and self.task.key == other.task.key
+
+    def maybe_holds_up(self, other: Entry, span: Span) -> bool:
+        """Whether another one of its entity may have to wait for this one."""
+        if not self.shares(other) or other.holds or not self.state.live:
+            return False
+        return self.holds is not False or (self.maybe_available(span) and not other.earlier(self))
+
+    def surely_holds_up(self, other: Entry, span: Span) -> bool:
+        """Whether another one of its entity must not be delivered before this one has ended."""
+        if not self.shares(other) or self.maybe_late(span):
+            return False
+        if self.holds:
+            return self.state.live
+        return other.holds is False and self.surely_available(span) and self.earlier(other)
 
     def check(self, status: TaskStatus, span: Span) -> None:
         """Compare with what the store says."""
@@ -122,5 +166,8 @@ class Entry:
         )
         if self.attempt is None:
             self.attempt = status.attempt
+        if self.loose and status.losses == self.losses + 1:
+            self.losses = status.losses
+        self.loose = False
         told, true = (status.attempt, status.losses), (self.attempt, self.losses)
         assert told == true, f"{self.name} has (attempt, losses) {told}, it must be {true} (law 3)"

@@ -21,38 +21,33 @@ from hypothesis.stateful import (
 
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import QueueSettings, has
-from taskqueue_core.conformance.bench import KEY, OTHER, Bench
+from taskqueue_core.conformance.bench import Bench
+from taskqueue_core.conformance.draws import (
+    KEYS,
+    WORKERS,
+    arrangements,
+    batches,
+    bounds,
+    keys,
+    names,
+    owners,
+    pauses,
+    places,
+    tasks,
+    tellers,
+)
 from taskqueue_core.conformance.entries import Entry, Span
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.conformance.model import Model
 from taskqueue_core.errors import LeaseLost
-from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
 
 __all__ = ["MachineSuite", "QueueMachine"]
 
 T = TypeVar("T")
 
-_KEYS = (KEY, OTHER)
-_WORKERS = ("w1", "w1", "w2")
 _WINDOW = 6
 _MAX_LOSSES = 2
-
-keys = st.sampled_from(_KEYS)
-names = st.sampled_from(["t1", "t2", "t3", "t4", "t5"])
-delays = st.sampled_from([None, None, None, None, None, 1, 3])
-batches = st.lists(names, min_size=1, max_size=4)
-owners = st.integers(0, len(_WORKERS) - 1)
-tellers = st.sampled_from([None] * len(_WORKERS) + list(range(len(_WORKERS))))
-"""``None``: whoever owns the delivery"""
-bounds: dict[str, st.SearchStrategy[Any]] = {
-    "capacity": st.sampled_from([None, 2, 4]),
-    "max_inflight": st.sampled_from([0, 1, 2]),
-    "rate_limit": st.sampled_from([None, RateLimit(max_tokens=1)]),
-}
-pauses = {"paused": st.booleans(), "intake_paused": st.booleans()}
-places = st.integers(0, 15)
-"""which of the deliveries so far, counted from the latest and over again where there are fewer"""
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -76,41 +71,31 @@ class QueueMachine(RuleBasedStateMachine):
         self.deliveries: list[Delivery] = []
         self.model = Model(None)
 
-    @initialize(limits=st.tuples(*[st.fixed_dictionaries(bounds)] * len(_KEYS)))
-    def open(self, limits: tuple[dict[str, Any], ...]) -> None:
-        """Set short windows, and limits, where settings can be set, and open the subscriptions."""
+    @initialize(
+        limits=st.tuples(*[st.fixed_dictionaries(bounds)] * len(KEYS)),
+        arranged=st.tuples(*[arrangements] * len(KEYS)),
+    )
+    def open(
+        self, limits: tuple[dict[str, Any], ...], arranged: tuple[dict[str, Any], ...]
+    ) -> None:
+        """Set short windows, limits and orders, where settings can be set, and open the subscriptions."""
         self.model = Model(self._run(self._configure()))
-        for key, some in zip(_KEYS, limits, strict=True):
+        for key, some, order in zip(KEYS, limits, arranged, strict=True):
             if self._has(Capability.FLOW):
                 self.limit(key, some)
-        self.subscriptions = [self.bench.subscribe(*_KEYS, consumer=name) for name in _WORKERS]
+            if self._has(Capability.ORDER):
+                self.arrange(key, order)
+        self.subscriptions = [self.bench.subscribe(*KEYS, consumer=name) for name in WORKERS]
 
-    @rule(
-        key=keys,
-        chosen=batches,
-        payload=st.sampled_from([1, 1, 1, 2]),
-        priority=st.sampled_from([5, 5, 8]),
-        delay=delays,
-        deadline=delays,
-    )
-    def publish(
-        self,
-        *,
-        key: str,
-        chosen: list[str],
-        payload: int,
-        priority: int,
-        delay: int | None,
-        deadline: int | None,
-    ) -> None:
+    @rule(key=keys, chosen=batches, fields=tasks)
+    def publish(self, key: str, chosen: list[str], fields: dict[str, Any]) -> None:
         """Publish tasks: fresh ones, known ones, ones with another payload."""
-        fields = {"not_before": self._at(delay), "deadline": self._at(deadline)}
-        tasks = [
-            self.bench.task(name, key=key, payload=payload, priority=priority, **fields)
-            for name in chosen
-        ]
-        answers, span = self._timed(self.bench.backend.publisher.publish(*tasks))
-        for task, answer in zip(tasks, answers, strict=True):
+        dates = {name: self._at(fields[name]) for name in ("not_before", "deadline")}
+        entity = fields["ordering_key"] if self._has(Capability.ORDER) else None
+        told = {**fields, **dates, "ordering_key": entity}
+        fresh = [self.bench.task(name, key=key, **told) for name in chosen]
+        answers, span = self._timed(self.bench.backend.publisher.publish(*fresh))
+        for task, answer in zip(fresh, answers, strict=True):
             self.model.published(task, answer, span)
         self._done(", ".join(answer.status for answer in answers))
 
@@ -118,7 +103,7 @@ class QueueMachine(RuleBasedStateMachine):
     def receive(self, owner: int, limit: int) -> None:
         """Receive what is there."""
         answer, span = self._timed(self.subscriptions[owner].receive(limit, 0))
-        self.model.received(owner, _KEYS, limit, answer, span)
+        self.model.received(owner, KEYS, limit, answer, span)
         found = [told(delivery) for delivery in answer.deliveries]
         found += [f"expired {entry.key}/{entry.task_id}" for entry in answer.expired]
         self.deliveries += answer.deliveries
@@ -219,14 +204,14 @@ class QueueMachine(RuleBasedStateMachine):
         """Close a subscription and open another in its place."""
         self._run(self.subscriptions[owner].close())
         self.model.closed(owner)
-        self.subscriptions[owner] = self.bench.subscribe(*_KEYS, consumer=_WORKERS[owner])
+        self.subscriptions[owner] = self.bench.subscribe(*KEYS, consumer=WORKERS[owner])
         self._done("closed, and another one opened")
 
     @precondition(lambda self: self._has(Capability.HANDOVER))
     @rule(owner=owners, place=places)
     def adopt(self, owner: int, place: int) -> None:
         """Adopt a delivery, one's own worker's or another's, current or not."""
-        same = [index for index, worker in enumerate(_WORKERS) if worker == _WORKERS[owner]]
+        same = [index for index, worker in enumerate(WORKERS) if worker == WORKERS[owner]]
         for delivery in self._chosen(place):
             call = self.bench.adopt(self.subscriptions[owner], delivery.receipt)
             (answer,), span = self._timed(call)
@@ -237,9 +222,28 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(key=keys, limits=st.fixed_dictionaries({}, optional=bounds | pauses))
     def limit(self, key: str, limits: dict[str, Any]) -> None:
         """Limit the flow of a queue, or lift some of its limits."""
+        if patience := limits.get("max_processing_time"):
+            limits = {**limits, "max_processing_time": patience * self.unit}
         settings, span = self._timed(self.bench.configure(key, **limits))
-        self.model.limits[key].configured(settings, span)
+        self.model.configured(key, settings, span)
         self._done("in force")
+
+    @precondition(lambda self: self._has(Capability.ORDER))
+    @rule(key=keys, arranged=arrangements)
+    def arrange(self, key: str, arranged: dict[str, Any]) -> None:
+        """Change who is next in a queue."""
+        settings, span = self._timed(self.bench.configure(key, **arranged))
+        self.model.configured(key, settings, span)
+        self._done("in force")
+
+    @precondition(lambda self: self._has(Capability.CONTROL))
+    @rule(place=places)
+    def progress(self, place: int) -> None:
+        """Report progress of a delivery, current or not."""
+        for delivery in self._chosen(place):
+            answer, span = self._timed(self.bench.control.progress(delivery, 0.5))
+            self.model.progressed(delivery, span, answer=answer)
+            self._done(f"{told(delivery)} {'noted' if answer else 'not noted'}")
 
     @rule(units=st.integers(1, 7))
     def advance(self, units: int) -> None:
@@ -261,6 +265,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.expired(done.expired, (span[0], end))
             if not (done.promoted or done.expired or done.forgotten or done.recovered):
                 break
+        self.model.maintained(span)
         late = [entry.name for entry in self.model.entries.values() if entry.surely_late(span)]
         assert not late, f"housekeeping left {late} alive after their deadlines (law 8)"
         self._done(f"{expired} expired")
@@ -276,7 +281,7 @@ class QueueMachine(RuleBasedStateMachine):
         if not self._has(Capability.CONTROL):
             return None
         chosen = QueueSettings(max_losses=_MAX_LOSSES, dedupe_window=_WINDOW * self.unit)
-        for key in _KEYS:
+        for key in KEYS:
             await self.bench.control.configure(key, chosen)
         return chosen
 
@@ -335,7 +340,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _done(self, answer: str) -> None:
         """Print what was answered above the call, and compare the store's accounts with the model's."""
         note(f"# {self.bench.now:.3f}: {answer}")
-        for key in _KEYS if self._has(Capability.CONTROL) else ():
+        for key in KEYS if self._has(Capability.CONTROL) else ():
             known = [task_id for queue, task_id in self.model.entries if queue == key]
             start, _ = self._span()
             ledger = self._run(self.bench.control.ledger(key))

@@ -7,13 +7,13 @@ within it may have gone either way.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.conformance.entries import Entry, Span
-from taskqueue_core.conformance.limits import Limits
+from taskqueue_core.conformance.shelf import Shelf
 from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
@@ -30,14 +30,13 @@ from taskqueue_core.tasks import (
 __all__ = ["Model"]
 
 
-class Model:
+class Model(Shelf):
     """Every task that was ever published, and the counts of entries that ended in earlier lives."""
 
     def __init__(self, settings: QueueSettings | None) -> None:
         """Know the settings of all queues, or nothing of them."""
-        self.entries: dict[tuple[str, str], Entry] = {}
+        super().__init__()
         self.owners: dict[str, int] = {}
-        self.limits: dict[str, Limits] = defaultdict(Limits)
         self._settings = settings
         window = None if settings is None else settings.dedupe_window
         self._window = (0.0, float("inf")) if window is None else (window, window)
@@ -50,10 +49,11 @@ class Model:
     def published(self, task: Task, answer: Confirmation, span: Span) -> None:
         """A task was published."""
         entry = self.entries.get((task.key, task.id))
-        limits, waiting = self.limits[task.key], self._waiting(task.key, span)
+        limits = self.limits[task.key]
+        waiting = self.waiting(task, span), self.waiting(task, span, of_tenant=True)
         allowed = set()
         if entry is None or entry.maybe_forgotten(span, self._window):
-            allowed |= limits.answers(waiting)
+            allowed |= limits.answers(*waiting)
         if entry is not None and not entry.surely_forgotten(span, self._window):
             same = entry.task.payload == task.payload
             allowed.add(Published.DUPLICATE if same else Published.CONFLICT)
@@ -61,7 +61,7 @@ class Model:
             f"publish answered {answer.status}, allowed: {allowed} (laws 6, 7)"
         )
         if answer.status is Published.REFUSED:
-            limits.check_refusal(answer, waiting)
+            limits.check_refusal(answer, *waiting)
         if answer.status is Published.ACCEPTED:
             fresh = self._renew(task, life=True)
             fresh.fresh = True
@@ -101,6 +101,9 @@ class Model:
                 known = entry is not None
                 entry = self._renew(task, life=False)
                 entry.attempt = entry.attempt if known else None
+            elif entry.maybe_available(span):
+                entry.holds = entry.holds or None
+                self.turns[task.key].reset()
             self._end_receipt(entry, "retry" if settles else None)
             entry.tokens.add(word)
             entry.attempt = None if entry.attempt is None else entry.attempt + 1
@@ -123,11 +126,11 @@ class Model:
             left = [
                 entry.name
                 for entry in mine
-                if entry.surely_available(span) and self._opens_at(entry, span) is None
+                if self.surely_free(entry, span) and self.opens_at(entry, span) is None
             ]
             assert not left, f"available and not delivered: {left}"
         if not (answer.deliveries or answer.again):
-            due = min((self._known_at(entry, span) for entry in mine), default=inf)
+            due = min((self.known_at(entry, span) for entry in mine), default=inf)
             told = answer.due_at
             assert due == inf or (told is not None and told <= due), f"due_at is {told}, not {due}"
 
@@ -151,20 +154,14 @@ class Model:
         told, true = (delivery.attempt, delivery.losses), (entry.attempt, entry.losses)
         assert told == true, f"{entry.name} has (attempt, losses) {told}, it must be {true} (law 3)"
         assert delivery.prior in entry.priors, f"{entry.name} has prior {delivery.prior}"
-        for other in self.entries.values():
-            if (
-                other is not entry
-                and other.task.key == entry.task.key
-                and other.surely_available(span)
-            ):
-                assert not other.precedes(entry), (
-                    f"{entry.name} was delivered before {other.name} (law 4)"
-                )
-        in_flight = sum(not other.maybe_late(span) for other in self._in_flight(entry.task.key))
-        self.limits[entry.task.key].handed_out(entry.name, at, in_flight)
+        self.check_order(entry, span)
+        limits = self.limits[entry.task.key]
+        running = [e for e in self.in_flight(entry.task) if not e.maybe_late(span)]
+        own = [e for e in running if e.task.tenant == entry.task.tenant and not e.uncounted]
+        limits.handed_out(entry.name, entry.task.tenant, at, len(running), len(own))
         self._issued.add(delivery.receipt)
         self.owners[delivery.receipt] = owner
-        entry.deliver(delivery)
+        entry.deliver(delivery, limits.settings.max_processing_time)
 
     def adopted(
         self,
@@ -189,6 +186,16 @@ class Model:
                 delivery.losses,
             ), "the adopted delivery differs from the one that was handed out"
             self.owners[delivery.receipt] = owner
+
+    def progressed(self, delivery: Delivery, span: Span, *, answer: bool) -> None:
+        """Progress was reported of a delivery, current or not."""
+        entry = self._held(delivery)
+        if entry is None or not entry.maybe_late(span):
+            assert answer is (entry is not None), (
+                f"progress answered {answer}, the receipt is current: {entry is not None} (law 2)"
+            )
+        if answer and entry is not None:
+            entry.alive = span
 
     # settle
 
@@ -266,8 +273,24 @@ class Model:
                 f"{entry.name} is {entry.state}, reported as expired"
             )
             if not entry.owed:
+                entry.loose = entry.maybe_hung(span)
                 self._end(entry, State.EXPIRED, span, None)
             entry.owed = False
+
+    def configured(self, key: str, settings: QueueSettings, span: Span) -> None:
+        """Other settings came into force."""
+        limits = self.limits[key]
+        if limits.settings.order is not settings.order:
+            for entry in self.entries.values():
+                entry.uncounted |= entry.task.key == key and entry.state is not State.WAITING
+        limits.configured(settings, span)
+        self.turns[key].reset()
+
+    def maintained(self, span: Span) -> None:
+        """Housekeeping left nothing to do: what hung by then was taken back."""
+        for entry in self.entries.values():
+            if entry.surely_hung(span):
+                self._lose(entry, span)
 
     def check(
         self, key: str, ledger: Ledger, found: dict[str, TaskStatus | None], span: Span
@@ -284,6 +307,8 @@ class Model:
                         f"{entry.name} is not known any more (law 1)"
                     )
                 else:
+                    if entry.maybe_hung(span) and status.state in (State.WAITING, State.DEAD):
+                        self._lose(entry, span)
                     entry.check(status, span)
                 counts[(status.state if status else entry.state).value] += 1
         counts["published"] = counts.total()
@@ -294,32 +319,6 @@ class Model:
     def surely_known(self, entry: Entry, span: Span) -> bool:
         """Whether every correct store still remembers the task."""
         return not entry.maybe_forgotten(span, self._window)
-
-    # limits
-
-    def _in_flight(self, key: str) -> list[Entry]:
-        mine = (entry for entry in self.entries.values() if entry.task.key == key)
-        return [entry for entry in mine if entry.state is State.IN_FLIGHT]
-
-    def _waiting(self, key: str, span: Span) -> Span:
-        """Return how many tasks count against the capacity, at least and at most."""
-        mine = [entry for entry in self.entries.values() if entry.task.key == key]
-        fresh = [e for e in mine if e.fresh and e.state in (State.WAITING, State.SCHEDULED)]
-        return sum(not entry.maybe_late(span) for entry in fresh), len(fresh)
-
-    def _opens_at(self, entry: Entry, span: Span) -> float | None:
-        """Return when its queue may be had for sure, but for limits that only an event lifts; ``None``: now."""
-        limits = self.limits[entry.task.key]
-        if limits.may_want_place(len(self._in_flight(entry.task.key))):
-            return inf
-        return limits.opens_at(span[0])
-
-    def _known_at(self, entry: Entry, span: Span) -> float:
-        """Return the latest time that an empty answer may tell for an entry that time alone brings."""
-        opens_at = self._opens_at(entry, span)
-        if entry.surely_available(span):
-            return inf if opens_at is None else opens_at
-        return entry.due if entry.surely_scheduled(span) and opens_at is None else inf
 
     # steps
 
@@ -342,12 +341,24 @@ class Model:
 
     def _hand_back(self, entry: Entry, verb: str) -> None:
         self._end_receipt(entry, verb)
-        entry.state, entry.returned = State.WAITING, True
+        entry.state, entry.returned, entry.uncounted = State.WAITING, True, False
+
+    def _lose(self, entry: Entry, span: Span) -> None:
+        """What hung is lost with its consumer, whom its receipt does not help any more."""
+        entry.losses += 1
+        entry.settled.append(("", ""))
+        if self._settings is not None and entry.losses > self._settings.max_losses:
+            self._end(entry, State.DEAD, span, None)
+        else:
+            self._end_receipt(entry, None)
+            self._hand_back(entry, "")
 
     def _end(self, entry: Entry, state: State, span: Span, verb: str | None) -> None:
         self._end_receipt(entry, verb)
         start = min(span[0], entry.task.deadline or span[0]) if state is State.EXPIRED else span[0]
-        entry.state, entry.end = state, (start, span[1])
+        if entry.state is not State.IN_FLIGHT:
+            self.turns[entry.task.key].reset()
+        entry.state, entry.end, entry.holds = state, (start, span[1]), False
 
     def _end_receipt(self, entry: Entry, verb: str | None) -> None:
         if entry.receipt is not None and verb is not None:

@@ -14,6 +14,7 @@ MODULES = (
     "control",
     "dead_letters",
     "deliver",
+    "draws",
     "entities",
     "entries",
     "expire",
@@ -38,9 +39,11 @@ MODULES = (
     "room",
     "schedule",
     "settle",
+    "shelf",
     "swap",
     "tenants",
     "tracking",
+    "turns",
     "waiting",
 )
 """the modules of the kit that hold assertions"""
