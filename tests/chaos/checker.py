@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from tests.chaos import rules_fate, rules_run, rules_time
+from tests.chaos import rules_fate, rules_order, rules_run, rules_time
 from tests.chaos.history import Event, What
 from tests.chaos.story import Dump, History, Terms, Violation
 
@@ -25,8 +25,8 @@ RULES: dict[str, Rule] = {
     "R4": rules_fate.r4,
     "R5": rules_fate.r5,
     "R6": rules_fate.r6,
-    "R7": rules_time.r7,
-    "R8": rules_time.r8,
+    "R7": rules_order.r7,
+    "R8": rules_order.r8,
     "R9": rules_time.r9,
     "R10": rules_time.r10,
     "R11": rules_time.r11,
@@ -35,6 +35,9 @@ RULES: dict[str, Rule] = {
     "R14": rules_run.r14,
     "R15": rules_run.r15,
     "R16": rules_run.r16,
+    "class": rules_order.classes,
+    "floor": rules_order.floor,
+    "fair": rules_order.fair,
     "budget": rules_run.budget,
     "log": rules_run.logs,
 }

@@ -63,8 +63,9 @@ class What(StrEnum):
 
     # settings that rules depend on
     SETTINGS = "settings"
-    """from here on for ``key``: ``name`` is max_losses, limit, rate, burst or serial; ``value`` is its value, none if
-    there is none or nobody knows it for now"""
+    """from here on for ``key``: ``name`` is max_losses; limit, rate or burst, for all or for each ``tenant_``; fair,
+    floor or max_processing; or weight, of the tenant ``target``. ``value`` is its value, none if there is none or
+    nobody knows it for now"""
     PAUSE = "pause"
     PAUSED = "paused"
     """confirmed, at ``store_at``"""
@@ -126,6 +127,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     payload: str = ""
     """a digest, enough to tell two apart"""
     ordering_key: str = ""
+    tenant: str = ""
     not_before: float | None = None
     deadline: float | None = None
     due: float | None = None

@@ -199,7 +199,7 @@ def forget_a_loss(chance: random.Random, events: list[Event], dump: Dump) -> Mut
     return Mutant(_changed(events, before[-1], losses=7), dump)
 
 
-@_lie("R7")
+@_lie("R7", "R8")
 def overtake(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
     """Two tasks of a batch change places."""
     event = _one(chance, events, What.PUBLISHED, outcome="accepted")

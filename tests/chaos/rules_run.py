@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tests.chaos.history import What
+from tests.chaos.rules_time import in_force
 from tests.chaos.story import LIVE, Dump, Handout, History, Story, Terms, Violation
 
 __all__ = ["budget", "duplicates", "logs", "r14", "r15", "r16"]
 
 _FREEZE_THAT_COUNTS = 0.5
 """the part of a lease for which a silent consumer must be silent before anything of its may be taken"""
+
+_ROUNDING = 0.002
+"""the store may keep times in milliseconds"""
 
 
 def r14(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
@@ -96,9 +100,11 @@ def duplicates(history: History) -> Iterator[tuple[Story, Handout, Handout]]:
 
 
 def budget(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """A task is handed out again only because its holder was killed, frozen or cut off, for long enough."""
+    """A task is handed out again only because its holder was killed, frozen or cut off for long enough, or hung."""
     for story, handout, later in duplicates(history):
         silent = terms.lease * _FREEZE_THAT_COUNTS
+        if _hung(history, story.key, handout, later):
+            continue
         end = later.first.at
         if any(
             history.harmed(by, since, end, for_at_least=silent) for since, by in handout.holders
@@ -110,6 +116,15 @@ def budget(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
             f"which was alive (losses {later.first.losses})"
         )
         yield Violation("budget", text, story.name, terms.waives(*settled))
+
+
+def _hung(history: History, key: str, handout: Handout, later: Handout) -> bool:
+    """Whether it was in hand for as long as the queue allows."""
+    taken = later.store_at - handout.store_at
+    return any(
+        since <= later.first.at and taken >= value - _ROUNDING
+        for _, since, _, value in in_force(history, "max_processing", key)
+    )
 
 
 def logs(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:

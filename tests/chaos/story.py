@@ -197,6 +197,21 @@ class Story(msgspec.Struct):
         return f"{self.key}/{self.task}"
 
     @property
+    def priority(self) -> int:
+        """Its priority."""
+        return self.publications[0].called.priority if self.publications else 5
+
+    @property
+    def tenant(self) -> str:
+        """Its tenant; empty for none."""
+        return self.publications[0].called.tenant if self.publications else ""
+
+    @property
+    def ordering_key(self) -> str:
+        """Its ordering key; empty for none."""
+        return self.publications[0].called.ordering_key if self.publications else ""
+
+    @property
     def stored(self) -> bool:
         """Whether the store has confirmed it."""
         return any(one.stored for one in self.publications) or self._retried

@@ -34,6 +34,11 @@ class Simulation:
         """how many may be in flight"""
         self.rate, self.burst = 0.0, math.inf
         self.paused = False
+        self.fair = False
+        self.floor = 0.0
+        self._owed = 0.0
+        self._spent: dict[tuple[int, str], float] = {}
+        """turns of each tenant that waits, within a priority"""
         self._tokens, self._filled = math.inf, 0.0
         self._calls = 0
         self._receipts = 0
@@ -87,6 +92,9 @@ class Simulation:
             "losses": 0,
             "place": (self._place(), 1),
             "priority": fields.get("priority", 5),
+            "tenant": fields.get("tenant", ""),
+            "ordering_key": fields.get("ordering_key", ""),
+            "since": math.inf if due is not None else self._places,
         }
 
     def _place(self) -> float:
@@ -101,6 +109,12 @@ class Simulation:
         self._tokens, self._filled = burst, self.now
         for name, value in (("limit", places), ("rate", rate), ("burst", burst)):
             self.note(What.SETTINGS, "op", key=self.key, name=name, value=value)
+
+    def order(self, *, fair: bool = False, floor: float = 0.0) -> None:
+        """Set the order of tenants, and the share of the lowest priority."""
+        self.fair, self.floor = fair, floor
+        for name, value in (("fair", float(fair)), ("floor", floor)):
+            self.note(What.SETTINGS, "op", key=self.key, name=name, value=value or None)
 
     def pause(self) -> None:
         """Hand nothing out."""
@@ -125,9 +139,13 @@ class Simulation:
     def receive(self, by: str, limit: int = 10) -> list[str]:
         """Hand out what is due, in order; return the receipts."""
         self._promote()
-        waiting = [(t["place"], name) for name, t in self.tasks.items() if t["state"] == "waiting"]
-        waiting.sort(key=lambda pair: (-self.tasks[pair[1]]["priority"], pair[0][1], pair[0][0]))
-        chosen = [name for _, name in waiting[: int(max(0, min(limit, self._room())))]]
+        chosen: list[str] = []
+        for _ in range(int(max(0, min(limit, self._room())))):
+            name = self._next()
+            if name is None:
+                break
+            self.tasks[name]["state"] = "in_flight"
+            chosen.append(name)
         self._tokens -= len(chosen)
         store_at = self.now
         self.note(What.RECEIVED, by, count=len(chosen))
@@ -136,7 +154,6 @@ class Simulation:
             one = self.tasks[name]
             self._receipts += 1
             receipt = f"r{self._receipts}"
-            one["state"] = "in_flight"
             self.held[receipt] = name, by
             self.issued[receipt] = name
             fields = {"attempt": one["attempt"], "losses": one["losses"]}
@@ -146,6 +163,46 @@ class Simulation:
             )  # fmt: skip
             receipts.append(receipt)
         return receipts
+
+    def _next(self) -> str | None:
+        """Return the task whose turn it is, and count that."""
+        lanes: dict[int, list[str]] = {}
+        for name, one in self.tasks.items():
+            if one["state"] == "waiting" and not self._behind(one):
+                lanes.setdefault(one["priority"], []).append(name)
+        if not lanes:
+            return None
+        priority = max(lanes)
+        if self.floor and len(lanes) > 1:
+            self._owed += self.floor
+            if self._owed > 1 - 1e-9:
+                self._owed -= 1.0
+                priority = min(lanes)
+        lane = sorted(lanes[priority], key=lambda name: self.tasks[name]["place"][::-1])
+        return self._turn(priority, lane) if self.fair else lane[0]
+
+    def _behind(self, one: dict[str, Any]) -> bool:
+        """Whether another task of its ordering key, which was there before, has not ended."""
+        live = {"waiting", "scheduled", "in_flight"}
+        return bool(one["ordering_key"]) and any(
+            other["ordering_key"] == one["ordering_key"]
+            and other["state"] in live
+            and other["since"] < one["since"]
+            for other in self.tasks.values()
+        )
+
+    def _turn(self, priority: int, lane: list[str]) -> str:
+        """Return the first task of the tenant that has spent the least."""
+        heads = {self.tasks[name]["tenant"]: name for name in reversed(lane)}
+        there = {t: n for (p, t), n in self._spent.items() if p == priority and t in heads}
+        least = min(there.values(), default=0.0)
+        for tenant in heads:
+            there.setdefault(tenant, least + 1.0)
+        self._spent = {pair: n for pair, n in self._spent.items() if pair[0] != priority}
+        tenant = min(there, key=lambda one: there[one])
+        there[tenant] += 1.0
+        self._spent |= {(priority, one): spent for one, spent in there.items()}
+        return heads[tenant]
 
     def settle(
         self,
@@ -192,6 +249,7 @@ class Simulation:
         for one in sorted(scheduled, key=lambda t: t["due"]):
             if one["due"] <= self.now:
                 one.update(state="waiting", place=(self._place(), 1))
+                one["since"] = min(one["since"], self._places)
 
     # The end
 
@@ -233,6 +291,7 @@ class RandomRun(Simulation):
             self.note(What.STARTED, name, wall=WALL)
         self.note(What.PHASE, "world", name="load")
         self.limit(places=6.0, rate=60.0, burst=8.0)
+        self.order(fair=seed % 3 == 0, floor=0.25 if seed % 4 == 0 else 0.0)
         moves = [self._publish, self._receive, self._settle, self._kill, self._freeze, self._thaw]
         moves += [self.pause, self.resume]
         for _ in range(steps):
@@ -256,6 +315,10 @@ class RandomRun(Simulation):
         fields: dict[str, Any] = {"priority": self.random.choice([5, 5, 8])}
         if self.random.random() < 0.2:
             fields["delay"] = self.random.random()
+        if self.random.random() < 0.5:
+            fields["tenant"] = self.random.choice(["one", "two"])
+        if self.random.random() < 0.2:
+            fields["ordering_key"] = self.random.choice(["user", "other"])
         outcome = self.random.choice(["accepted"] * 8 + ["refused", "unconfirmed"])
         self.publish(by, *ids, outcome=outcome, **fields)
         if outcome == "unconfirmed" and self.random.random() < 0.7:

@@ -1,0 +1,309 @@
+"""Rules of order: R7 and R8, priorities, the share of the lowest one, and turns of tenants."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from tests.chaos.history import What
+from tests.chaos.rules_time import in_force
+from tests.chaos.story import Dump, Handout, History, Story, Terms, Violation
+
+__all__ = ["classes", "fair", "floor", "r7", "r8"]
+
+_INF = float("inf")
+_ROUNDING = 0.002
+"""the store may keep times in milliseconds"""
+_CLOCKS = 0.1
+"""how far two readings of one machine's clocks may be apart"""
+_PROMOTION = 0.5
+"""how long after its time a scheduled task may take its place in the order"""
+_SHARE = 0.8
+"""the part of its share that the lowest priority must have had"""
+_OWED = 2.0
+"""hand-outs that the lowest priority may be behind its share"""
+_SWAP = 1.0
+"""seconds in which what waits may be brought into another order, during which either may be seen"""
+_TURNS = 2.0
+"""hand-outs that a tenant may have beyond its turns: it may just have had one, or be about to"""
+
+
+class _Place(NamedTuple):
+    """When a task became available, and was first handed out."""
+
+    early: float
+    """not before"""
+    late: float
+    """no later; infinity where nobody knows"""
+    number: int
+    """among all publishes, in the order of their calls"""
+    first: Handout
+    story: Story
+
+
+def _places(history: History, *, strict: bool) -> list[_Place]:
+    """Return the tasks whose first delivery is known, and when they became available.
+
+    A task that may have been handed out before, unseen, has no first delivery that we know of.
+    """
+    found: list[_Place] = []
+    number = {id(event): place for place, event in enumerate(history.events)}
+    for story in history.stories.values():
+        first = story.handouts[0] if story.handouts else None
+        if first is None or first.first.losses or first.first.attempt > 1:
+            continue
+        stored = [one for one in story.publications if one.maybe]
+        if not stored or (len(stored) > 1 and not any(one.outcome == "accepted" for one in stored)):
+            continue  # which of its publishes counted is not known
+        one = next((one for one in stored if one.outcome == "accepted"), stored[0])
+        if any(other.called.at < one.called.at for other in stored):
+            one = stored[0]
+        called = one.called
+        answered = one.answered.at if one.answered and one.stored else _INF
+        if len(stored) > 1:
+            answered = max((s.answered.at for s in stored if s.answered), default=_INF)
+        due = (called.not_before or 0.0) - history.wall
+        early = max(called.at, due)
+        late = max(answered, due + _PROMOTION) if called.not_before else answered
+        if not strict and history.blind(called.at, first.first.at):
+            continue
+        found.append(_Place(early, late, number[id(called)], first, story))
+    return found
+
+
+def r7(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
+    """First deliveries of a lane are in the order in which its tasks became available.
+
+    That order is known where one publish was answered before another was called, and within a batch. A lane is a
+    priority, and a tenant where the order is fair at any time. A task with an ordering key may be overtaken, as it
+    waits for others of its key, but overtakes nobody.
+    """
+    lanes: defaultdict[tuple[str, int, str], list[_Place]] = defaultdict(list)
+    by_tenant = history.setting("fair")
+    for place in _places(history, strict=terms.strict_order):
+        story = place.story
+        tenant = story.tenant if story.key in by_tenant else ""
+        lanes[story.key, place.story.priority, tenant].append(place)
+    for lane in lanes.values():
+        yield from _overtaken("R7", lane, [one for one in lane if not one.story.ordering_key])
+        yield from _shuffled("R7", lane)
+
+
+def _overtaken(rule: str, lane: list[_Place], before: list[_Place]) -> Iterator[Violation]:
+    """A task whose publish was called after another's was answered, and which came first all the same."""
+    pending = sorted(before, key=lambda one: one.late)
+    at = 0
+    last: tuple[float, Story] | None = None
+    for one in sorted(lane, key=lambda one: one.early):
+        while at < len(pending) and pending[at].late < one.early:
+            other = pending[at].first
+            if last is None or other.store_at > last[0]:
+                last = other.store_at, pending[at].story
+            at += 1
+        if last is not None and one.first.store_at < last[0]:
+            early = last[0] - one.first.store_at
+            text = f"first delivered {early:.4f} s before {last[1].name}, which was there earlier"
+            yield Violation(rule, text, one.story.name)
+
+
+def _shuffled(rule: str, lane: list[_Place], *, one_key: bool = False) -> Iterator[Violation]:
+    """A task that came before another one that stands before it in their common batch."""
+    last: dict[tuple[str, int], tuple[Handout, Story]] = {}
+    for one in sorted(lane, key=lambda one: one.number):
+        first, story = one.first, one.story
+        called = story.publications[0].called
+        if called.not_before is not None or len(story.publications) > 1:
+            continue
+        batch = called.by, called.call
+        before, other = last.get(batch, (first, story))
+        same = before.first.by == first.first.by and before.store_at == first.store_at
+        if before.store_at > first.store_at or (same and before.first.at > first.first.at):
+            text = f"first delivered before {other.name}, which stands before it in its batch"
+            yield Violation(rule, text, story.name)
+        elif one_key or not story.ordering_key:
+            last[batch] = first, story
+
+
+def r8(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
+    """Of tasks with one ordering key the next is handed out once the one before has ended or died, and in order."""
+    keys: defaultdict[tuple[str, str], list[tuple[Handout, Story]]] = defaultdict(list)
+    for story in history.stories.values():
+        for handout in story.handouts if story.ordering_key else ():
+            keys[story.key, story.ordering_key].append((handout, story))
+    for (_, ordering_key), handouts in keys.items():
+        handouts.sort(key=lambda pair: pair[0].order)
+        holder: tuple[Handout, Story] | None = None
+        for handout, story in handouts:
+            if holder is not None and story is not holder[1]:
+                by = min(handout.first.at, handout.store_at - history.wall + _CLOCKS)
+                if not _may_have_ended(history, dump, holder[1], holder[0], by):
+                    text = f"handed out before {holder[1].name} had ended, under the ordering key {ordering_key}"
+                    yield Violation("R8", text, story.name, terms.waives(handout.first.at))
+            holder = handout, story
+    lanes: defaultdict[tuple[str, str], list[_Place]] = defaultdict(list)
+    for place in _places(history, strict=terms.strict_order):
+        if place.story.ordering_key:
+            lanes[place.story.key, place.story.ordering_key].append(place)
+    for lane in lanes.values():
+        yield from _overtaken("R8", lane, lane)
+        yield from _shuffled("R8", lane, one_key=True)
+
+
+def _may_have_ended(history: History, dump: Dump, story: Story, last: Handout, by: float) -> bool:
+    """Whether a task that was handed out may have ended, or died, by a time."""
+    for _, one in story.settlements:
+        ending = one.verb in {"ack", "dead_letter"} or one.outcome == "dead"
+        if ending and one.outcome != "lease_lost" and one.called.at <= by:
+            return True
+    deadlines = [one.called.deadline for one in story.publications if one.maybe]
+    if any(one is not None and one - history.wall <= by + _CLOCKS for one in deadlines):
+        return True
+    if any(e.what in {What.CANCEL, What.DISCARD} and e.at <= by for e in story.operators):
+        return True
+    # Nobody says when somebody's loss was one too many; only that it was.
+    known = dump.known(story.key, story.task)
+    died = known is not None and known.state == "dead"
+    redriven = history.revived(story, last.first.at, _INF)
+    return (died or redriven) and any(
+        history.harmed(holder, since, by) for since, holder in last.holders
+    )
+
+
+class _Queue(NamedTuple):
+    """One queue's hand-outs in the store's order, and the tasks that were certainly available."""
+
+    handouts: list[tuple[float, Story]]
+    waits: list[_Place]
+
+
+def _queues(history: History) -> dict[str, _Queue]:
+    queues: defaultdict[str, _Queue] = defaultdict(lambda: _Queue([], []))
+    found = [(one, story) for story in history.stories.values() for one in story.handouts]
+    for one, story in sorted(found, key=lambda pair: pair[0].order):
+        queues[story.key].handouts.append((one.store_at - history.wall, story))
+    for place in _places(history, strict=False):
+        if place.late < _INF and not place.story.ordering_key:
+            queues[place.story.key].waits.append(place)
+    return queues
+
+
+def _held_up(history: History, key: str) -> bool:
+    """Whether a tenant may be at a limit of its own, so that others go before."""
+    names = ("tenant_limit", "tenant_rate")
+    return any(e.value is not None for name in names for e in history.setting(name).get(key, ()))
+
+
+def classes(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
+    """No lower priority is first handed out while a higher one certainly waits, but for the floor's share."""
+    for key, queue in _queues(history).items():
+        floors = [e for e in history.setting("floor").get(key, ()) if e.value]
+        if floors or _held_up(history, key):
+            continue
+        for priority in {one.story.priority for one in queue.waits}:
+            waits = sorted(
+                (one.late + _CLOCKS, one.first.store_at - history.wall - _ROUNDING, one.story.name)
+                for one in queue.waits
+                if one.story.priority == priority
+            )
+            since = [wait[0] for wait in waits]
+            longest = list(accumulate(((out, name) for _, out, name in waits), max))
+            for at, story in queue.handouts:
+                place = bisect_left(since, at)
+                if story.priority < priority and place and longest[place - 1][0] > at:
+                    text = f"handed out while {longest[place - 1][1]} of priority {priority} waited"
+                    yield Violation("class", text, story.name)
+                    break
+
+
+def floor(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
+    """While tasks of the lowest priority wait they have their share of what is handed out."""
+    queues = _queues(history)
+    for key, since, until, share in in_force(history, "floor"):
+        queue = queues.get(key)
+        if queue is None or not share or not queue.waits or _held_up(history, key):
+            continue
+        lowest = min(story.priority for _, story in queue.handouts)
+        spans = _merged(
+            (max(one.late, since), min(one.first.store_at - history.wall, until))
+            for one in queue.waits
+            if one.story.priority == lowest
+        )
+        for begin, end in spans:
+            if history.blind(begin, end) or _paused(history, key, begin, end):
+                continue
+            owed = 0.0
+            for at, story in queue.handouts:
+                if not begin + _ROUNDING < at <= end:
+                    continue
+                low = story.priority == lowest
+                owed = max(0.0, owed - 1.0) if low else owed + _SHARE * share
+                if owed > _OWED:
+                    text = (
+                        f"priority {lowest} waits for {owed:.1f} hand-outs, its share is {share:g}"
+                    )
+                    yield Violation("floor", text, key)
+                    break
+
+
+def _paused(history: History, key: str, begin: float, end: float) -> bool:
+    return any(e.key == key and begin <= e.at <= end for e in history.of(What.PAUSE, What.RESUME))
+
+
+def _merged(spans: Iterator[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Yield the spans that some cover together."""
+    begin, end = _INF, -_INF
+    for since, until in sorted(span for span in spans if span[0] < span[1]):
+        if since > end > begin:
+            yield begin, end
+        begin, end = (since, until) if since > end else (begin, max(end, until))
+    if end > begin:
+        yield begin, end
+
+
+def fair(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
+    """With fair order, while a tenant waits no other one has more than its turns before it."""
+    queues = _queues(history)
+    for key, since, until, _ in in_force(history, "fair"):
+        queue = queues.get(key)
+        if queue is None or _held_up(history, key):
+            continue
+        weights = {e.target: e.value or 1.0 for e in history.setting("weight").get(key, ())}
+        begin = since + (_SWAP if any(one.early < since for one in queue.waits) else 0.0)
+        for lane in {story.priority for _, story in queue.handouts}:
+            handouts = [(at, s.tenant) for at, s in queue.handouts if s.priority == lane]
+            waits = [one for one in queue.waits if one.story.priority == lane]
+            yield from _passed_over(history, handouts, waits, (begin, until), weights)
+
+
+def _passed_over(
+    history: History,
+    handouts: Sequence[tuple[float, str]],
+    waits: Sequence[_Place],
+    span: tuple[float, float],
+    weights: dict[str, float],
+) -> Iterator[Violation]:
+    times = [at for at, _ in handouts]
+    own: defaultdict[str, list[float]] = defaultdict(list)
+    for at, tenant in handouts:
+        own[tenant].append(at)
+    for one in waits:
+        tenant, out = one.story.tenant, one.first.store_at - history.wall
+        mine = own[tenant]
+        place = bisect_left(mine, out - _ROUNDING)
+        begin = max(one.late, span[0], mine[place - 1] if place else -_INF) + _ROUNDING
+        end = min(out - _ROUNDING, span[1])
+        if begin >= end or history.blind(begin, out):
+            continue
+        others = Counter(
+            other
+            for _, other in handouts[bisect_right(times, begin) : bisect_left(times, end)]
+            if other != tenant
+        )
+        for other, count in others.items():
+            turns = weights.get(other, 1.0) / weights.get(tenant, 1.0)
+            if count > turns + _TURNS:
+                text = f"{other} had {count} hand-outs while {tenant} waited for one"
+                yield Violation("fair", text, one.story.name)
