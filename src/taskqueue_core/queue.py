@@ -163,7 +163,7 @@ class Queue:
             control = control_of(self.backend)
             for key in tuple(keys):
                 keys.update((await control.settings(key)).bound_to)
-        return cast("RoomBells", publisher).room_bell(*keys)
+        return cast("RoomBells", publisher).room_bell(*list(keys)[: LIMITS.keys])
 
     async def _send(self, tasks: list[Task]) -> tuple[Confirmation, ...]:
         for resend in range(1, _RESENDS + 1):

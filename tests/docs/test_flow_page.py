@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.cli import main
 from taskqueue_core.flow import RateLimit
+from taskqueue_core.server.problems import refusal_status
 from taskqueue_core.tasks import Refusal
 from tests.ports import free_port
 from tests.redis.engines import lacking
@@ -24,8 +25,8 @@ from tests.redis.engines import lacking
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flow.md").read_text()
 PATIENCE = 20.0
-OPERATOR, HTTP = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-(CODE,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+OPERATOR, HTTP, *ORDER = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+CODE, CAPACITY = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def commands(block: str) -> list[tuple[str, str]]:
@@ -63,12 +64,7 @@ def test_the_commands_and_the_code(port: str, capsys: pytest.CaptureFixture[str]
     """B13: each command does what the page shows; one that is shown to fail fails, and no other."""
     if not shutil.which("curl"):
         lacking("there is no curl")
-    for command, shown in commands(OPERATOR)[1:]:
-        capsys.readouterr()
-        code = main(shlex.split(command)[1:])
-        out, err = capsys.readouterr()
-        assert code == (1 if shown.startswith("error: ") else 0), err
-        assert (err if code else out).split() == shown.split() or (out and not shown), command
+    follow(commands(OPERATOR)[1:], capsys)
     told = [json.loads(run(*shlex.split(f"{one} -sS"), port=port)) for one, _ in commands(HTTP)]
     assert [one["version"] for one in told] == [6, 7, 8, 9, 9, 10]
     assert [one["paused"] for one in told] == [True, False, False, False, False, False]
@@ -79,6 +75,32 @@ def test_the_commands_and_the_code(port: str, capsys: pytest.CaptureFixture[str]
     main(["queue", "pause", "resize", "--intake"])
     impatient = CODE.replace("wait=30", "wait=0.01")
     assert run(sys.executable, "-c", impatient).startswith("intake_paused None ")
+
+
+def test_order_and_copies(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """B12, D9, C18: the commands about order, hung tasks and copies do what the page shows."""
+    assert port
+    follow([one for block in ORDER for one in commands(block)], capsys)
+    main(["stats", "mail", "audit", "orders", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert [one["ledger"]["published"] for one in told] == [1, 1, 1]
+
+
+def test_a_capacity_that_follows(port: str) -> None:
+    """B4: the program sets what the page says."""
+    assert port
+    first, second = re.findall(r"prints `(.*?)` and `(.*?)`", PAGE)[0]
+    assert run(sys.executable, "-c", CAPACITY) == f"{first}\n{second}\n"
+
+
+def follow(shown: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Run commands; each prints what the page shows, if it shows anything."""
+    for command, expected in shown:
+        capsys.readouterr()
+        code = main(shlex.split(command)[1:])
+        out, err = capsys.readouterr()
+        assert code == (1 if expected.startswith("error: ") else 0), err
+        assert (err if code else out).split() == expected.split() or (out and not expected), command
 
 
 def run(*words: str, port: str = "") -> str:
@@ -94,8 +116,22 @@ def test_the_tables() -> None:
     limits = [name for name in QueueSettings().model_dump() if f"| `{name}` |" in PAGE]
     rate = RateLimit(max_tokens=1)
     limited = QueueSettings(
-        capacity=1, max_inflight=1, rate_limit=rate, paused=True, intake_paused=True
+        capacity=1,
+        max_inflight=1,
+        rate_limit=rate,
+        paused=True,
+        intake_paused=True,
+        moved_to="elsewhere",
+        max_processing_time=1,
+        order=Order.FAIR,
+        weights={"a": 1},
+        tenant_capacity=1,
+        tenant_max_inflight=1,
+        tenant_rate_limit=rate,
+        floor_share=0.1,
     )
-    assert limits == list(limited.flow)
+    assert limits == [*limited.flow, *limited.ordering]
     (codes,) = re.findall(r"^\| `code` \|(.*)\|$", PAGE, re.MULTILINE)
     assert [code.strip(" `") for code in codes.split("|")] == list(Refusal)
+    (statuses,) = re.findall(r"^\| over HTTP \|(.*)\|$", PAGE, re.MULTILINE)
+    assert [int(one) for one in statuses.split("|")] == [refusal_status(one) for one in Refusal]
