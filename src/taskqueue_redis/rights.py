@@ -55,6 +55,7 @@ SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("ZRANK", "KEY", "a"),
     ("ZREM", "KEY", "a"),
     ("ZSCORE", "KEY", "a"),
+    ("ZUNIONSTORE", "KEY", "1", "KEY"),
     ("TIME",),
 )
 

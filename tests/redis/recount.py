@@ -18,9 +18,13 @@ _OVER = ("done", "expired", "cancelled", "discarded")
 _LEDGER = ("published", "in_flight", *_STATES[1:])
 _NUMBERS = (
     "waiting", "back", "in_flight", "published", "delivered", "done", "last", "due", "window", "extras", "journal",
-    "replicas", "fresh",
+    "replicas", "fresh", "kind", "laned", "held",
 )  # fmt: skip
 """as in lua/lib/queue.lua"""
+
+
+_SIZE = 49
+"""of a record, without the marks, tenant and ordering key that few have"""
 
 
 class _Partition:
@@ -47,7 +51,7 @@ def recounted(server: RedisServer, prefix: str, partition: int = 0) -> dict[str,
         queues = {key.decode() for key in part.ask("SMEMBERS", "queues")}
         books = {key: _recount(part, key) for key in queues}
         ready = {key.decode() for key in part.ask("SMEMBERS", "ready")}
-        assert ready == {key for key, book in books.items() if book["waiting"]}
+        assert ready == {key for key, book in books.items() if book["waiting"] > book["held"]}
         for index, heap in (("due", "d"), ("deadlines", "e"), ("results", "k")):
             told = part.ask("ZRANGE", index, 0, -1, "WITHSCORES")
             found = {told[n].decode(): int(told[n + 1]) for n in range(0, len(told), 2)}
@@ -61,7 +65,7 @@ def recounted(server: RedisServer, prefix: str, partition: int = 0) -> dict[str,
 
 def _recount(part: _Partition, key: str) -> dict[str, int]:
     q = f"q:{key}"
-    book = dict.fromkeys((*_LEDGER, "back"), 0)
+    book = dict.fromkeys((*_LEDGER, "back", "held"), 0)
     book |= {name: int(value) for name, value in part.pairs(q).items() if name in book}
     packed = part.ask("GET", f"{q}/n")
     numbers = dict(zip(_NUMBERS, struct.unpack_from(f"<{len(_NUMBERS)}d", packed), strict=True))
@@ -97,10 +101,50 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     assert (len(pending), back) == (book["in_flight"], book["back"])
     assert part.ask("ZCARD", f"{q}/d") == book["scheduled"]
     assert part.ask("ZCARD", f"{q}/dead") == book["dead"]
-    assert part.ask("HLEN", f"{q}/b") == book["scheduled"] + book["dead"] + back
+    sorted_ones = _recount_lanes(part, q, numbers, records, {fence for _, fence in pending})
+    assert part.ask("HLEN", f"{q}/b") == book["scheduled"] + book["dead"] + back + sorted_ones
     assert book["published"] == sum(book[name] for name in _LEDGER[1:])
     assert numbers["due"] == (part.first(f"{q}/d") or math.inf)
     return book
+
+
+def _recount_lanes(
+    part: _Partition, q: str, numbers: dict[str, float], records: dict[str, bytes], flying: set[int]
+) -> int:
+    """Count what lies in sorted lanes, and behind others with its ordering key."""
+    laned, tenants = 0, {name.decode() for name in part.ask("HKEYS", f"{q}/T")}
+    resting = set(part.ask("ZRANGE", f"{q}/v", 0, -1))
+    fair = bool(struct.unpack_from("<22d", part.ask("GET", f"{q}/f") or bytes(176))[8])
+    for priority in range(10):
+        told = part.ask("ZRANGE", f"{q}/w{priority}", 0, -1, "WITHSCORES")
+        heads = {told[n]: int(told[n + 1]) for n in range(0, len(told), 2)}
+        turns = set(part.ask("ZRANGE", f"{q}/g{priority}", 0, -1))
+        assert turns <= set(heads) <= (turns | resting if fair else set(heads))
+        for tenant, head in heads.items():
+            lane = f"q{q[1:]}/y{priority}:{tenant.decode()}"
+            first = part.first(lane)
+            assert first is not None, "a tenant without a lane"
+            assert head <= first
+            laned += part.ask("ZCARD", lane)
+    told = part.ask("ZRANGE", f"{q}/J", 0, -1)
+    for task_id in (name.decode() for name in told):
+        entity = records[task_id][50:].decode().partition("/")[2]
+        assert part.ask("ZSCORE", f"{q}/j:{entity}", task_id), "it stands behind nobody"
+        holder = part.ask("HGET", f"{q}/h", entity).decode()
+        assert records[holder][0] in {1, 2}, "what holds the others up is over"
+    marks = Counter[tuple[str, int]]()
+    for record in records.values():
+        if len(record) > _SIZE:
+            mark, tenant = record[_SIZE], record[_SIZE + 1 :].decode().partition("/")[0]
+            marks[tenant, 0] += mark % 2
+            marks[tenant, 1] += mark // 2
+            assert mark < 2 or int.from_bytes(record[18:25], "big") in flying
+    for tenant in tenants:
+        fresh, in_flight, *_ = struct.unpack("<4d", part.ask("HGET", f"{q}/T", tenant))
+        assert (fresh, in_flight) == (marks[tenant, 0], marks[tenant, 1]), tenant
+    assert {tenant for (tenant, _), number in marks.items() if number} <= tenants
+    assert (numbers["laned"], numbers["held"]) == (laned, len(told))
+    return laned + len(told)
 
 
 def _pending(part: _Partition, name: str) -> set[int]:

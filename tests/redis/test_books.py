@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from taskqueue_core.capabilities import Order
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.flow import RateLimit
@@ -23,6 +24,20 @@ STEPS = 400
 IDS = 150
 
 
+_ORDERS: tuple[dict[str, object], ...] = (
+    {
+        "order": Order.FIFO,
+        "weights": {},
+        "tenant_capacity": None,
+        "tenant_max_inflight": 0,
+        "tenant_rate_limit": None,
+    },
+    {"order": Order.FAIR, "weights": {"a": 3}},
+    {"order": Order.FAIR, "tenant_capacity": 4, "tenant_max_inflight": 2},
+    {"order": Order.FAIR, "tenant_rate_limit": RateLimit(max_tokens=3, interval=2)},
+)
+
+
 class Workload:
     """Does everything that can be done to a backend, by chance."""
 
@@ -30,6 +45,8 @@ class Workload:
         self.backend = backend
         self.clock = clock
         self.chance = chance
+        self.orders = True
+        """whether tasks have ordering keys for now"""
         self.held: list[Delivery] = []
         self.consumers: list[RedisSubscription] = []
         self.silent: list[str] = []
@@ -67,7 +84,8 @@ class Workload:
             tasks.append(
                 Task(
                     key=self.key(), id=str(chance.randrange(IDS)), priority=chance.choice((0, 5, 5, 9)),
-                    not_before=later, deadline=end,
+                    not_before=later, deadline=end, tenant=chance.choice((None, "a", "b", "c")),
+                    ordering_key=chance.choice((None, None, "e", "f")) if self.orders else None,
                 )
             )  # fmt: skip
         await self.backend.publisher.publish(*tasks)
@@ -135,12 +153,17 @@ class Workload:
     async def limit(self) -> None:
         """Limit a queue, or lift its limits."""
         key, chance = self.key(), self.chance
-        limits = {
+        self.orders = chance.random() < 0.6
+        limits: dict[str, object] = {
             "capacity": chance.choice((None, None, 10)),
             "max_inflight": chance.choice((0, 0, 6)),
             "rate_limit": chance.choice((None, None, RateLimit(max_tokens=9, interval=2))),
             "paused": chance.random() < 0.1,
             "intake_paused": chance.random() < 0.1,
+            "max_processing_time": chance.choice((None, 3.0)),
+            "floor_share": chance.choice((0, 0.2)),
+            **_ORDERS[0],
+            **chance.choice(_ORDERS),
         }
         settings = await self.backend.control.settings(key)
         await self.backend.control.configure(key, settings.model_copy(update=limits))

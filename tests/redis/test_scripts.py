@@ -41,6 +41,8 @@ KEYS = (
     "owns",
     "list",
     "stream_of(",
+    "lane_of(",
+    "bound.name",
 )
 """what keys of scripts begin with: each is the partition, or begins with it"""
 CONTAINERS = {"XGROUP", "XINFO"}

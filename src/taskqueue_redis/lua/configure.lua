@@ -24,36 +24,35 @@ for tenant, weight in pairs(ARGV[14] ~= '' and cjson.decode(ARGV[14]) or {}) do
 end
 
 local f = flow_of(q)
-local was_fair, had_tokens, had_rate = f.fair == 1, f.max_tokens > 0, f.tenant_tokens > 0
+local was_fair, had_tokens, tokens, period = f.fair == 1, f.max_tokens > 0, f.tenant_tokens, f.tenant_period
 room(q) -- what has been saved up until now counts at the old rate
-local known = call('HKEYS', q.name .. '/T')
-for i = 1, #known do tenant_room(q, known[i]) end
 q.limited = false
 for i = 1, #ARGV - 14 do
   f[FLOWS[i]] = tonumber(ARGV[14 + i])
   if f[FLOWS[i]] > 0 then q.limited = true end
 end
 f.tokens, f.at = had_tokens and math.min(f.tokens, f.max_tokens) or f.max_tokens, math.max(f.at, now)
-for i = 1, #known do
-  local s = note_tenant(q, known[i], 0, 0)
-  s.tokens, s.at = had_rate and math.min(s.tokens, f.tenant_tokens) or f.tenant_tokens, math.max(s.at, now)
+if f.tenant_tokens ~= tokens or f.tenant_period ~= period then
+  f.old_tokens, f.old_period, f.changed = tokens, period, now
 end
 if q.limited then save_flow(q) else call('DEL', q.name .. '/f') end
 q.timed = q.timed or f.processing > 0
 q.opened, q.changed = true, true
 
 -- Who has something waiting takes turns from now on, or no longer; who was at a limit is looked at anew.
-if f.fair == 1 then q.sorted = true end
-local resting = call('ZRANGE', q.name .. '/v', 0, -1)
-for i = 1, #resting do wake_tenant(q, resting[i]) end
 for i = 1, #q.lanes do
   local priority = string.sub(q.lanes, i, i)
   if f.fair == 0 then
     call('DEL', q.name .. '/g' .. priority)
   elseif not was_fair then
-    local tenants = call('ZRANGE', q.name .. '/w' .. priority, 0, -1)
-    for j = 1, #tenants do call('ZADD', q.name .. '/g' .. priority, text(spend(q, 0, nil, 0)), tenants[j]) end
+    call('ZUNIONSTORE', q.name .. '/g' .. priority, 1, q.name .. '/w' .. priority, 'WEIGHTS', 0)
   end
+end
+if f.fair == 1 then
+  q.sorted = true
+  call('ZUNIONSTORE', q.name .. '/v', 1, q.name .. '/v', 'WEIGHTS', 0)
+else
+  call('DEL', q.name .. '/v')
 end
 if q.sorted then sort_some(q, 500) end
 unsort(q)

@@ -40,14 +40,14 @@ end
 -- A tenant with something waiting takes a place behind those that are there.
 local function join(q, priority, tenant)
   if flow_of(q).fair == 0 then return end
-  local walk = q.name .. '/g' .. priority
-  if call('ZSCORE', walk, tenant) then return end
+  local name = q.name .. '/g' .. priority
+  if call('ZSCORE', name, tenant) then return end
   if has_tenant_limits(q) then
     if call('ZSCORE', q.name .. '/v', tenant) then return end
     q.opened = true -- others that are there may be at their limits
   end
-  local first = call('ZRANGE', walk, 0, 0, 'WITHSCORES')[2]
-  call('ZADD', walk, text(spend(q, first or 0, tenant, first and 1 or 0)), tenant)
+  local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')[2]
+  call('ZADD', name, text(spend(q, first or 0, tenant, first and 1 or 0)), tenant)
 end
 
 -- What is handed back comes before all that was never handed out.

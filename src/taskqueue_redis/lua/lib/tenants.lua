@@ -27,9 +27,20 @@ local function tenant_of(q, tenant)
   q.tenants = q.tenants or {}
   local s = q.tenants[tenant]
   if s then return s end
-  s = {fresh = 0, in_flight = 0, tokens = flow_of(q).tenant_tokens, at = now}
+  local f = flow_of(q)
+  s = {fresh = 0, in_flight = 0, tokens = f.tenant_tokens, at = now}
   local packed = call('HGET', q.name .. '/T', tenant)
-  if packed then s.fresh, s.in_flight, s.tokens, s.at = unpack_struct(TENANT, packed) end
+  if packed then
+    s.fresh, s.in_flight, s.tokens, s.at = unpack_struct(TENANT, packed)
+    if s.at < f.changed then -- what was saved up until then counts at the old rate
+      if f.old_tokens > 0 then
+        s.tokens = math.min(s.tokens + (f.changed - s.at) * f.old_tokens / f.old_period, f.old_tokens, f.tenant_tokens)
+      else
+        s.tokens = f.tenant_tokens
+      end
+      s.at = f.changed
+    end
+  end
   q.tenants[tenant] = s
   return s
 end

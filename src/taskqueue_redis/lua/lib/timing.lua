@@ -1,11 +1,11 @@
 -- Deliveries of a queue with `max_processing_time`: `/m` has their entries by the time at which they are taken for hung.
 
 local function note_start(q, lane, given)
-  local period, set = flow_of(q).processing, q.name .. '/m'
+  local period = flow_of(q).processing
   if period == 0 then return end
   local over = {}
   for i = 1, #given, 4 do over[#over + 1], over[#over + 2] = text(now + period), lane .. given[i] end
-  call('ZADD', set, unpack(over))
+  call('ZADD', q.name .. '/m', unpack(over))
   index(q, '/m', ':processing')
 end
 

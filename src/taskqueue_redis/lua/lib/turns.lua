@@ -7,18 +7,18 @@ end
 
 -- Whether anything in sorted lanes may be handed out; if not, when that may change by time alone.
 local function servable(q)
-  if q.waiting > q.laned + q.held or not has_tenant_limits(q) then return true end
   local due = call('ZRANGEBYSCORE', q.name .. '/v', '-inf', text(now), 'LIMIT', 0, 1000)
   for i = 1, #due do wake_tenant(q, due[i]) end
+  if q.waiting > q.laned + q.held or not has_tenant_limits(q) then return true end
   forget_idle(q)
   for i = 1, #q.lanes do
-    local walk = q.name .. '/g' .. string.sub(q.lanes, i, i)
-    local tenant = call('ZRANGE', walk, 0, 0)[1]
-    while tenant do
-      local left, opens_at = tenant_room(q, tenant)
+    local name = q.name .. '/g' .. string.sub(q.lanes, i, i)
+    local left, opens_at = 0, nil
+    for j = 1, call('ZCARD', name) do
+      local tenant = call('ZRANGE', name, 0, 0)[1]
+      left, opens_at = tenant_room(q, tenant)
       if left > 0 then return true end
       rest(q, tenant, opens_at)
-      tenant = call('ZRANGE', walk, 0, 0)[1]
     end
   end
   local first = call('ZRANGE', q.name .. '/v', 0, 0, 'WITHSCORES')[2]
@@ -88,11 +88,12 @@ local function pick_fair(q, priority, want, expire)
   for i = 1, #turns do -- in the order of their last turns, as that is how they line up again
     local tenant = turns[i]
     if last_turn[tenant] == i then
-      local list, popped = {}, nil
-      repeat
-        popped = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant] - #list)
-        add_live(q, popped, 2, list, expire)
-      until #popped == 0 or #list == number[tenant]
+      local list, popped = {}, 1
+      while #list < number[tenant] and popped > 0 do
+        local some = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant] - #list)
+        add_live(q, some, 2, list, expire)
+        popped = #some
+      end
       lists[tenant] = {at = 1, list}
       if note_head(q, priority, tenant) then
         call('ZADD', q.name .. '/g' .. priority, text(spend(q, before[tenant], tenant, #list)), tenant)
@@ -112,9 +113,9 @@ local function pick_first(q, priority, want, expire)
   while #ids < want do
     local heads = call('ZRANGE', q.name .. '/w' .. priority, 0, 1, 'WITHSCORES')
     if not heads[1] then break end
-    local lane = lane_of(q, priority, heads[1])
-    local some = call('ZRANGEBYSCORE', lane, '-inf', heads[4] or '+inf', 'LIMIT', 0, want - #ids)
-    if #some > 0 then call('ZREM', lane, unpack(some)) end
+    local name = lane_of(q, priority, heads[1])
+    local some = call('ZRANGEBYSCORE', name, '-inf', heads[4] or '+inf', 'LIMIT', 0, want - #ids)
+    if #some > 0 then call('ZREM', name, unpack(some)) end
     add_live(q, some, 1, ids, expire)
     note_head(q, priority, heads[1])
   end

@@ -38,28 +38,28 @@ local function publish_unusual(q, id, digest, priority, body, about)
   return write_record(r)
 end
 
--- Stores a copy in each queue that this one is bound to, or in none. Answers as for one task.
-local function publish_copies(q, id, about, body)
-  local keys, lacking = cjson.decode(call('HGET', q.name, 'bound_to')), {}
+-- Stores a copy in each queue that one is bound to, or in none. Answers as for one task.
+local function publish_copies(bound, id, about, body)
+  local keys, lacking = cjson.decode(call('HGET', bound.name, 'bound_to')), {}
   for i = 1, #keys do
-    local other = queue(keys[i])
-    if other.due <= now then promote_before(other) end
-    local packed = call('HGET', other.name .. '/t', id)
-    local answer = packed and look_up(other, id, packed, string.sub(about, 1, 8)) or 0
+    local q = queue(keys[i])
+    if q.due <= now then promote_before(q) end
+    local packed = call('HGET', q.name .. '/t', id)
+    local answer = packed and look_up(q, id, packed, string.sub(about, 1, 8)) or 0
     if answer == -2 then return -2 end
     if answer == 0 then
-      local why = other.limited and refusal(other, about)
-      if why then return why .. '/' .. keys[i] end
-      lacking[#lacking + 1] = other
+      local why = q.limited and refusal(q, about)
+      if why then return why .. '/' .. q.key end
+      lacking[#lacking + 1] = q
     end
   end
   if #lacking == 0 then return -1 end
   local position = lacking[1].waiting
   for i = 1, #lacking do
-    local other = lacking[i]
-    local record = publish_unusual(other, id, string.sub(about, 1, 8), string.sub(about, 9, 9), body, about)
-    call('HSET', other.name .. '/t', id, record)
-    other.fresh, other.published, other.copied = other.fresh + 1, other.published + 1, true
+    local q = lacking[i]
+    local record = publish_unusual(q, id, string.sub(about, 1, 8), string.sub(about, 9, 9), body, about)
+    call('HSET', q.name .. '/t', id, record)
+    q.fresh, q.published, q.copied = q.fresh + 1, q.published + 1, true
   end
   return position
 end
