@@ -32,13 +32,13 @@ local function tenant_of(q, tenant)
   local packed = call('HGET', q.name .. '/T', tenant)
   if packed then
     s.fresh, s.in_flight, s.tokens, s.at = unpack_struct(TENANT, packed)
-    if s.at < f.changed then -- what was saved up until then counts at the old rate
+    if s.at <= f.changed then -- what was saved up until then counts at the old rate
       if f.old_tokens > 0 then
         s.tokens = math.min(s.tokens + (f.changed - s.at) * f.old_tokens / f.old_period, f.old_tokens, f.tenant_tokens)
       else
         s.tokens = f.tenant_tokens
       end
-      s.at = f.changed
+      s.at = f.changed + 1
     end
   end
   q.tenants[tenant] = s
