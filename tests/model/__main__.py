@@ -1,0 +1,34 @@
+"""Visits every state of the small worlds.
+
+python3 dev.py model [--small]
+
+Without options the large bound, in some minutes; with --small that of the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from tests.model.explore import explore
+from tests.model.plans import LARGE, SMALL
+from tests.model.small import Small
+
+
+def main(arguments: list[str]) -> int:
+    """Say what was found; 1 if a law is broken."""
+    states = broken = 0
+    for name, plan in (SMALL if "--small" in arguments else LARGE).items():
+        began = time.monotonic()
+        found = explore(Small(plan))
+        states += found.states
+        broken += bool(found.counterexample)
+        seconds = time.monotonic() - began
+        line = f"{name}: {found.states:,} states, {found.steps:,} steps, {found.depth} deep, {seconds:.0f} s"
+        print(line, *found.counterexample.splitlines(), sep="\n", flush=True)  # noqa: T201 - a command
+    print(f"In all {states:,} states; {broken} worlds with a broken law.")  # noqa: T201 - a command
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

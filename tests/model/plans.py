@@ -1,0 +1,40 @@
+"""The worlds that are visited: small ones in every test run, all faults at once on demand."""
+
+from __future__ import annotations
+
+from tests.model.players import Plan, Todo
+
+__all__ = ["LARGE", "SMALL"]
+
+_ACK = ("ack",)
+_A1, _A2, _B1 = Todo("a", "a1", _ACK), Todo("a", "a2", _ACK), Todo("b", "b1", _ACK)
+_EVERY = ("ack", "redeliver", "retry", "bury", "lost")
+
+SMALL = {
+    "three tasks of two queues, any one fault": Plan((_A1, _A2, _B1), faults=1),
+    "two tasks, any two faults": Plan((_A1, _A2), faults=2),
+    "every verb, and a task of a higher priority": Plan(
+        (_A1._replace(verbs=_EVERY[2:]), _A2._replace(priority=8)), faults=1, failovers=0
+    ),
+    "delay, deadline and cancel": Plan(
+        (Todo("a", "a1", _ACK, mortal=True, delayed=True, cancelled=True), _A2),
+        faults=1,
+    ),
+    "one in flight at most": Plan((_A1._replace(verbs=_EVERY[:2]), _A2), faults=1, max_inflight=1),
+    "a replica confirms, and workers leave": Plan(
+        (_A1._replace(verbs=_EVERY[:2]), _A2), faults=1, replicated=True, leaving=True
+    ),
+}
+"""some seconds together"""
+
+LARGE = SMALL | {
+    "three tasks of two queues, every fault at once": Plan((_A1, _A2, _B1)),
+    "three tasks of two queues, handed back, any two faults": Plan(
+        tuple(one._replace(verbs=_EVERY[:2]) for one in (_A1, _A2, _B1)), faults=2
+    ),
+    "three tasks, batches of two, any one fault": Plan(
+        (_A1._replace(verbs=_EVERY[:2]), _A2, Todo("a", "a3", _ACK)), faults=1, limit=2
+    ),
+    "every verb, any two faults": Plan((_A1._replace(verbs=_EVERY), _A2), faults=2),
+}
+"""the bound of three tasks, two queues, two workers, one crash, one lost answer and one failover: some minutes"""

@@ -1,0 +1,386 @@
+"""The specification of the Redis backend's scripts: a method for each that changes something, with its answer.
+
+Two things use it. `explore` visits every state that a small world can come to, and `replay` runs it beside what a real
+Redis was asked and answered. What either of them changes to see whether mistakes are found is in `broken`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tests.model.books import OVER, Books, Consumer, Name, Record, Terms
+
+__all__ = ["Gone", "Late", "Publish", "Received", "Retry", "Spec"]
+
+
+class Gone(Exception):
+    """The consumer is not known, or not any more."""
+
+
+class Late(Exception):
+    """The caller has given this receive up."""
+
+
+class Publish(NamedTuple):
+    """A task as it is published."""
+
+    id: str
+    digest: str = ""
+    priority: int = 5
+    not_before: int = 0
+    deadline: int = 0
+
+
+class Retry(NamedTuple):
+    """What a retry is asked with; ``fence`` and ``token`` are those of the delivery that it settles, if any."""
+
+    at: int
+    name: str = ""
+    fence: int = 0
+    token: str = ""
+    attempt: int = 0
+    digest: str = ""
+    priority: int = 5
+    deadline: int = 0
+
+
+class Received(NamedTuple):
+    """What a receive gives."""
+
+    due: int | None
+    again: bool
+    expired: list[tuple[Name, int]]
+    given: list[tuple[Name, Record]]
+    left: list[str]
+    others: list[str]
+    closed: list[tuple[str, int]]
+
+
+class Spec(Books):
+    """Each method is one atomic step."""
+
+    # Publishers
+
+    def publish(self, key: str, tasks: Sequence[Publish]) -> list[int | str]:
+        """Store tasks, each once: how many waited before it, -1 for a duplicate, -2 for a conflict, or why not."""
+        if self.due(key) <= self.now:
+            self.promote(key)
+        return [self.publish_one(key, task) for task in tasks]
+
+    def publish_one(self, key: str, task: Publish) -> int | str:
+        """Store one task."""
+        name = key, task.id
+        known = self.tasks.get(name)
+        if known is not None and not self.forgettable(key, known):
+            return -1 if known.digest == task.digest else -2
+        if why := self.refusal(key):
+            return why
+        answer = self.count(key, "waiting")
+        record = Record(digest=task.digest, priority=task.priority, deadline=task.deadline)
+        if task.not_before > self.now:
+            self.schedule(name, record, task.not_before)
+        else:
+            self.make_available(name, record)
+        self.add(key, "fresh", 1)
+        self.add(key, "published", 1)
+        return answer
+
+    def forgettable(self, key: str, record: Record) -> bool:
+        """Say whether a task ended so long ago that it may come again."""
+        return record.state in OVER and self.now >= record.at + self.terms_of(key).window
+
+    def schedule_retry(self, name: Name, ask: Retry) -> str:
+        """Schedule the next attempt of a task, once per token."""
+        key = name[0]
+        r = self.tasks.get(name)
+        token = ask.name or f"attempt:{self.attempt_of(r, ask)}"
+        if r is not None and token in r.retries:
+            return "duplicate"
+        if ask.fence and not self.current(r, ask.fence, ask.token):
+            return "lost"
+        if r is not None and r.live:
+            if ask.fence:
+                r = r._replace(verb="retry", told="ok", settled=r.fence)
+            r = self.withdraw(name, r)
+        elif r is not None and r.state == "dead":
+            self.add(key, "dead", -1)
+            r = r._replace(prior=r.attempt)
+        else:
+            self.add(key, "published", 1)
+            r = (r or Record())._replace(
+                digest=ask.digest, priority=ask.priority, deadline=ask.deadline
+            )
+        r = r._replace(attempt=r.attempt + 1, losses=0, retries=r.retries | {token})
+        self.schedule(name, r, ask.at)
+        self.add(key, "retried", 1)
+        return "accepted"
+
+    def attempt_of(self, r: Record | None, ask: Retry) -> int:
+        """Return the attempt that a retry without a token follows."""
+        if ask.fence:
+            return ask.attempt
+        if r is None:
+            return 0
+        return r.attempt if r.owner else r.handed
+
+    # Consumers
+
+    def join(self, token: str, worker: str, keys: Iterable[str]) -> None:
+        """Make a consumer known."""
+        known = self.consumers.get(token) or Consumer(worker, tuple(keys))
+        self.consumers[token] = known._replace(beat=self.now)
+
+    def beat(self, tokens: Iterable[str]) -> list[str]:
+        """Take a sign of life; answer who was given up."""
+        gone = []
+        for token in tokens:
+            if token in self.consumers:
+                self.consumers[token] = self.consumers[token]._replace(beat=self.now)
+            else:
+                gone.append(token)
+        return gone
+
+    def attending(self, token: str, turn: int) -> Consumer:
+        """Return who asks, having noted that it is alive."""
+        consumer = self.consumers.get(token)
+        if consumer is None:
+            raise Gone
+        if turn < consumer.turn:
+            raise Late
+        if self.now - consumer.beat > 1_000_000:
+            consumer = self.consumers[token] = consumer._replace(beat=self.now)
+        return consumer
+
+    def receive(
+        self, token: str, turn: int, limit: int, *, look: bool = True,
+        asked: Sequence[str] = (), order: Sequence[str] = (),
+    ) -> Received:  # fmt: skip
+        """Hand out up to ``limit`` deliveries; ``order`` is that in which the store happens to walk over keys."""
+        consumer = self.attending(token, turn)
+        if self.first_due() <= self.now:
+            self.promote_due()
+        due = self.first_due()
+        told = Received(int(due) if due < float("inf") else None, False, [], [], [], [], [])  # noqa: FBT003
+        candidates: list[str] = []
+        seen: set[str] = set()
+
+        def consider(key: str) -> None:
+            if key not in seen:
+                seen.add(key)
+                if self.open.get(key) and self.is_open(key, told):
+                    candidates.append(key)
+
+        position = 0
+        while position < len(asked) and len(candidates) < limit:
+            consider(asked[position])
+            position += 1
+        again = position < len(asked)
+        if look or len(candidates) < limit:
+            seen.update(asked[position:])
+            place = {key: n for n, key in enumerate(order)}
+            ready = [key for key in consumer.keys if self.open.get(key)]
+            for key in sorted(ready, key=lambda one: place.get(one, len(place))):
+                if len(candidates) < limit:
+                    consider(key)
+                elif key not in seen:
+                    told.others.append(key)
+        left, candidates = self.share(token, limit, candidates, told)
+        told.left.extend(candidates)
+        again = again or bool(told.left or told.others or (left > 0 and told.expired))
+        return told._replace(again=again)
+
+    def is_open(self, key: str, told: Received) -> bool:
+        """Say whether the limits let anything out; where they do not, it is told until when."""
+        if not self.terms_of(key).flow.limited:
+            return True
+        room, opens_at = self.room(key, self.refilled(key))
+        if room <= 0:
+            told.closed.append((key, opens_at))
+        return room > 0
+
+    def share(
+        self, token: str, left: int, keys: list[str], told: Received
+    ) -> tuple[int, list[str]]:
+        """Give each queue its share; what some leave the others take. Answer what is left of the limit, and which."""
+        for _ in range(3):
+            if left <= 0 or not keys:
+                break
+            following, share = [], max(1, left // len(keys))
+            for key in keys:
+                flow = self.refilled(key)
+                room = self.room(key, flow)[0] if flow.limited else left
+                want = int(min(left, share, room))
+                given = self.serve(token, key, want, told)
+                left -= given
+                if flow.max_tokens:
+                    flow = flow._replace(tokens=flow.tokens - given)
+                    self.terms[key] = self.terms_of(key)._replace(flow=flow)
+                if self.open.get(key) and given == want and self.is_open(key, told):
+                    following.append(key)
+            keys = following
+        return left, keys
+
+    def serve(self, token: str, key: str, want: int, told: Received) -> int:
+        """Hand out from one queue: the highest priority first, returned ones ahead, each lane in its order."""
+        given = 0
+        if want <= 0:
+            return 0
+        for name, r in sorted(
+            (((key, one), self.tasks[key, one]) for one in self.open.get(key, ())),
+            key=lambda pair: pair[1].rank,
+        ):
+            if given == want:
+                break
+            if self.hand_out(token, name, r, told):
+                given += 1
+        return given
+
+    def hand_out(self, token: str, name: Name, r: Record, told: Received) -> bool:
+        """Give a task to a consumer; False where its deadline has passed."""
+        key = name[0]
+        if r.place == "parked":
+            r = r._replace(place="again", fence=self.next_seq(key))
+        if r.fresh:
+            self.add(key, "fresh", -1)
+        self.add(key, "waiting", -1)
+        if 0 < r.deadline <= self.now:
+            self.finish(name, r, "expired")
+            told.expired.append((name, r.attempt))
+            return False
+        self.put(name, r._replace(owner=token, token=token))
+        self.add(key, "in_flight", 1)
+        self.add(key, "delivered", 1)
+        told.given.append((name, self.tasks[name]))
+        return True
+
+    def pending(self, token: str, turn: int) -> list[tuple[Name, Record]]:
+        """Say what a consumer has in flight; a receive of an earlier turn is refused from now on."""
+        consumer = self.attending(token, sys.maxsize)
+        self.consumers[token] = consumer._replace(turn=max(turn, consumer.turn))
+        return [(name, r) for name, r in self.tasks.items() if r.owner == token]
+
+    def adopt(self, heir: str, name: Name, fence: int, token: str) -> Record | None:
+        """Move a delivery to another consumer of the same worker; its receipt stays."""
+        r = self.tasks.get(name)
+        if not self.current(r, fence, token):
+            return None
+        assert r is not None
+        if self.consumers[r.owner].worker != self.consumers[heir].worker:
+            return None
+        self.put(name, r._replace(owner=heir, token=token))
+        return self.tasks[name]
+
+    # Settlements
+
+    def current(self, r: Record | None, fence: int, token: str) -> bool:
+        """Say whether a receipt is that of the present delivery."""
+        return r is not None and bool(r.owner) and r.fence == fence and token in {r.owner, r.token}
+
+    def settled_before(self, r: Record, fence: int, verb: str) -> str:
+        """Answer a settlement whose receipt is not current: as the first time, where it is the same again."""
+        return r.told if r.verb == verb and r.settled == fence else "lost"
+
+    def ack(self, name: Name, fence: int, token: str, *, known: bool = True) -> str:
+        """End a delivery as executed; ``known``: its process has seen it being handed out."""
+        r = self.tasks.get(name)
+        if r is None:
+            return "lost"
+        if not (r.owner and r.fence == fence and (known or self.current(r, fence, token))):
+            return self.settled_before(r, fence, "ack")
+        self.add(name[0], "in_flight", -1)
+        r = r._replace(handed=r.attempt, verb="ack", told="ok", settled=fence, losses=r.losses)
+        self.finish(name, r, "done")
+        return "ok"
+
+    def redeliver(self, name: Name, fence: int, token: str, loser: str = "") -> str:
+        """Hand a delivery back; by its owner, who lost it, as lost."""
+        r = self.tasks.get(name)
+        verb = "lost" if loser else "redeliver"
+        if r is None:
+            return "lost"
+        if not self.current(r, fence, token):
+            return self.settled_before(r, fence, verb)
+        if loser and r.owner != loser:
+            return "lost"
+        return "dead" if self.hand_back(name, r, verb, lost=bool(loser)) else "ok"
+
+    def dead_letter(self, name: Name, fence: int, token: str) -> str:
+        """End a delivery by putting its task among the dead."""
+        r = self.tasks.get(name)
+        if r is None:
+            return "lost"
+        if not self.current(r, fence, token):
+            return self.settled_before(r, fence, "bury")
+        self.add(name[0], "in_flight", -1)
+        self.bury(name, r._replace(handed=r.attempt, verb="bury", told="ok", settled=r.fence))
+        return "ok"
+
+    def leave(self, token: str) -> int:
+        """Take back what a consumer holds, not as lost, and forget it; answer how many that were."""
+        return self.take_back(token, lost=False)
+
+    def give_up(self, token: str) -> int:
+        """Take back what a silent consumer holds, as lost, and forget it."""
+        return self.take_back(token, lost=True)
+
+    def take_back(self, token: str, *, lost: bool) -> int:
+        """Hand back all that a consumer holds, and forget it."""
+        held = [(name, r) for name, r in self.tasks.items() if r.owner == token]
+        for name, r in held:
+            self.hand_back(name, r, "", lost=lost)
+        self.consumers.pop(token, None)
+        return len(held)
+
+    # Operators and housekeeping
+
+    def cancel(self, name: Name) -> bool:
+        """End a live task as cancelled."""
+        r = self.tasks.get(name)
+        if r is None or not r.live:
+            return False
+        self.end_live(name, r, "cancelled")
+        return True
+
+    def redrive(self, name: Name, *, discard: bool = False) -> bool:
+        """Make a dead task waiting again, or give it up for good."""
+        r = self.tasks.get(name)
+        if r is None or r.state != "dead":
+            return False
+        self.add(name[0], "dead", -1)
+        if discard:
+            self.finish(name, r, "discarded")
+        else:
+            self.make_available(name, r._replace(prior=r.attempt - 1, losses=0))
+        return True
+
+    def promote_due(self, limit: int = 1000) -> int:
+        """Make available what has fallen due; answer how many."""
+        promoted = 0
+        for key in sorted(self.later, key=lambda key: (self.due(key), key)):
+            if promoted < limit:
+                promoted += self.promote(key, limit - promoted)
+        return promoted
+
+    def expire(self) -> list[tuple[Name, int]]:
+        """End what is past its deadline, wherever it is."""
+        late = [
+            (name, r) for name, r in self.tasks.items() if r.live and 0 < r.deadline <= self.now
+        ]
+        for name, r in late:
+            self.end_live(name, r, "expired")
+        return [(name, r.attempt) for name, r in late]
+
+    def silent(self, lease: int) -> list[str]:
+        """Return who has given no sign of life for a lease, the longest silent first."""
+        limit = self.now - lease
+        found = [(c.beat, token) for token, c in self.consumers.items() if c.beat <= limit]
+        return [token for _, token in sorted(found)]
+
+    def configure(self, key: str, terms: Terms) -> None:
+        """Replace the settings of a queue; tokens that are there stay, up to the new size."""
+        old, new = self.refilled(key), terms.flow
+        tokens = min(old.tokens, new.max_tokens) if old.max_tokens else new.max_tokens
+        flow = new._replace(tokens=tokens, at=max(old.at, self.now)) if new.limited else new
+        self.terms[key] = terms._replace(flow=flow)

@@ -1,0 +1,57 @@
+"""Every state of a small world, and that each of many mistakes would be found there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.model.broken import MISTAKES, Hasty
+from tests.model.explore import explore
+from tests.model.plans import SMALL
+from tests.model.players import Plan, Todo
+from tests.model.small import Small
+from tests.model.spec import Spec
+
+REPLICATED = Plan((Todo("a", "a1", ("ack",)),), faults=1, replicated=True)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_law_holds_in_every_state(name: str) -> None:
+    """R0 to R10, R13, R14, fault M2: no order of steps and faults within the bounds breaks a law."""
+    found = explore(Small(SMALL[name]))
+    assert not found.counterexample, f"\n{found.counterexample}"
+    assert found.states > 500
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: str(mistake.__name__))
+def test_each_mistake_is_found(mistake: type[Spec]) -> None:
+    """Fault M2: a specification with a mistake breaks the rule that forbids it, and the shortest way there is told."""
+    plan, rule = MISTAKES[mistake]
+    found = explore(Small(plan, mistake))
+    *steps, broken = found.counterexample.splitlines() or [""]
+    assert broken.startswith(f"{rule}:"), found.counterexample
+    assert len(steps) == found.depth
+    assert steps[0].startswith("   1. ")
+
+
+def test_a_way_can_be_read() -> None:
+    """Fault M2: what a forgotten consumer does is told step by step."""
+    mistake = next(one for one in MISTAKES if one.__name__ == "ForgetsConsumers")
+    found = explore(Small(MISTAKES[mistake][0], mistake))
+    assert found.counterexample.splitlines() == [
+        "   1. publish a1: 0",
+        "   2. w1.1 receives: a1 (receipt 1)",
+        "   3. maintain gives w1.1 up: done",
+        "R1: a1 waits where no receive finds it",
+    ]
+
+
+def test_a_publisher_must_wait_for_its_replica() -> None:
+    """E14, fault M2: confirmed by a replica, nothing is lost by a failover; to confirm without waiting is found out."""
+    assert not explore(Small(REPLICATED)).counterexample
+    assert "a replica has confirmed a1, and it is gone" in explore(Hasty(REPLICATED)).counterexample
+
+
+def test_too_many_states_are_no_success() -> None:
+    """What was not visited whole is an error, never a pass."""
+    with pytest.raises(OverflowError):
+        explore(Small(REPLICATED), most=10)
