@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from taskqueue_core.flow import RateLimit
 from tests.chaos.cast import Actor
 from tests.chaos.history import What
-from tests.chaos.limiting import limit, pause, resume
+from tests.chaos.limiting import limit, pause, resume, swap
 from tests.chaos.nemesis import Fault
 from tests.redis.resp import RedisError
 
@@ -109,6 +109,11 @@ class Afflictions:
                 await asyncio.sleep(fault.length)
                 usual = {"max_inflight": 0, "rate_limit": None, **shape.limits.get(key, {})}
                 await limit(self.world, key, **usual)
+            case "swap":
+                await swap(self.world, key)
+                await asyncio.sleep(fault.length)
+                await swap(self.world, key)
+                await limit(self.world, key, **shape.limits.get(key, {}))
             case _:
                 raise ValueError(f"a queue cannot be hit by {fault.kind}")
 

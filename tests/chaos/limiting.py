@@ -1,4 +1,4 @@
-"""Limits of the flow in a run: set as an operator sets them, and noted in the form that the rules R10 to R12 expect."""
+"""Limits and order of the flow in a run: set as an operator does, and noted in the form that the rules expect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.operating import change_settings
 from tests.chaos.history import What
@@ -14,9 +14,10 @@ from tests.chaos.history import What
 if TYPE_CHECKING:
     from tests.chaos.world import World
 
-__all__ = ["limit", "pause", "resume"]
+__all__ = ["limit", "pause", "resume", "swap"]
 
 _AGAIN = 0.03
+_OF_FAIR = ("weights", "tenant_capacity", "tenant_max_inflight", "tenant_rate_limit")
 
 
 async def limit(world: World, key: str, **changes: Any) -> None:
@@ -24,17 +25,35 @@ async def limit(world: World, key: str, **changes: Any) -> None:
     for name in _limits(QueueSettings()):
         world.log.note(What.SETTINGS, key=key, name=name)
     settings = await _change(world, key, **changes)
+    for tenant, weight in settings.weights.items():
+        world.log.note(What.SETTINGS, key=key, name="weight", target=tenant, value=weight)
     for name, value in _limits(settings).items():
         world.log.note(What.SETTINGS, key=key, name=name, value=value)
 
 
 def _limits(settings: QueueSettings) -> dict[str, float | None]:
-    rate = settings.rate_limit
+    rate, each = settings.rate_limit, settings.tenant_rate_limit
     return {
         "limit": settings.max_inflight or None,
         "rate": rate.max_tokens / rate.period if rate else None,
         "burst": rate.max_tokens if rate else None,
+        "tenant_limit": settings.tenant_max_inflight or None,
+        "tenant_rate": each.max_tokens / each.period if each else None,
+        "tenant_burst": each.max_tokens if each else None,
+        "fair": 1.0 if settings.order is Order.FAIR else None,
+        "floor": settings.floor_share or None,
+        "max_processing": settings.max_processing_time,
     }
+
+
+async def swap(world: World, key: str) -> None:
+    """Give a queue the other order, which only fair order's settings have to make room for."""
+    settings = await world.control.settings(key)
+    unfair = {name: QueueSettings.model_fields[name].default for name in _OF_FAIR}
+    other = (
+        {"order": Order.FAIR} if settings.order is Order.FIFO else {"order": Order.FIFO, **unfair}
+    )
+    await limit(world, key, **other)
 
 
 async def pause(world: World, key: str) -> None:

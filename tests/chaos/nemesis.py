@@ -16,7 +16,7 @@ class Fault(msgspec.Struct, frozen=True):
     """One fault. The same values have the same effect in every replay."""
 
     kind: str
-    """what: kill, freeze, pause, forget, fill, idle, cut, block, deafen, lose, slow, slice, squeeze"""
+    """what: kill, freeze, pause, forget, fill, idle, cut, block, deafen, lose, slow, slice, squeeze, swap"""
     target: str
     """whom: redis, consumer, producer, server, worker, link-… of one of these, or a queue"""
     number: int
@@ -90,6 +90,12 @@ _QUEUES = (
     Offer("pause", "queue", 6, 0.1, 1.0),  # an operator pauses it, and lets it go on
     Offer("squeeze", "queue", 4, 0.1, 1.0),  # its limits are lowered, and set as before
 )
+_ORDER = (
+    Offer(
+        "swap", "queue", 6, 0.1, 1.5
+    ),  # fair order in place of fifo, or the other way, for a while
+    *_QUEUES,
+)
 
 MENUS: Mapping[str, tuple[Offer, ...]] = {
     "redis": _REDIS,
@@ -98,6 +104,7 @@ MENUS: Mapping[str, tuple[Offer, ...]] = {
     "mixed": (*_REDIS, *_PROCESSES, *_LINKS),
     "servers": _SERVERS,
     "limits": (*_REDIS, *_PROCESSES, *_LINKS, *_QUEUES),
+    "order": (*_REDIS, *_PROCESSES, *_LINKS, *_ORDER),
 }
 
 

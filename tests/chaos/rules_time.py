@@ -53,11 +53,13 @@ def _due(story: Story, handout: Handout) -> float | None:
 def r10(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
     """No more is in flight than the queue's limit allows.
 
-    What was in flight when a limit was lowered may go on, so only those count that were handed out since.
+    What was in flight when a limit was lowered may go on, so only those count that were handed out since. A tenant's
+    limit does not count at all what was in flight before it.
     """
     for key, tenant, name in _limited(history, "limit"):
         for _, since, until, limit in in_force(history, name, key):
-            for at, issued, running in in_flight(history, key, tenant):
+            counted = since if tenant is not None else -_INF
+            for at, issued, running in in_flight(history, key, tenant, since=counted):
                 if running > limit and issued > since + _ROUNDING and at < until:
                     text = f"{running} in flight at {at:.4f}, {limit:g} are allowed"
                     yield Violation("R10", text, _whose(key, tenant))
@@ -65,15 +67,17 @@ def r10(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
 
 
 def in_flight(
-    history: History, key: str, tenant: str | None = None
+    history: History, key: str, tenant: str | None = None, *, since: float = -_INF
 ) -> Iterator[tuple[float, float, int]]:
     """Yield each hand-out of a queue, or a tenant there: when seen, when made, how many are in flight for sure."""
     moments: list[tuple[float, int, float]] = []
     for story in history.stories.values():
         counts = story.key == key and tenant in {None, story.tenant}
         for handout in story.handouts if counts else ():
-            seen = handout.first.at
-            moments.append((seen, 1, handout.store_at - history.wall))
+            seen, issued = handout.first.at, handout.store_at - history.wall
+            if issued <= since:
+                continue
+            moments.append((seen, 1, issued))
             moments.append((max(_until(history, story, handout), seen), -1, 0.0))
     running = 0
     for at, step, issued in sorted(moments):
@@ -90,6 +94,8 @@ def _until(history: History, story: Story, handout: Handout) -> float:
         ends += [max(begin, since) for begin, over in history.harm.get(by, ()) if over >= since]
         ends += [e.at for e in history.of(What.CLOSE) if e.by == by and e.at >= since]
     ends += [e.at for e in history.of(What.REVOKED) if e.receipt == handout.first.receipt]
+    hung = [e.value for e in history.setting("max_processing").get(story.key, ()) if e.value]
+    ends += [handout.store_at - history.wall + value for value in hung]
     return min(ends)
 
 

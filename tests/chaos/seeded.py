@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from taskqueue_core.capabilities import Order
 from taskqueue_core.flow import RateLimit
 from tests.chaos.checker import Figures
 from tests.chaos.nemesis import Fault, describe, schedule
@@ -19,7 +20,7 @@ from tests.chaos.world import Shape, World
 
 __all__ = ["MIX", "Report", "Scenario", "carry_out", "scenario"]
 
-MIX = ("mixed", "mixed", "mixed", "processes", "redis", "limits", "links", "servers")
+MIX = ("mixed", "mixed", "mixed", "processes", "redis", "limits", "links", "servers", "order")
 """the menus of consecutive seeds"""
 _SECONDS = 1.8
 _COUNT = 10
@@ -32,6 +33,24 @@ _LIMITS: Mapping[str, Mapping[str, Any]] = {
     "gamma": {"capacity": 100, "max_inflight": 15, "rate_limit": RateLimit(max_tokens=400)},
 }
 """of runs with limits: small enough to hold up what such a run publishes"""
+_ORDERED: Mapping[str, Any] = {
+    "entities": 40,
+    "tenants": 5,
+    "priorities": (2, 5, 5, 8),
+    "hanging": ("gamma",),
+    "limits": {
+        "alpha": {"order": Order.FAIR, "weights": {"t1": 3}, "max_inflight": 20},
+        "beta": {"floor_share": 0.2, "max_inflight": 20},
+        "gamma": {
+            "order": Order.FAIR,
+            "tenant_max_inflight": 6,
+            "tenant_rate_limit": RateLimit(max_tokens=150),
+            "floor_share": 0.1,
+            "max_processing_time": 1.0,
+        },
+    },
+}
+"""what runs with order have in place of the usual"""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +105,8 @@ async def _carry_out(told: Scenario, shape: Shape | None, folder: Path) -> Repor
         kind, shape = Replicas, msgspec.structs.replace(shape, tasks=min(shape.tasks, _OVER_HTTP))
     if told.menu == "limits":
         shape = msgspec.structs.replace(shape, limits=_LIMITS)
+    if told.menu == "order":
+        shape = msgspec.structs.replace(shape, **_ORDERED)
     try:
         async with kind(folder / "run", shape, seed=told.seed) as world:
             outcome = await world.run(told.faults)

@@ -57,8 +57,13 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 100
     take: int = 25
     simple: bool = False
+    entities: int = 0
+    keyed: bool = False
+    tenants: int = 0
+    priorities: tuple[int, ...] = (5, 5, 5, 8)
+    hanging: tuple[str, ...] = ()
     limits: Mapping[str, Mapping[str, Any]] = {}
-    """settings that limit the flow, by key"""
+    """settings that limit or order the flow, by key"""
     liveness: float = 30.0
     terms: Terms | None = None
     """in place of those that follow from the rest"""
@@ -198,6 +203,11 @@ class World:
                 "batch": _BATCH,
                 "pace": shape.seconds * _BATCH / share,
                 "simple": shape.simple,
+                "entities": shape.entities,
+                "keyed": shape.keyed,
+                "tenants": shape.tenants,
+                "priorities": shape.priorities,
+                "hanging": shape.hanging,
                 "before": self.cast.logs(role, number),
             }
         return common | {

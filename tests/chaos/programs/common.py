@@ -49,6 +49,15 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 20
     pace: float = 0.0
     """seconds from one batch to the next"""
+    entities: int = 0
+    """ordering keys of each queue; half of the tasks have one"""
+    keyed: bool = False
+    """every task has an ordering key"""
+    tenants: int = 0
+    """of each queue; each task has one of them, the first one half of all"""
+    priorities: tuple[int, ...] = (5, 5, 5, 8)
+    hanging: tuple[str, ...] = ()
+    """queues of which some tasks are not settled before they are taken back"""
     simple: bool = False
     """publish only tasks that are to be acked at once: no delays, deadlines or failures"""
 

@@ -36,6 +36,9 @@ class Consumer:
         self.held = 0
         self.room = asyncio.Event()
         self.given_back: set[str] = set()
+        self.revoked: set[str] = set()
+        self.told = asyncio.Event()
+        """set when receipts have ended, or this process is to end"""
 
     async def run(self) -> None:
         """Take and settle until told to stop; then finish what is in hand, and close."""
@@ -43,6 +46,7 @@ class Consumer:
             aside = [group.create_task(self._revocations())]
             if self.setup.housekeeping:
                 aside.append(group.create_task(self._housekeeping(self.setup.housekeeping)))
+            aside.append(group.create_task(self._tell_of_the_end()))
             while not self.over.is_set():
                 for verb, batch in await self._receive():
                     group.create_task(self._handle(verb, batch))
@@ -74,6 +78,8 @@ class Consumer:
         will = str(delivery.task.value()["will"])
         if will == "retry" and delivery.attempt == 1:
             return "retry"
+        if will == "hang" and delivery.losses == 0:
+            return "hang"
         if will == "bury" and delivery.prior == 0:
             return "dead_letter"
         if will == "back" and delivery.losses == 0 and delivery.task.id not in self.given_back:
@@ -88,9 +94,25 @@ class Consumer:
 
     async def _handle(self, verb: str, batch: list[Delivery]) -> None:
         await asyncio.sleep(self.random.uniform(0, self.setup.hold))
+        if verb == "hang":
+            await asyncio.gather(*(self._hang(delivery) for delivery in batch))
+            return
         await self._settle(verb, batch)
         self.held -= len(batch)
         self.room.set()
+
+    async def _hang(self, delivery: Delivery) -> None:
+        """Settle only once the store has said that it waits no longer; or when this process is to end."""
+        while delivery.receipt not in self.revoked and not self.over.is_set():
+            self.told.clear()
+            await self.told.wait()
+        await self._settle("ack", [delivery])
+        self.held -= 1
+        self.room.set()
+
+    async def _tell_of_the_end(self) -> None:
+        await self.over.wait()
+        self.told.set()
 
     async def _settle(self, verb: str, batch: list[Delivery]) -> None:
         send = {"ack": self._ack, "redeliver": self._redeliver}.get(verb)
@@ -152,6 +174,8 @@ class Consumer:
                 continue
             if not receipts:
                 return
+            self.revoked.update(receipts)
+            self.told.set()
             for receipt in receipts:
                 self.log.note(What.REVOKED, receipt=receipt)
 

@@ -11,11 +11,12 @@ from tests.chaos.programs.common import Setup
 
 __all__ = ["Plan", "Will", "plan_of"]
 
-Will = Literal["ack", "retry", "back", "bury"]
+Will = Literal["ack", "retry", "back", "bury", "hang"]
 _WILLS: tuple[Will, ...] = ("ack", "retry", "back", "bury")
 _WEIGHTS = (85, 8, 4, 3)
 _DELAYED = 0.06
 _MORTAL = 0.03
+_HANGING = 0.02
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 5
     delay: float | None = None
     lifetime: float | None = None
+    tenant: str | None = None
+    ordering_key: str | None = None
 
 
 def plan_of(setup: Setup, number: int) -> Plan:
@@ -34,13 +37,32 @@ def plan_of(setup: Setup, number: int) -> Plan:
     chance = random.Random(f"{setup.seed} {setup.number} {number}")
     name = f"p{setup.number}-{number}"
     key = chance.choice(setup.keys)
+    more = random.Random(f"{setup.seed} {setup.number} {number} order")
+    whose, whom = _tenant(setup, more), _entity(setup, more)
     if setup.simple:
-        return Plan(id=name, key=key)
+        return Plan(id=name, key=key, tenant=whose, ordering_key=whom)
+    will = chance.choices(_WILLS, _WEIGHTS)[0]
+    if key in setup.hanging and more.random() < _HANGING:
+        will = "hang"
     return Plan(
         id=name,
         key=key,
-        will=chance.choices(_WILLS, _WEIGHTS)[0],
-        priority=chance.choice((5, 5, 5, 8)),
+        will=will,
+        tenant=whose,
+        ordering_key=whom,
+        priority=chance.choice(setup.priorities),
         delay=chance.uniform(0.05, 0.6) if chance.random() < _DELAYED else None,
         lifetime=chance.uniform(0.3, 3.0) if chance.random() < _MORTAL else None,
     )
+
+
+def _tenant(setup: Setup, chance: random.Random) -> str | None:
+    if not setup.tenants:
+        return None
+    return f"t{0 if chance.random() < 0.5 else chance.randrange(setup.tenants)}"
+
+
+def _entity(setup: Setup, chance: random.Random) -> str | None:
+    if not setup.entities or not (setup.keyed or chance.random() < 0.5):
+        return None
+    return f"e{chance.randrange(setup.entities)}"

@@ -77,6 +77,8 @@ class Producer:
             priority=plan.priority,
             not_before=not_before,
             deadline=deadline,
+            tenant=plan.tenant,
+            ordering_key=plan.ordering_key,
         )
 
     async def _publish(self, tasks: Sequence[Task]) -> None:
@@ -108,6 +110,8 @@ class Producer:
                 priority=task.priority,
                 not_before=task.not_before,
                 deadline=task.deadline,
+                tenant=task.tenant or "",
+                ordering_key=task.ordering_key or "",
                 payload=f"{zlib.crc32(task.payload):08x}",
             )
         outcomes = ["unconfirmed"] * len(tasks)
