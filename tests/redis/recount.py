@@ -114,7 +114,7 @@ def _recount_lanes(
     """Count what lies in sorted lanes, and behind others with its ordering key."""
     laned, tenants = 0, {name.decode() for name in part.ask("HKEYS", f"{q}/T")}
     resting = set(part.ask("ZRANGE", f"{q}/v", 0, -1))
-    fair = bool(struct.unpack_from("<22d", part.ask("GET", f"{q}/f") or bytes(176))[8])
+    fair = bool(struct.unpack_from("<23d", part.ask("GET", f"{q}/f") or bytes(184))[8])
     for priority in range(10):
         told = part.ask("ZRANGE", f"{q}/w{priority}", 0, -1, "WITHSCORES")
         heads = {told[n]: int(told[n + 1]) for n in range(0, len(told), 2)}
@@ -140,7 +140,7 @@ def _recount_lanes(
             marks[tenant, 1] += mark // 2
             assert mark < 2 or int.from_bytes(record[18:25], "big") in flying
     for tenant in tenants:
-        fresh, in_flight, *_ = struct.unpack("<4d", part.ask("HGET", f"{q}/T", tenant))
+        fresh, in_flight, *_ = struct.unpack("<5d", part.ask("HGET", f"{q}/T", tenant))
         assert (fresh, in_flight) == (marks[tenant, 0], marks[tenant, 1]), tenant
     assert {tenant for (tenant, _), number in marks.items() if number} <= tenants
     assert (numbers["laned"], numbers["held"]) == (laned, len(told))

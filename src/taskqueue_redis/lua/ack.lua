@@ -18,7 +18,7 @@ while at <= #ARGV do
   local deadlines = q.extras and call('EXISTS', q.name .. '/e') == 1
   local results = q.extras and call('EXISTS', q.name .. '/o') == 1
   local progress = q.extras and call('EXISTS', q.name .. '/p') == 1
-  local written, fences, ends, changed = {}, {}, {}, {}
+  local written, fences, ends, changed, sorted = {}, {}, {}, {}, {}
   local stamp, worker = text(now) .. ':', q.journal and rarely().worker_of(q, token)
   for i = 1, n do
     local id, fence, result = ids[i], ARGV[at + 1], ARGV[at + 2]
@@ -30,7 +30,7 @@ while at <= #ARGV do
       local sequence = tonumber(fence)
       if state == WAITING and where == place and current_fence == sequence then
         if sequence <= handed_out and (known or rarely().current(q, rarely().read_record(packed), fence, token)) then
-          local sorted = #packed > RECORD_SIZE and packed
+          local before = packed
           packed = pack(RECORD, DONE, NOWHERE, priority, attempt, losses, prior, attempt, seq, 0, now, digest, ACK, 0,
             sequence)
           written[#written + 1], written[#written + 2] = id, packed
@@ -46,7 +46,7 @@ while at <= #ARGV do
           elseif results then
             call('HDEL', q.name .. '/o', id)
           end
-          if sorted then rarely().settle_sorted(q, id, sorted) end
+          if #before > RECORD_SIZE then sorted[#sorted + 1], sorted[#sorted + 2] = id, before end
           if q.journal then rarely().note(q, 'acked', id, rarely().read_record(packed), 'done', worker) end
           answer = 'ok'
           changed[id] = packed
@@ -69,6 +69,7 @@ while at <= #ARGV do
       for i = 1, #fences do fences[i] = lane .. fences[i] end
       call('ZREM', q.name .. '/m', unpack(fences))
     end
+    if #sorted > 0 then rarely().settle_sorted(q, sorted) end
     q.in_flight, q.done = q.in_flight - #fences, q.done + #fences
     if deadlines then rarely().index(q, '/e', ':deadlines') end
   end

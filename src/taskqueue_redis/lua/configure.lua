@@ -33,7 +33,7 @@ for i = 1, #ARGV - 14 do
 end
 f.tokens, f.at = had_tokens and math.min(f.tokens, f.max_tokens) or f.max_tokens, math.max(f.at, now)
 if f.tenant_tokens ~= tokens or f.tenant_period ~= period then
-  f.old_tokens, f.old_period, f.changed = tokens, period, now
+  f.old_tokens, f.old_period, f.changed, f.rates = tokens, period, now, f.rates + 1
 end
 if q.limited then save_flow(q) else call('DEL', q.name .. '/f') end
 q.timed = q.timed or f.processing > 0

@@ -1,8 +1,8 @@
 -- The limits of a queue that has any, and what they have left, packed in one string.
-local FLOW = '<dddddddddddddddddddddd'
+local FLOW = '<ddddddddddddddddddddddd'
 local FLOWS = {'capacity', 'max_inflight', 'max_tokens', 'period', 'paused', 'intake_paused', 'moved', 'processing', 'fair',
   'weighted', 'tenant_capacity', 'tenant_inflight', 'tenant_tokens', 'tenant_period', 'floor', 'tokens', 'at', 'owed', 'tick',
-  'old_tokens', 'old_period', 'changed'} -- the last three: the rate of tenants before it was changed, and when that was
+  'old_tokens', 'old_period', 'changed', 'rates'} -- the last: the rate of tenants before it was changed, when that was, how often
 local TOKEN = 1 - 1e-6 -- what floating point leaves out of a token is forgiven
 
 local function flow_of(q)

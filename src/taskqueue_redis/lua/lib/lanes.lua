@@ -79,23 +79,30 @@ local function enter_sorted(q, r, id, returned)
   enter_lane(q, r, id, returned)
 end
 
--- A lane has lost entries.
-local function note_head(q, priority, tenant)
-  local head = call('ZRANGE', lane_of(q, priority, tenant), 0, 0, 'WITHSCORES')
-  if head[2] then
-    call('ZADD', q.name .. '/w' .. priority, head[2], tenant)
-  else
-    call('ZREM', q.name .. '/w' .. priority, tenant)
-    call('ZREM', q.name .. '/g' .. priority, tenant)
+-- Lanes of some tenants have lost entries: answers the first of each, false where nothing is left.
+local function note_heads(q, priority, tenants)
+  local heads, firsts, empty = {}, {}, {}
+  for i = 1, #tenants do
+    heads[i] = call('ZRANGE', lane_of(q, priority, tenants[i]), 0, 0, 'WITHSCORES')[2] or false
+    if heads[i] then
+      firsts[#firsts + 1], firsts[#firsts + 2] = heads[i], tenants[i]
+    else
+      empty[#empty + 1] = tenants[i]
+    end
   end
-  return head[2]
+  if #firsts > 0 then call('ZADD', q.name .. '/w' .. priority, unpack(firsts)) end
+  if #empty > 0 then
+    call('ZREM', q.name .. '/w' .. priority, unpack(empty))
+    call('ZREM', q.name .. '/g' .. priority, unpack(empty))
+  end
+  return heads
 end
 
 local function leave_sorted(q, r, id)
   if r.place == LANED then
     call('ZREM', lane_of(q, r.priority, r.tenant), id)
     q.laned = q.laned - 1
-    note_head(q, r.priority, r.tenant)
+    note_heads(q, r.priority, {r.tenant})
   else
     call('ZREM', q.name .. '/j:' .. r.entity, id)
     call('ZREM', q.name .. '/J', id)
@@ -152,9 +159,21 @@ local function release(q, r, id)
   q.ring = true
 end
 
--- The books of a delivery that has ended well, of which `ack` has written the rest.
-local function settle_sorted(q, id, packed)
-  local r = read_record(packed)
-  land(q, r)
-  release(q, r, id)
+-- The rest of the books of deliveries that have ended well. `ended`: ids and what their records were, one after another.
+local function settle_sorted(q, ended)
+  local landed, tenants = {}, {}
+  for i = 1, #ended, 2 do
+    local r = read_record(ended[i + 1])
+    if r.marks >= 2 then
+      if not landed[r.tenant] then tenants[#tenants + 1] = r.tenant end
+      landed[r.tenant] = (landed[r.tenant] or 0) + 1
+    end
+    if r.entity ~= '' then release(q, r, ended[i]) end
+  end
+  if #tenants > 0 then read_tenants(q, tenants) end
+  for i = 1, #tenants do
+    note_tenant(q, tenants[i], 0, -landed[tenants[i]])
+    if flow_of(q).tenant_inflight > 0 then wake_tenant(q, tenants[i]) end
+  end
+  unsort(q)
 end

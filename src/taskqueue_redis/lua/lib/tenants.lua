@@ -1,48 +1,58 @@
 -- The tenants of a queue whose lanes are sorted: how many of their tasks were never handed out, how many are in flight, and
 -- their tokens. One of whom nothing is left is forgotten. The marks of a record say for what it counts: 1 never handed out, 2 in flight.
-local TENANT = '<dddd'
+local TENANT = '<ddddd'
 
 local function save_order(q)
   if q.flow_changed then save_flow(q) end
-  local f = flow_of(q)
+  local f, written, gone = flow_of(q), {}, {}
   for tenant, s in pairs(q.tenants or {}) do
     if s.changed then
       local rate = f.tenant_tokens > 0
       if rate then fill(s, f.tenant_tokens, f.tenant_period) end
       local idle = s.fresh <= 0 and s.in_flight <= 0
       if idle and (not rate or s.tokens >= f.tenant_tokens) then
-        call('HDEL', q.name .. '/T', tenant)
+        gone[#gone + 1] = tenant
       else
-        call('HSET', q.name .. '/T', tenant, pack(TENANT, s.fresh, s.in_flight, s.tokens, s.at))
+        written[#written + 1], written[#written + 2] = tenant, pack(TENANT, s.fresh, s.in_flight, s.tokens, s.at,
+          f.rates)
         if idle then
           call('ZADD', q.name .. '/u', math.ceil(now + f.tenant_period * (1 - s.tokens / f.tenant_tokens)), tenant)
         end
       end
     end
   end
+  if #written > 0 then call('HSET', q.name .. '/T', unpack(written)) end
+  if #gone > 0 then call('HDEL', q.name .. '/T', unpack(gone)) end
   q.flow_changed, q.tenants, q.save = false, nil, nil
 end
 
-local function tenant_of(q, tenant)
-  q.tenants = q.tenants or {}
-  local s = q.tenants[tenant]
-  if s then return s end
-  local f = flow_of(q)
-  s = {fresh = 0, in_flight = 0, tokens = f.tenant_tokens, at = now}
-  local packed = call('HGET', q.name .. '/T', tenant)
-  if packed then
-    s.fresh, s.in_flight, s.tokens, s.at = unpack_struct(TENANT, packed)
-    if s.at <= f.changed then -- what was saved up until then counts at the old rate
-      if f.old_tokens > 0 then
-        s.tokens = math.min(s.tokens + (f.changed - s.at) * f.old_tokens / f.old_period, f.old_tokens, f.tenant_tokens)
-      else
-        s.tokens = f.tenant_tokens
-      end
-      s.at = f.changed + 1
+local function read_tenant(f, packed)
+  local s, rates = {fresh = 0, in_flight = 0, tokens = f.tenant_tokens, at = now}, nil
+  if not packed then return s end
+  s.fresh, s.in_flight, s.tokens, s.at, rates = unpack_struct(TENANT, packed)
+  if rates < f.rates then -- what was saved up until the change counts at the old rate
+    if f.old_tokens > 0 then
+      s.tokens = math.min(s.tokens + math.max(0, f.changed - s.at) * f.old_tokens / f.old_period, f.old_tokens, f.tenant_tokens)
+    else
+      s.tokens = f.tenant_tokens
     end
+    s.at = f.changed
   end
-  q.tenants[tenant] = s
   return s
+end
+
+-- Reads some, where there are many, by one command.
+local function read_tenants(q, tenants)
+  local found = call('HMGET', q.name .. '/T', unpack(tenants))
+  q.tenants = q.tenants or {}
+  for i = 1, #tenants do
+    q.tenants[tenants[i]] = q.tenants[tenants[i]] or read_tenant(flow_of(q), found[i])
+  end
+end
+
+local function tenant_of(q, tenant)
+  if not (q.tenants and q.tenants[tenant]) then read_tenants(q, {tenant}) end
+  return q.tenants[tenant]
 end
 
 local function note_tenant(q, tenant, fresh, in_flight)

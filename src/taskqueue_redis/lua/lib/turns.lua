@@ -31,6 +31,7 @@ local function walk_on(q, priority, want)
   local told = call('ZRANGE', q.name .. '/g' .. priority, 0, want - 1, 'WITHSCORES')
   local who, spent, before, left = {}, {}, {}, {}
   for i = 1, #told, 2 do who[#who + 1], spent[#spent + 1] = told[i], tonumber(told[i + 1]) end
+  if #who > 0 and has_tenant_limits(q) then read_tenants(q, who) end
   local turns, first, last = {}, 1, #who
   while #turns < want and first <= last do
     local tenant, at = who[first], spent[first]
@@ -61,11 +62,11 @@ end
 
 -- Of entries that were taken from their lanes, ends those past their deadline. Adds the others to a list.
 local function add_live(q, ids, step, list, expire)
-  local deadlines = #ids > 0 and q.extras and call('EXISTS', q.name .. '/e') == 1
+  if q.dated == nil then q.dated = q.extras and call('EXISTS', q.name .. '/e') == 1 end
   q.laned = q.laned - #ids / step
   for i = 1, #ids, step do
     local id = ids[i]
-    local deadline = deadlines and call('ZSCORE', q.name .. '/e', id)
+    local deadline = q.dated and call('ZSCORE', q.name .. '/e', id)
     if deadline and tonumber(deadline) <= now then
       local r = read_record(call('HGET', q.name .. '/t', id))
       leave_fresh(q, r)
@@ -79,31 +80,37 @@ end
 
 local function pick_fair(q, priority, want, expire)
   local turns, before = walk_on(q, priority, want)
-  local number, last_turn = {}, {}
+  local number, last_turn, tenants = {}, {}, {}
   for i = 1, #turns do
     number[turns[i]] = (number[turns[i]] or 0) + 1
     last_turn[turns[i]] = i
   end
-  local lists, ids = {}, {}
   for i = 1, #turns do -- in the order of their last turns, as that is how they line up again
-    local tenant = turns[i]
-    if last_turn[tenant] == i then
-      local list, popped = {}, 1
-      while #list < number[tenant] and popped > 0 do
-        local some = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant] - #list)
-        add_live(q, some, 2, list, expire)
-        popped = #some
-      end
-      lists[tenant] = {at = 1, list}
-      if note_head(q, priority, tenant) then
-        call('ZADD', q.name .. '/g' .. priority, text(spend(q, before[tenant], tenant, #list)), tenant)
-      end
+    if last_turn[turns[i]] == i then tenants[#tenants + 1] = turns[i] end
+  end
+  local lists = {}
+  for i = 1, #tenants do
+    local tenant, list, popped = tenants[i], {}, 1
+    while #list < number[tenant] and popped > 0 do
+      local some = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant] - #list)
+      add_live(q, some, 2, list, expire)
+      popped = #some
+    end
+    lists[tenant] = list
+  end
+  local heads, spent = note_heads(q, priority, tenants), {}
+  for i = 1, #tenants do
+    local tenant = tenants[i]
+    if heads[i] then
+      spent[#spent + 1], spent[#spent + 2] = text(spend(q, before[tenant], tenant, #lists[tenant])), tenant
     end
   end
+  if #spent > 0 then call('ZADD', q.name .. '/g' .. priority, unpack(spent)) end
+  local ids, at = {}, {}
   for i = 1, #turns do
-    local list = lists[turns[i]]
-    ids[#ids + 1] = list[1][list.at]
-    list.at = list.at + 1
+    local tenant = turns[i]
+    at[tenant] = (at[tenant] or 0) + 1
+    ids[#ids + 1] = lists[tenant][at[tenant]]
   end
   return ids
 end
@@ -117,7 +124,7 @@ local function pick_first(q, priority, want, expire)
     local some = call('ZRANGEBYSCORE', name, '-inf', heads[4] or '+inf', 'LIMIT', 0, want - #ids)
     if #some > 0 then call('ZREM', name, unpack(some)) end
     add_live(q, some, 1, ids, expire)
-    note_head(q, priority, heads[1])
+    note_heads(q, priority, {heads[1]})
   end
   return ids
 end
@@ -128,12 +135,17 @@ local function line_up(q, priority, want, expire)
   if #ids == 0 then return 0 end
   local records, bodies = call('HMGET', q.name .. '/t', unpack(ids)), call('HMGET', q.name .. '/b', unpack(ids))
   call('HDEL', q.name .. '/b', unpack(ids))
-  local deadlines, written = q.extras and call('EXISTS', q.name .. '/e') == 1, {}
+  local read, tenants, written = {}, {}, {}
   for i = 1, #ids do
-    local id, r = ids[i], read_record(records[i])
+    read[i] = read_record(records[i])
+    tenants[i] = read[i].tenant
+  end
+  read_tenants(q, tenants)
+  for i = 1, #ids do
+    local id, r = ids[i], read[i]
     take_off(q, r)
     r.place, r.fence = AGAIN, next_seq(q)
-    enter_stream(q, 'r', r, id, bodies[i], deadlines and call('ZSCORE', q.name .. '/e', id))
+    enter_stream(q, 'r', r, id, bodies[i], q.dated and call('ZSCORE', q.name .. '/e', id))
     written[#written + 1], written[#written + 2] = id, write_record(r)
   end
   call('HSET', q.name .. '/t', unpack(written))
