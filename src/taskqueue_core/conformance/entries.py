@@ -150,7 +150,7 @@ class Entry:
 
     def surely_holds_up(self, other: Entry, span: Span) -> bool:
         """Whether another one of its entity must not be delivered before this one has ended."""
-        if not self.shares(other) or self.maybe_late(span):
+        if not self.shares(other) or self.maybe_late(span) or self.maybe_hung(span):
             return False
         if self.holds:
             return self.state.live

@@ -138,6 +138,8 @@ class Model(Shelf):
         entry = self.entries.get((delivery.task.key, delivery.task.id))
         assert entry is not None, f"{delivery.task.id} was never published (law 7)"
         at = delivery.delivered_at
+        if entry.maybe_hung(span):  # the receive itself may take it back
+            self._lose(entry, span)
         assert entry.maybe_available(span), (
             f"{entry.name} is {entry.state} and was delivered (laws 2, 8)"
         )
@@ -156,7 +158,9 @@ class Model(Shelf):
         assert delivery.prior in entry.priors, f"{entry.name} has prior {delivery.prior}"
         self.check_order(entry, span)
         limits = self.limits[entry.task.key]
-        running = [e for e in self.in_flight(entry.task) if not e.maybe_late(span)]
+        running = [
+            e for e in self.in_flight(entry.task) if not (e.maybe_late(span) or e.maybe_hung(span))
+        ]
         own = [e for e in running if e.task.tenant == entry.task.tenant and not e.uncounted]
         limits.handed_out(entry.name, entry.task.tenant, at, len(running), len(own))
         self._issued.add(delivery.receipt)
