@@ -123,24 +123,30 @@ class DropsTheSurplus(Facade):
 # Handing out
 
 
-class _LyingControl(FacadeControl, ABC):
+class LyingControl(FacadeControl, ABC):
     """Shows the settings that were asked for, and puts others in force."""
+
+    key: str
+    """the queue that is configured"""
 
     @abstractmethod
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         """Return what is put in force instead."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        """Put other ones in force."""
+        self.key = key
         twisted = settings.model_copy(update=self.twist(settings))
         confirmed = await self.inner.configure(key, twisted)
         self.facade.told[key] = settings.model_copy(update={"version": confirmed.version})
         return self.facade.told[key]
 
     async def settings(self, key: str) -> QueueSettings:
+        """Tell those that were asked for."""
         return self.facade.told.get(key) or await self.inner.settings(key)
 
 
-class _GenerousControl(_LyingControl):
+class _GenerousControl(LyingControl):
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         return {"max_inflight": settings.max_inflight and settings.max_inflight + 1}
 
@@ -151,7 +157,7 @@ class GivesOneTooMany(Facade):
     control_type = _GenerousControl
 
 
-class _RestlessControl(_LyingControl):
+class _RestlessControl(LyingControl):
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
         return {"paused": False}
 

@@ -30,11 +30,11 @@ def suite_on(backend: type[Facade], suite: type[Harness], *, patience: float = 5
     return Suite()
 
 
-def outcomes(suite: Harness) -> dict[str, str]:
+def outcomes(suite: Harness, *only: str) -> dict[str, str]:
     """Run the async tests of a suite; say of each that it ``passed``, or why it was skipped or ``failed``."""
     found = {}
     for name, test in inspect.getmembers(suite, inspect.iscoroutinefunction):
-        if name.startswith("test_"):
+        if name in only or (not only and name.startswith("test_")):
             try:
                 asyncio.run(_run(suite, test))
             except pytest.skip.Exception as skipped:

@@ -17,24 +17,35 @@ from taskqueue_core.conformance.concurrency import ConcurrencySuite
 from taskqueue_core.conformance.control import ControlSuite
 from taskqueue_core.conformance.dead_letters import DeadLettersSuite
 from taskqueue_core.conformance.deliver import DeliverSuite
+from taskqueue_core.conformance.entities import EntitiesSuite
 from taskqueue_core.conformance.expire import ExpireSuite
+from taskqueue_core.conformance.fan_out import FanOutSuite
+from taskqueue_core.conformance.floor import FloorSuite
 from taskqueue_core.conformance.flow import FlowSuite
 from taskqueue_core.conformance.handover import HandoverSuite
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.conformance.inputs import InputsSuite
 from taskqueue_core.conformance.ledger import LedgerSuite
 from taskqueue_core.conformance.machine import MachineSuite
+from taskqueue_core.conformance.moved import MovedSuite
+from taskqueue_core.conformance.order import OrderSuite
+from taskqueue_core.conformance.processing import ProcessingSuite
 from taskqueue_core.conformance.publish import PublishSuite
 from taskqueue_core.conformance.rate import RateSuite
 from taskqueue_core.conformance.replicas import ReplicasSuite
 from taskqueue_core.conformance.retry import RetrySuite
 from taskqueue_core.conformance.revocation import RevocationSuite
+from taskqueue_core.conformance.room import RoomSuite
 from taskqueue_core.conformance.schedule import ScheduleSuite
 from taskqueue_core.conformance.settle import SettleSuite
+from taskqueue_core.conformance.swap import SwapSuite
+from taskqueue_core.conformance.tenants import TenantsSuite
 from taskqueue_core.conformance.tracking import TrackingSuite
 from taskqueue_core.conformance.waiting import WaitingSuite
 from tests.conformance import broken_consumers as consumers
+from tests.conformance import broken_flow as flow
 from tests.conformance import broken_limits as limits
+from tests.conformance import broken_order as order
 from tests.conformance import broken_stores as stores
 from tests.conformance.facade import Facade
 from tests.conformance.runner import laws, outcomes, suite_on
@@ -95,6 +106,40 @@ CASES: tuple[tuple[type[Facade], type[Harness], str, str | None], ...] = (
     (limits.SleepsThroughTokens, RateSuite, "test_a_token_wakes", "5"),
     (limits.TakesTheSurplusBack, FlowSuite, "test_lowering_takes_nothing_away", "3"),
     (limits.WakesNobody, FlowSuite, "test_settling_frees_the_place", "5"),
+    (limits.WakesNobody, TenantsSuite, "test_a_tenants_place_wakes", "5"),
+    (order.ForgetsTenants, OrderSuite, "test_tenants_take_turns", "4"),
+    (order.IgnoresWeights, OrderSuite, "test_weights", "4"),
+    (order.ReturnedJumps, OrderSuite, "test_returned_jumps_no_tenant", "4"),
+    (order.SavesTurns, OrderSuite, "test_tenant_saves_nothing", "4"),
+    (order.StartsAnew, OrderSuite, "test_turns_go_on_over_receives", "4"),
+    (order.DropsOnSwap, SwapSuite, "test_a_swap_refuses_nothing", "6"),
+    (order.SwapsLater, SwapSuite, "test_to_fair", "9"),
+    (order.ChargesTenantsForRetries, TenantsSuite, "test_tenant_has_room_again", "6"),
+    (order.GivesTenantsOneTooMany, TenantsSuite, "test_tenants_places", "5"),
+    (order.RefundsTenants, TenantsSuite, "test_tenants_tokens", "5"),
+    (order.TenantHoldsUpAll, TenantsSuite, "test_tenants_places", "5"),
+    (order.UnboundedByTenants, TenantsSuite, "test_total_bounds_tenants", "6"),
+    (order.ForgetsEntities, EntitiesSuite, "test_one_at_a_time", "4"),
+    (order.HoldsForTheDead, EntitiesSuite, "test_death_releases", "4"),
+    (order.ReleasesByPriority, EntitiesSuite, "test_order_over_priorities", "4"),
+    (order.ReleasesOnHandBack, EntitiesSuite, "test_held_while_returned", "4"),
+    (order.ReleasesOnRetry, EntitiesSuite, "test_held_while_retried", "4"),
+    (order.OwesTheAbsent, FloorSuite, "test_nothing_is_owed", "4"),
+    (order.Starves, FloorSuite, "test_share_of_the_lowest", "4"),
+    (consumers.NeverRevokes, ProcessingSuite, "test_worker_is_told", "2"),
+    (flow.EndsTheHealthy, ProcessingSuite, "test_progress_prolongs", "3"),
+    (flow.HangsForNothing, ProcessingSuite, "test_hung_too_often", "3"),
+    (flow.NeverEndsTheHung, ProcessingSuite, "test_hung_comes_back", "3"),
+    (limits.RefusesDuplicates, MovedSuite, "test_moved_knows_what_it_had", "7"),
+    (flow.MovesRetries, MovedSuite, "test_moved_goes_on", "6"),
+    (flow.RaisesHopes, MovedSuite, "test_moved_takes_nothing_new", "6"),
+    (flow.CopiesByHalves, FanOutSuite, "test_all_or_nothing", "6"),
+    (flow.CopiesCopies, FanOutSuite, "test_no_chains", None),
+    (flow.CopiesOnce, FanOutSuite, "test_a_copy_in_each", "1"),
+    (flow.KeepsTheOriginal, FanOutSuite, "test_a_copy_in_each", "1"),
+    (flow.CancelsInSilence, RoomSuite, "test_room_rings", "6"),
+    (flow.MissesRings, RoomSuite, "test_no_ring_is_missed", "6"),
+    (flow.RingsAllTheTime, RoomSuite, "test_it_does_not_ring_all_the_time", None),
 )
 
 FOUND_BY_HISTORIES = (
@@ -111,6 +156,16 @@ FOUND_BY_HISTORIES = (
     stores.UnfencedRetry,
     limits.GivesOneTooMany,
     limits.HandsOutWhilePaused,
+    order.ForgetsEntities,
+    order.ForgetsTenants,
+    order.GivesTenantsOneTooMany,
+    order.HoldsForTheDead,
+    order.ReleasesOnHandBack,
+    order.ReleasesOnRetry,
+    order.StartsAnew,
+    order.UnboundedByTenants,
+    flow.EndsTheHealthy,
+    flow.NeverEndsTheHung,
 )
 
 
@@ -132,14 +187,16 @@ def profile() -> Callable[..., AbstractContextManager[None]]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "suite", "proof", "law"), CASES, ids=[case[0].__name__ for case in CASES]
+    ("backend", "suite", "proof", "law"),
+    CASES,
+    ids=[f"{case[0].__name__}-{case[2]}" for case in CASES],
 )
 def test_broken_backend_fails(
     backend: type[Facade], suite: type[Harness], proof: str, law: str | None
 ) -> None:
     """A backend that breaks a promise fails the test of this promise, which names the law."""
     kit = suite_on(backend, suite, patience=0.05)
-    assert outcomes(kit)[proof] == "failed"
+    assert outcomes(kit, proof)[proof] == "failed"
     assert law is None or law in laws(kit, proof)
 
 

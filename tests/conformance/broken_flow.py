@@ -1,0 +1,227 @@
+"""Backends that break one promise each about what hangs, what has moved, copies, and who waits for room."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
+from taskqueue_memory.bells import MemoryRoomBell
+from tests.conformance.broken_limits import LyingControl, queue_of
+from tests.conformance.facade import Facade, FacadeControl, FacadePublisher
+
+# What hangs
+
+
+class _PatientControl(LyingControl):
+    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
+        return {"max_processing_time": None}
+
+
+class NeverEndsTheHung(Facade):
+    """What hangs is left alone."""
+
+    control_type = _PatientControl
+
+
+class _DeafControl(FacadeControl):
+    async def progress(self, delivery: Delivery, value: float | str) -> bool:
+        record = self.facade.inner._store.receipts.get(delivery.receipt)
+        if record is not None:
+            record.progress = value
+        return record is not None
+
+
+class EndsTheHealthy(Facade):
+    """A long task is ended although it reports its progress."""
+
+    control_type = _DeafControl
+
+
+class HangsForNothing(Facade):
+    """What hung comes back as if it had been handed back."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        store = self.inner._store
+        whole = store.hand_back
+
+        def hand_back(record: Any, *, lost: bool, told: bool = True) -> None:
+            whole(record, lost=lost and told, told=told)
+
+        store.hand_back = hand_back  # type: ignore[method-assign]
+
+
+# What has moved
+
+
+class _HopefulPublisher(FacadePublisher):
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        answers = await super().publish(*tasks)
+        return tuple(
+            msgspec.structs.replace(answer, retry_after=1.0)
+            if answer.code is Refusal.MOVED
+            else answer
+            for answer in answers
+        )
+
+
+class RaisesHopes(Facade):
+    """Who is refused by a queue that has moved is told to try again."""
+
+    publisher_type = _HopefulPublisher
+
+
+class _BusyPublisher(FacadePublisher):
+    async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
+        settings = queue_of(self.facade, task.key).settings
+        if settings.moved_to is None:
+            return await super().schedule_retry(task, at, **options)
+        return Confirmation(
+            key=task.key, task_id=task.id, status=Published.REFUSED, code=Refusal.MOVED
+        )
+
+
+class MovesRetries(Facade):
+    """A queue that has moved takes no retries either."""
+
+    publisher_type = _BusyPublisher
+
+
+# Copies
+
+
+class _CopyingPublisher(FacadePublisher):
+    """Publishes each copy for itself."""
+
+    def targets(self, task: Task, depth: int) -> tuple[str, ...]:
+        """Return where a task goes."""
+        return () if depth else queue_of(self.facade, task.key).settings.bound_to
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        return tuple([await self._publish(task, 0) for task in tasks])
+
+    async def _publish(self, task: Task, depth: int) -> Confirmation:
+        targets = self.targets(task, depth)
+        if not targets:
+            return await self._put(task)
+        copies = [msgspec.structs.replace(task, key=key) for key in targets]
+        answers = [
+            await (self._put(copy) if copy.key == task.key else self._publish(copy, depth + 1))
+            for copy in copies
+        ]
+        refused = [answer for answer in answers if not answer.stored]
+        return msgspec.structs.replace((refused or answers)[0], key=task.key)
+
+    async def _put(self, task: Task) -> Confirmation:
+        queue = queue_of(self.facade, task.key)
+        before = queue.settings
+        queue.settings = before.model_copy(update={"bound_to": ()})
+        try:
+            (answer,) = await self.inner.publish(task)
+            return answer
+        finally:
+            queue.settings = before
+
+
+class CopiesByHalves(Facade):
+    """Where one of the bound queues refuses, the others have their copy."""
+
+    publisher_type = _CopyingPublisher
+
+
+class _ChainingPublisher(_CopyingPublisher):
+    def targets(self, task: Task, depth: int) -> tuple[str, ...]:
+        return () if depth > 2 else queue_of(self.facade, task.key).settings.bound_to
+
+
+class CopiesCopies(Facade):
+    """A copy goes on to where its queue is bound to."""
+
+    publisher_type = _ChainingPublisher
+
+
+class _FrugalPublisher(_CopyingPublisher):
+    def targets(self, task: Task, depth: int) -> tuple[str, ...]:
+        return super().targets(task, depth)[:1]
+
+
+class CopiesOnce(Facade):
+    """One copy is for all."""
+
+    publisher_type = _FrugalPublisher
+
+
+class _KeepingPublisher(_CopyingPublisher):
+    def targets(self, task: Task, depth: int) -> tuple[str, ...]:
+        targets = super().targets(task, depth)
+        return tuple(dict.fromkeys((*targets, task.key))) if targets else ()
+
+
+class KeepsTheOriginal(Facade):
+    """A queue that is bound to others keeps a copy itself."""
+
+    publisher_type = _KeepingPublisher
+
+
+# Room
+
+
+class _QuietControl(FacadeControl):
+    async def cancel(self, key: str, task_id: str) -> bool:
+        bells = self.facade.inner._store.bells
+        heard, bells.open = bells.open, {}
+        try:
+            cancelled: bool = await self.inner.cancel(key, task_id)
+            return cancelled
+        finally:
+            bells.open = heard
+
+
+class CancelsInSilence(Facade):
+    """Room that a cancelled task leaves rings for nobody."""
+
+    control_type = _QuietControl
+
+
+class _LateBell(MemoryRoomBell):
+    async def rung(self, timeout: float) -> None:
+        self._rung.clear()
+        await super().rung(timeout)
+
+
+class _RestlessBell(MemoryRoomBell):
+    async def rung(self, timeout: float) -> None:
+        await asyncio.sleep(0)
+        await super().rung(min(timeout, 0))
+
+
+class _BellPublisher(FacadePublisher):
+    bell: type[MemoryRoomBell]
+
+    def room_bell(self, *keys: str) -> MemoryRoomBell:
+        return self.bell(self.facade.inner._store.bells, keys)
+
+
+class _LatePublisher(_BellPublisher):
+    bell = _LateBell
+
+
+class MissesRings(Facade):
+    """Room that comes before somebody waits for it rings for nobody."""
+
+    publisher_type = _LatePublisher
+
+
+class _RestlessPublisher(_BellPublisher):
+    bell = _RestlessBell
+
+
+class RingsAllTheTime(Facade):
+    """Who waits for room asks again and again."""
+
+    publisher_type = _RestlessPublisher
