@@ -3,11 +3,13 @@
 python3 dev.py chaos [--seeds N] [--minutes M] [--jobs J] [--menu NAME] [--seed S] [arguments of pytest]
 python3 dev.py chaos --outages
 python3 dev.py chaos --durability [RUNS]
+python3 dev.py chaos --fairness [TASKS]
 
 Without options: every test marked chaos, then a campaign of 20 seeds. With --seeds or --minutes: that
 campaign alone. A campaign goes on after the last seed of the one before, adds to the totals in
 tests/chaos/results/ and writes them into docs/reliability.md. With --seed: that run alone, again.
 With --outages: the long ones, some ten minutes. With --durability: what each class loses, some twenty.
+With --fairness: one tenant with a million tasks beside 99 with ten, some minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
-from tests.chaos import durability, outages
+from tests.chaos import durability, fairness, outages
 from tests.chaos.render import BLOCKS, put, render
 from tests.chaos.seeded import Report, carry_out, scenario
 from tests.chaos.totals import add_regression, read_totals, reset, updated
@@ -47,12 +49,16 @@ def main(arguments: list[str]) -> int:
         "--durability", type=int, nargs="?", const=_CUTS, metavar="RUNS",
         help=f"what is lost in so many cuts of each kind ({_CUTS})",
     )  # fmt: skip
+    parser.add_argument(
+        "--fairness", type=int, nargs="?", const=fairness.MANY, metavar="TASKS",
+        help=f"how long tenants wait beside one that has so many tasks ({fairness.MANY:,})",
+    )  # fmt: skip
     options, rest = parser.parse_known_args(arguments)
     if options.seed is not None:
         report = carry_out(scenario(options.seed, options.menu))
         print(report, report.figures, "ok" if report.ok else "FAILED", sep="\n")  # noqa: T201 - a command
         return 0 if report.ok else 1
-    if options.outages or options.durability:
+    if options.outages or options.durability or options.fairness:
         return _measure(options)
     if rest or (options.seeds is None and options.minutes is None):
         words = [sys.executable, "-m", "pytest", "-m", "chaos", "tests", *rest]
@@ -76,6 +82,9 @@ def _measure(options: argparse.Namespace) -> int:
             line = f"{measured.case.durability}, {measured.happened}: {measured.lost} of {measured.confirmed} lost"
             print(line, flush=True)  # noqa: T201 - a command
         _publish("chaos --durability")
+    if options.fairness:
+        bad += not fairness.campaign(options.fairness).ok
+        _publish("chaos --fairness")
     return 1 if bad else 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.chaos import durability, outages
+from tests.chaos import durability, fairness, outages
 from tests.chaos.checker import Spread
 from tests.chaos.totals import TOTALS, Totals, read_totals
 
@@ -16,6 +16,7 @@ BEGIN = "<!-- written by `python3 dev.py {command}`: begin -->"
 END = "<!-- end -->"
 BLOCKS = {
     "chaos --outages": (PAGE, outages.table),
+    "chaos --fairness": (PAGE, fairness.table),
     "chaos --durability": (DOCS / "redis.md", durability.table),
 }
 """by the command that writes it: the page that it is in, and what makes its text of the last results"""

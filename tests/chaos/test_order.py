@@ -1,0 +1,238 @@
+"""Order under faults: entities, priorities, the lowest one's share, tenants; and that deadlines end what they must."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskqueue_core.backend import Subscription
+from taskqueue_core.capabilities import Order, revocation_of
+from taskqueue_core.tasks import Delivery, Settled
+from tests.chaos import fairness
+from tests.chaos.cases import CHAOS, LEASE, SEEDS, passed, small
+from tests.chaos.checker import check
+from tests.chaos.history import What
+from tests.chaos.limiting import swap
+from tests.chaos.story import Handout, History, Story, Terms
+from tests.chaos.world import Outcome, World
+
+each_seed = pytest.mark.parametrize("seed", SEEDS)
+_HELD = 4
+"""deliveries that a consumer has in hand at most, where few entities are to be held up"""
+_PROMPT = 0.5
+"""seconds after which a task of an entity that nobody holds is handed out at the latest"""
+
+
+def _handed_out(outcome: Outcome) -> list[tuple[Handout, Story]]:
+    """Return all hand-outs in the store's order."""
+    stories = History(outcome.events).stories.values()
+    found = [(handout, story) for story in stories for handout in story.handouts]
+    return sorted(found, key=lambda pair: pair[0].order)
+
+
+def _broken_as_one_entity(outcome: Outcome, terms: Terms) -> set[str]:
+    """Return the rules that would have been broken had all tasks of an ordering key been of one entity."""
+    merged = [
+        msgspec.structs.replace(event, ordering_key="one") if event.ordering_key else event
+        for event in outcome.events
+    ]
+    return {one.rule for one in check(merged, outcome.dump, terms).violations}
+
+
+async def _many_entities(folder: Path, seed: int, tasks: int, seconds: float) -> Outcome:
+    shape = small(
+        consumers=8, tasks=tasks, seconds=seconds, keys=("alpha",), entities=100, keyed=True,
+        liveness=60.0,
+    )  # fmt: skip
+    async with World(folder, shape, seed=seed) as world:
+        await world.begin()
+        await world.holding("consumer", 0, 1)
+        for number in range(3):
+            await asyncio.gather(
+                world.inflict("kill", "consumer", number),
+                world.inflict("cut", "link-consumer", number + 3),
+                world.inflict("lose", "link-consumer", number + 5),
+                world.inflict("kill", "producer", number % 2),
+            )
+            await world.inflict("kill", "redis", 0, 0.1)
+        await world.inflict("freeze", "consumer", 7, 1.2 * LEASE)
+        outcome = await world.finish()
+    assert passed(outcome).tasks == tasks
+    assert "R8" in _broken_as_one_entity(outcome, world.terms)
+    return outcome
+
+
+@each_seed
+async def test_entities_while_everything_dies(folder: Path, seed: int) -> None:
+    """FIX-C1, faults F1, A1 and B1: 100 ordering keys over 8 consumers; one at a time of each, in its order."""
+    await _many_entities(folder, seed, 1000, 1.0)
+
+
+@CHAOS
+async def test_a_thousand_tasks_of_each_entity(folder: Path) -> None:
+    """Fault F1: as above, 100,000 tasks."""
+    await _many_entities(folder, 0, 100_000, 60.0)
+
+
+@each_seed
+async def test_an_entity_that_is_held_holds_up_no_other(folder: Path, seed: int) -> None:
+    """Fault F2: a consumer is frozen; its entities wait for their redelivery, and all others go on as ever."""
+    shape = small(
+        tasks=600, seconds=3.0, keys=("alpha",), entities=30, keyed=True, simple=True, limit=_HELD, take=_HELD,
+    )  # fmt: skip
+    async with World(folder, shape, seed=seed) as world:
+        await world.begin()
+        await world.holding("consumer", 0, 1)
+        await world.inflict("freeze", "consumer", 0, 1.5 * LEASE)
+        outcome = await world.finish()
+    passed(outcome)
+    history = History(outcome.events)
+    frozen = next(e.at for e in outcome.events if e.what is What.FROZEN)
+    over = frozen + 1.5 * LEASE
+    held = {
+        story.ordering_key
+        for handout, story in _handed_out(outcome)
+        if handout.holders[0][1] == "consumer-0.1" and handout.holders[0][0] <= over < math.inf
+        if frozen < handout.answered_at
+    }
+    waits: dict[bool, list[float]] = {True: [], False: []}
+    for story in history.stories.values():
+        called = story.publications[0].called.at
+        if frozen < called < over:
+            out = story.handouts[0].store_at - history.wall
+            waits[story.ordering_key in held].append(out - called)
+    assert sorted(waits[False])[int(0.99 * len(waits[False]))] <= _PROMPT
+    assert max(waits[True]) >= 0.5 * LEASE, "nobody waited: the frozen one held nothing"
+
+
+@pytest.mark.parametrize("number", [1000, pytest.param(10_000, marks=CHAOS)])
+async def test_high_priorities_after_many_low_ones(folder: Path, number: int) -> None:
+    """FIX-C1, OPEN-C6, fault F3: ten of high priority, of one moment, are the next, and in their order."""
+    shape = small(tasks=0, consumers=0, keys=("alpha",), take=20, limit=20)
+    async with World(folder, shape) as world:
+        await world.publish(number, priority=1)
+        high = [told.task_id for told in await world.publish(10, priority=9)]
+        await world.begin()
+        for consumer in range(2):
+            await world.start("consumer", consumer)
+        await world.drained(seconds=60.0)
+        outcome = await world.finish()
+    assert passed(outcome).tasks == number + 10
+    assert [story.task for _, story in _handed_out(outcome)[:10]] == high
+
+
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(60.0, marks=CHAOS)])
+async def test_a_flood_of_high_priorities(folder: Path, seconds: float) -> None:
+    """OPEN-C8, fault F4: as long as the flood lasts, one of eleven is of the lowest priority."""
+    share, flood = 0.1, round(600 * seconds)
+    shape = small(
+        tasks=flood, seconds=seconds, keys=("alpha",), priorities=(9,), consumers=3, liveness=60.0,
+        limits={"alpha": {"floor_share": share, "max_inflight": 4}},
+    )  # fmt: skip
+    async with World(folder, shape) as world:
+        await world.publish(flood // 5, priority=0)
+        await world.begin()
+        outcome = await world.finish()
+    passed(outcome)
+    firsts = [story.priority for handout, story in _handed_out(outcome) if not handout.first.losses]
+    high = [place for place, priority in enumerate(firsts) if priority == 9]
+    flooded = firsts[
+        high[0] : high[round(0.8 * len(high))]
+    ]  # what is tried again comes after the flood
+    assert firsts.count(0) > flooded.count(0), "low ones waited all the while"
+    assert flooded.count(0) >= 0.8 * share * len(flooded)
+
+
+@each_seed
+async def test_turns_of_tenants_while_the_order_changes(folder: Path, seed: int) -> None:
+    """B3, B12, fault F5: the order is changed under load, ten times, while consumers and Redis are killed."""
+    shape = small(
+        consumers=3, tasks=1500, seconds=2.0, keys=("alpha", "beta"), tenants=6, entities=20,
+        limits={"alpha": {"order": Order.FAIR, "weights": {"t1": 2}, "max_inflight": 12}},
+    )  # fmt: skip
+    async with World(folder, shape, seed=seed) as world:
+        await world.begin()
+        for turn in range(5):
+            await asyncio.gather(swap(world, "alpha"), swap(world, "beta"))
+            if turn % 2:
+                await world.inflict("kill", "consumer", turn % 3)
+        await world.inflict("kill", "redis", 0, 0.1)
+        for _ in range(5):
+            await asyncio.gather(swap(world, "alpha"), swap(world, "beta"))
+        outcome = await world.finish()
+    assert passed(outcome).tasks == shape.tasks
+
+
+async def test_one_tenant_of_many_tasks(folder: Path) -> None:
+    """B3, fault F5: beside one tenant with 5,000 tasks, 99 with ten wait about as long as if they were alone."""
+    turns = await fairness.measure(folder, 5000)
+    assert turns.p99 <= fairness.SLOWER * turns.idle_p99 + fairness.SLACK, turns
+    assert turns.jain >= fairness.JAIN, turns
+
+
+async def test_deadlines_pass_wherever_a_task_is(folder: Path) -> None:
+    """OPEN-A6, fault F12: waiting, scheduled, running, or while Redis is away: it expires once, and is gone."""
+    shape = small(tasks=0, consumers=0, keys=("alpha",))
+    async with World(folder, shape) as world:
+        await world.begin()
+        async with world.subscribe("slow") as slow:
+            await slow.receive(1, 0)
+            now = world.backend.now()
+            await world.publish(10, deadline=now + 0.7)
+            running = await _taken(world, slow, 10)
+            waiting = await world.publish(10, deadline=now + 0.7)
+            scheduled = await world.publish(10, not_before=now + 0.9, deadline=now + 1.0)
+            away = await world.publish(10, not_before=now + 1.3, deadline=now + 1.5)
+            ended: set[str] = set()
+            revocation = revocation_of(world.backend, slow)
+            async with asyncio.timeout(5):
+                while len(ended) < 10:
+                    await world.control.maintain()
+                    told = asyncio.ensure_future(revocation.revoked())
+                    await asyncio.wait([told], timeout=0.1)
+                    told.cancel()
+                    ended.update(told.result() if told.done() and not told.cancelled() else ())
+            assert ended == {delivery.receipt for delivery in running}
+            assert set(await slow.ack(*running)) == {Settled.LEASE_LOST}
+            await world.inflict("kill", "redis", 0, max(0.0, now + 1.6 - world.backend.now()))
+        await world.start("consumer", 0)
+        await world.drained()
+        outcome = await world.finish()
+    passed(outcome)
+    assert len(waiting) == len(scheduled) == len(away) == 10
+    assert (
+        outcome.dump.ledgers["alpha"]["expired"] == outcome.dump.ledgers["alpha"]["published"] == 40
+    )
+
+
+async def _taken(world: World, subscription: Subscription, number: int) -> list[Delivery]:
+    """Take so many, and note them as a consumer does."""
+    found: list[Delivery] = []
+    while len(found) < number:
+        found += (await world.receive(subscription, number - len(found))).deliveries
+    for delivery in found:
+        world.log.came(delivery)
+    return found
+
+
+@each_seed
+async def test_deliveries_that_hang(folder: Path, seed: int) -> None:
+    """C18, fault G4: what is not settled in time is lost with its receipt, and comes again; nothing else is."""
+    shape = small(
+        tasks=600, keys=("alpha", "beta"), hanging=("alpha", "beta"), consumers=3,
+        limits={key: {"max_processing_time": 0.8, "max_inflight": 40} for key in ("alpha", "beta")},
+    )  # fmt: skip
+    async with World(folder, shape, seed=seed) as world:
+        await world.begin()
+        await world.inflict("kill", "consumer", 0)
+        await world.inflict("kill", "redis", 0, 0.1)
+        outcome = await world.finish()
+    assert outcome.verdict.ok, str(outcome.verdict)
+    assert outcome.verdict.figures.lost == 0
+    revoked = [event for event in outcome.events if event.what is What.REVOKED]
+    assert revoked
+    assert outcome.verdict.figures.stale >= len(revoked)
