@@ -222,12 +222,15 @@ class MigratingControl(JointControl):
     async def maintain(self) -> Maintained:
         """See `taskqueue_core.capabilities.Control.maintain`. Closes what an old publisher has opened, too."""
         done = await super().maintain()
-        with contextlib.suppress(BackendUnavailable, SettingsConflict):  # the next pass goes on
-            await self._care()
+        with contextlib.suppress(BackendUnavailable, SettingsConflict, TimeoutError):
+            async with asyncio.timeout(_LEISURE):  # the next pass goes on
+                await self._care()
         return done
 
     async def _care(self) -> None:
         """Compare the settings of some queues on both sides, other ones each time."""
+        if any(side.down_for for side in self._crossing.sides):
+            return
         phase = await self._crossing.phase(fresh=True)
         if phase in (Phase.IDLE, Phase.TURNING):
             return

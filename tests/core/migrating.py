@@ -1,0 +1,268 @@
+"""A whole migration under load, with kills, that any two stores can be put through.
+
+`migration(seed, old, new)` publishes from several processes (one of them with the configuration of before), works on
+both sides, kills the operator in the middle of each command and a process now and then, rolls back where the seed
+says so, and returns what the books of both sides say in the end. `Story.check` holds them against what was confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
+from taskqueue_core.succession import (
+    MigratingBackend,
+    MigrationMode,
+    finish,
+    rollback,
+    start,
+    status,
+)
+from taskqueue_core.tasks import Published, State, Task
+from taskqueue_memory import MemoryBackend
+
+__all__ = ["KEYS", "KilledError", "MemoryHome", "StoreHome", "Story", "cut_after", "migration"]
+
+KEYS = ("alpha", "beta", "gamma")
+
+
+class StoreHome(Protocol):
+    """A store that processes come to and leave."""
+
+    def enter(self) -> Backend:
+        """Open a backend on it, as another process would."""
+
+    async def kill(self, backend: Backend) -> None:
+        """End one without a farewell; return when its deliveries are there for others."""
+
+
+class _Visitor:
+    """One process's view of a memory store: subscriptions end with it, tasks don't."""
+
+    def __init__(self, store: MemoryBackend) -> None:
+        self._store = store
+        self.subscriptions: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def subscribe(self, keys: Any, consumer: str) -> Any:
+        self.subscriptions.append(self._store.subscribe(keys, consumer))
+        return self.subscriptions[-1]
+
+    async def aclose(self) -> None:
+        for subscription in self.subscriptions:
+            await subscription.close()
+
+
+class MemoryHome:
+    """A memory store that outlives the processes that use it."""
+
+    def __init__(self, store: MemoryBackend | None = None) -> None:
+        self.store = store or MemoryBackend()
+
+    def enter(self) -> Backend:
+        """Open a view."""
+        return _Visitor(self.store)
+
+    async def kill(self, backend: Backend) -> None:
+        """Take back what the process had."""
+        await backend.aclose()
+
+
+class KilledError(BaseException):
+    """The end of a process, in the middle of a step."""
+
+
+def cut_after(side: Any, changes: int, *, before: bool) -> None:
+    """Kill who makes so many changes of settings on a side, before or after the last one is done."""
+    control, count = side.control, 0
+
+    async def configure(key: str, settings: QueueSettings) -> QueueSettings:
+        nonlocal count
+        count += 1
+        if count >= changes and before:
+            raise KilledError
+        told: QueueSettings = await control.configure(key, settings)
+        if count >= changes:
+            raise KilledError
+        return told
+
+    class Cut:
+        def __getattr__(self, name: str) -> Any:
+            return configure if name == "configure" else getattr(control, name)
+
+    side.control = Cut()
+
+
+class Story(msgspec.Struct):
+    """What was confirmed, what was executed, and the books of both sides."""
+
+    accepted: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+    stored: set[tuple[str, str]] = msgspec.field(default_factory=set)
+    tried: set[tuple[str, str]] = msgspec.field(default_factory=set)
+    acked: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+    """how often a worker was told that it had settled a task"""
+    done: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+    """on how many sides each task ended as done"""
+    old: dict[str, Any] = {}
+    new: dict[str, Any] = {}
+    kills: int = 0
+
+    def check(self) -> None:
+        """The equation, exactly: over both sides, and each task in one of them."""
+        twice = [name for name, times in self.accepted.items() if times > 1]
+        assert not twice, f"accepted twice: {twice}"
+        lost = [name for name in self.stored if not self.done[name]]
+        assert not lost, f"confirmed and never executed: {lost}"
+        both = [name for name, sides in self.done.items() if sides > 1]
+        assert not both, f"on both sides: {both}"
+        again = [name for name, times in self.acked.items() if times > 1]
+        assert not again, f"settled twice: {again}"
+        for books in (self.old, self.new):
+            for key, ledger in books.items():
+                assert ledger.balanced, f"{key}: {ledger}"
+        done = sum(ledger.done for books in (self.old, self.new) for ledger in books.values())
+        published = sum(
+            ledger.published for books in (self.old, self.new) for ledger in books.values()
+        )
+        assert published == done == sum(self.done.values()), (published, done, self.done)
+
+
+class _Run:
+    def __init__(self, seed: int, old: StoreHome, new: StoreHome, mode: MigrationMode) -> None:
+        self.random = random.Random(seed)
+        self.homes = old, new
+        self.mode = mode
+        self.story = Story()
+        self.enough = False
+
+    def process(self) -> MigratingBackend:
+        old, new = (home.enter() for home in self.homes)
+        return MigratingBackend(old, new, mode=self.mode, patience=5)
+
+    async def kill(self, backend: MigratingBackend) -> None:
+        self.story.kills += 1
+        for home, side in zip(self.homes, backend.sides, strict=True):
+            await home.kill(side.backend)
+
+    async def produce(self, backend: Backend, name: str, tasks: int) -> None:
+        """Publish; each id is sent by two producers, and some of them twice."""
+        for number in range(tasks):
+            task = Task(key=KEYS[number % len(KEYS)], id=f"{name}{number}")
+            for _ in range(self.random.choice((1, 1, 2))):
+                await self.publish(backend, task)
+            await asyncio.sleep(0)
+
+    async def publish(self, backend: Backend, task: Task) -> None:
+        name = task.key, task.id
+        self.story.tried.add(name)
+        with contextlib.suppress(BackendUnavailable, PublishUnconfirmed):
+            (told,) = await backend.publisher.publish(task)
+            self.story.accepted[name] += told.status is Published.ACCEPTED
+            if told.stored:
+                self.story.stored.add(name)
+
+    async def work(self, backend: Backend, name: str) -> None:
+        """Execute whatever comes: settle most of it at once, hand some back, retry some."""
+        async with backend.subscribe(KEYS, name) as subscription:
+            while not self.enough:
+                received = await subscription.receive(self.random.randint(1, 5), 0.02)
+                for delivery in received.deliveries:
+                    fate = self.random.random()
+                    if fate < 0.1:
+                        await subscription.redeliver(delivery)
+                    elif fate < 0.2 and delivery.attempt < 3:
+                        await backend.publisher.schedule_retry(
+                            delivery.task, backend.now(), settles=delivery
+                        )
+                    else:
+                        told = await subscription.ack(delivery)
+                        self.story.acked[delivery.task.key, delivery.task.id] += told[0].ok
+
+    async def step(self, act: Callable[[MigratingBackend], Awaitable[object]]) -> None:
+        """Give a command, killed at some change of settings; then again by another process, to its end."""
+        operator = self.process()
+        cut = self.random.randint(1, 9)
+        for side in operator.sides:
+            cut_after(side, cut, before=self.random.random() < 0.5)
+        with contextlib.suppress(KilledError):
+            await act(operator)
+        await self.kill(operator)
+        again = self.process()
+        await act(again)
+        await again.aclose()
+
+    async def left(self, watcher: MigratingBackend) -> int:
+        found = [await watcher.control.ledger(key) for key in KEYS]
+        return sum(one.waiting + one.scheduled + one.in_flight for one in found)
+
+
+async def migration(
+    seed: int,
+    old: StoreHome,
+    new: StoreHome,
+    *,
+    mode: MigrationMode = MigrationMode.AVAILABLE,
+    tasks: int = 40,
+) -> Story:
+    """Run one, with a kill in each command and of a worker in each phase; return what came of it."""
+    run = _Run(seed, old, new, mode)
+    plain = run.homes[0].enter()  # a publisher whose configuration knows nothing of all this
+    first, second = run.process(), run.process()
+    workers = [run.process() for _ in range(3)]
+    background = [
+        asyncio.create_task(run.work(backend, f"w{number}"))
+        for number, backend in enumerate(workers)
+    ]
+    back = run.random.random() < 0.4
+    steps: list[Callable[[MigratingBackend], Awaitable[object]]] = [start]
+    steps += [rollback, start] if back else []
+    for round_, act in enumerate([None, *steps]):
+        producing = [
+            asyncio.create_task(run.produce(backend, f"r{round_}.", tasks))
+            for backend in (first, second, *([plain] if act is None else []))
+        ]
+        if act is not None:
+            await run.step(act)
+        victim = run.random.randrange(len(workers))
+        background[victim].cancel()
+        await asyncio.gather(background[victim], return_exceptions=True)
+        await run.kill(workers[victim])
+        workers[victim] = run.process()
+        background[victim] = asyncio.create_task(run.work(workers[victim], f"w{victim}"))
+        await asyncio.gather(*producing)
+        for number in range(round_ + 1):  # everything once more, from a process that has just begun
+            fresh = run.process()
+            for name in sorted(run.story.tried):
+                if name[1].startswith(f"r{number}.") and run.random.random() < 0.3:
+                    await run.publish(fresh, Task(key=name[0], id=name[1]))
+            await fresh.aclose()
+    watcher = run.process()
+    await watcher.control.maintain()
+    async with asyncio.timeout(30):
+        while await run.left(watcher):  # noqa: ASYNC110 - a store has no event for it
+            await asyncio.sleep(0.01)
+    run.enough = True
+    await asyncio.gather(*background)
+    await run.step(finish)
+    assert not (await status(watcher)).unfinished
+    run.story.old, run.story.new = [
+        {key: await side.control.ledger(key) for key in KEYS} for side in watcher.sides
+    ]
+    for side in watcher.sides:
+        for key, task_id in sorted(run.story.tried):
+            (told,) = await side.control.statuses(key, task_id)
+            run.story.done[key, task_id] += told is not None and told.state is State.DONE
+    for backend in (first, second, watcher, *workers):
+        await backend.aclose()
+    return run.story

@@ -1,0 +1,15 @@
+"""Migrations under load, killed at each step (A20; faults J1, J2, J5, J7)."""
+
+import pytest
+
+from taskqueue_core.succession import MigrationMode
+from tests.core.migrating import MemoryHome, migration
+
+
+@pytest.mark.parametrize("mode", MigrationMode)
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_equation_is_exact(seed: int, mode: MigrationMode) -> None:
+    """A20, faults J1, J2, J5, J7: whoever is killed, each task is in one place, and none is lost (law 1)."""
+    story = await migration(seed, MemoryHome(), MemoryHome(), mode=mode)
+    assert story.kills >= 4
+    story.check()
