@@ -85,6 +85,8 @@ def perform(setup: Setup, env: Mapping[str, str], output: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.environ.update(env)
+    if os.environ.get("TASKQUEUE_TRACED"):
+        importlib.import_module("tests.model.tracing").install()
     program = importlib.import_module(f"tests.chaos.programs.{setup.role}")
     with Log(Path(setup.log), setup.name) as log:
         log.started()

@@ -1,0 +1,88 @@
+"""Answers of scripts, in the form in which they are compared with those of the specification."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tests.model.books import LEDGER
+
+__all__ = ["COUNTED", "error_of", "normal", "plain"]
+
+_RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
+_STATES = ("waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded")
+_PLACES = ("", "fresh", "again", "parked")
+_VERBS = ("", "ack", "redeliver", "lost", "bury", "retry")
+COUNTED = (*LEDGER, "delivered", "redelivered", "retried", "lost")
+
+
+def error_of(answer: Any) -> tuple[str, Any]:
+    """Return what an answer complains of, and the answer itself: nothing, in one of both places."""
+    if isinstance(answer, list) and answer[:1] == [b"!"]:
+        return answer[1].decode(), None
+    return "", answer
+
+
+def plain(value: Any) -> Any:
+    """Return a value with numbers and text as text, as Redis makes no difference."""
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    return str(value)
+
+
+def normal(name: str, answer: Any) -> Any:
+    """Return an answer without what says nothing of tasks, and with what has no order in one."""
+    form = _FORMS.get(name)
+    return form(answer) if form and isinstance(answer, list) else answer
+
+
+def _received(answer: list[Any]) -> list[Any]:
+    now, due, again, expired, groups, left, others, closed = answer
+    given = [[key, lane, *entry] for key, lane, told in groups for entry in _entries(told)]
+    return [now, due, again, sorted(expired), given, *map(sorted, (left, others, closed))]
+
+
+def _pending(answer: list[Any]) -> list[Any]:
+    found = []
+    for key, lane, told, tokens, _ in answer:
+        for (fence, task, body, more), token in zip(_entries(told), tokens, strict=True):
+            text = (word.decode() for word in (task, more, token))
+            found.append((key.decode(), lane.decode(), int(fence), *text, body))
+    found.sort()
+    return [[key, lane, fence, task, body, *rest] for key, lane, fence, task, *rest, body in found]
+
+
+def _stats(answer: list[Any]) -> list[Any]:
+    pairs = dict(zip(answer[0][::2], answer[0][1::2], strict=True))
+    return [[pairs.get(name.encode(), 0) for name in COUNTED], *answer[1:]]
+
+
+def _entries(told: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (told[n : n + 4] for n in range(0, len(told), 4))
+
+
+def _record(packed: bytes, in_flight: int) -> list[Any]:
+    state, place, priority, attempt, losses, prior, handed, *rest = _RECORD.unpack_from(packed)
+    seq, fence, at, digest, verb, told, settled = rest
+    return [
+        _STATES[state - 1], _PLACES[place], priority, attempt, losses, prior, handed, *map(_number, (seq, fence, at)),
+        digest.hex(), _VERBS[verb], told, _number(settled), in_flight,
+    ]  # fmt: skip
+
+
+def _number(packed: bytes) -> int:
+    return int.from_bytes(packed, "big")
+
+
+_FORMS: dict[str, Callable[[list[Any]], list[Any]]] = {
+    "receive": _received,
+    "pending": _pending,
+    "adopt": lambda answer: [told[:3] for told in answer],
+    "maintain": lambda answer: [answer[0], sorted(answer[1]), *answer[2:6], sorted(answer[6])],
+    "stats": _stats,
+    "status": lambda answer: [_record(*told[:2]) if told else [] for told in answer],
+    "dead_letters": lambda answer: [told[0] for told in answer],
+}

@@ -1,0 +1,5 @@
+"""What chaos runs need here too."""
+
+from tests.chaos.conftest import folder
+
+__all__ = ["folder"]

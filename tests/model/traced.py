@@ -1,0 +1,44 @@
+"""A chaos run whose every script call is replayed on the specification when it is over."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from tests.chaos.world import Outcome, World
+from tests.model.replay import Replay, replay
+from tests.model.tracing import TRACED, Call, install, traces
+
+__all__ = ["TracedWorld"]
+
+_PARTITION = "{chaos:0}"
+
+
+class TracedWorld(World):
+    """One whose processes, this one among them, run scripts that note what they do."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.more[TRACED] = "1"
+        self.calls: list[Call] = []
+        self.replayed = Replay()
+        self._end = install()
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await super().__aenter__()
+        except BaseException:
+            self._end()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            await super().__aexit__(*error)
+        finally:
+            self._end()
+
+    async def judge(self) -> Outcome:
+        """Let the checker speak, then compare. Raises `Mismatch` where the specification says otherwise."""
+        outcome = await super().judge()
+        self.calls = list(traces(self.redis, _PARTITION))
+        self.replayed = replay(self.calls)
+        return outcome

@@ -1,0 +1,117 @@
+"""Notes every execution of a script, in the step that it is: its arguments, its time and its answer.
+
+Each script is wrapped, and pushes what happened to a list beside the queues of its partition. So the order is that of
+Redis and nothing is missing: not what was carried out though its answer was lost, not what a killed process had asked
+for; and what Redis forgets when it is killed is forgotten on both sides.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from hiredis import Reader
+
+from taskqueue_redis import scripts
+from tests.redis.servers import RedisServer
+
+__all__ = ["TRACED", "Call", "install", "traced", "traces"]
+
+TRACED = "TASKQUEUE_TRACED"
+"""the variable that has the processes of a chaos run wrap their scripts"""
+_KEY = ":trace"
+_UNTRACED = frozenset({"install"})
+_WRAPPED = """
+local traced_redis, traced_time = redis, redis.call('TIME')
+local redis = {{
+  call = function(command, ...)
+    if command == 'TIME' then return traced_time end
+    return traced_redis.call(command, ...)
+  end,
+  pcall = traced_redis.pcall,
+  error_reply = traced_redis.error_reply,
+}}
+local function transition()
+{script}
+end
+
+local function written(value)
+  local kind = type(value)
+  if kind == 'table' then
+    if value.err then return written({{'!', value.err}}) end
+    local parts = {{}}
+    for i = 1, #value do parts[i] = written(value[i]) end
+    return '*' .. #value .. '\\r\\n' .. table.concat(parts)
+  elseif kind == 'number' then
+    return ':' .. string.format('%d', value) .. '\\r\\n'
+  elseif kind == 'string' then
+    return '$' .. #value .. '\\r\\n' .. value .. '\\r\\n'
+  end
+  return '$-1\\r\\n'
+end
+
+local answer = transition()
+traced_redis.pcall('RPUSH', KEYS[1] .. '{key}', written({{'{name}', ARGV, traced_time, {{answer}}}}))
+return answer
+"""
+
+
+class Call(NamedTuple):
+    """One execution."""
+
+    name: str
+    words: tuple[bytes, ...]
+    """the arguments of the script, after the epoch and the time"""
+    now: int
+    """the time that counts for tasks, in microseconds; a test may have passed it"""
+    real: int
+    """the time of Redis"""
+    answer: Any
+
+    def __str__(self) -> str:
+        """Say it in one line, without bodies."""
+        shown = " ".join(repr(word[:40])[2:-1] for word in self.words[:12])
+        return f"{self.name} {shown}{' …' if len(self.words) > 12 else ''}"
+
+
+@functools.cache
+def _wrapped(name: str) -> str:
+    return _WRAPPED.format(script=_plain(name), name=name, key=_KEY)
+
+
+_plain = scripts.source
+
+
+def traced(name: str) -> str:
+    """Return a script that notes each of its executions."""
+    return _plain(name) if name in _UNTRACED else _wrapped(name)
+
+
+def install() -> Callable[[], None]:
+    """Have this process run wrapped scripts from now on; return what ends that."""
+    scripts.source = traced  # type: ignore[assignment] # without its cache, which is in `_wrapped`
+    scripts._digest.cache_clear()
+
+    def end() -> None:
+        scripts.source = _plain
+        scripts._digest.cache_clear()
+
+    return end
+
+
+def traces(server: RedisServer, partition: str) -> Iterator[Call]:
+    """Read what was noted of a partition, the oldest first."""
+    with server.connect() as connection:
+        start, page = 0, 2000
+        while told := connection.call("LRANGE", f"{partition}{_KEY}", start, start + page - 1):
+            start += page
+            yield from map(_read, told)
+
+
+def _read(text: bytes) -> Call:
+    reader = Reader()
+    reader.feed(text)
+    name, (_, passed, *words), (whole, parts), (answer,) = reader.gets()
+    real = int(whole) * 1_000_000 + int(parts)
+    return Call(name.decode(), tuple(words), int(passed or real), real, answer)
