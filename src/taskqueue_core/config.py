@@ -1,13 +1,17 @@
 """Settings, from the environment (``TASKQUEUE_…``), a ``.env`` file and ``taskqueue.toml``, in this order.
 
 Lists of names are separated by commas in the environment and are arrays in TOML. A backend reads settings of its own,
-in the environment and ``.env`` (``TASKQUEUE_MEMORY_…``).
+in the environment and ``.env`` (``TASKQUEUE_MEMORY_…``). So that there may be two of a kind, the one that a migration
+leaves reads them under another name (``TASKQUEUE_OLD_MEMORY_…``): `of_the_old_side`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from tomllib import TOMLDecodeError
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -21,9 +25,13 @@ from pydantic_settings import (
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["Settings", "load_settings"]
+__all__ = ["Settings", "load_settings", "of_the_old_side"]
 
 S = TypeVar("S", bound=BaseSettings)
+
+_PREFIX = "TASKQUEUE_"
+_OLD_PREFIX = "TASKQUEUE_OLD_"
+_old_side: ContextVar[bool] = ContextVar("taskqueue_old_side", default=False)
 
 
 def _split(value: object) -> object:
@@ -44,6 +52,10 @@ class Settings(BaseSettings):
 
     backend: str = "memory"
     """an entry-point name, a module path, or ``module:attr``"""
+    migrate_from: str | None = None
+    """the backend that tasks move away from, named like ``backend``; its own settings are ``TASKQUEUE_OLD_…``"""
+    migrate_mode: Literal["available", "strict"] = "available"
+    """what comes first while both have tasks: that they flow, or that order and limits hold"""
     server_url: str = "http://127.0.0.1:8420"
     """where the server is: for workers, the ``server`` backend and the command line"""
     token: SecretStr | None = None
@@ -84,10 +96,12 @@ class Settings(BaseSettings):
 
 def load_settings(kind: type[S]) -> S:
     """Read settings of a kind. Raise `ConfigurationError` that names each bad one, without showing its value."""
+    prefix = kind.model_config.get("env_prefix", "")
+    if _old_side.get():
+        prefix = _OLD_PREFIX + prefix.removeprefix(_PREFIX)
     try:
-        return kind()
+        return kind(_env_prefix=prefix)
     except ValidationError as error:
-        prefix = kind.model_config.get("env_prefix", "")
         faults = "; ".join(
             f"{prefix}{'_'.join(str(part) for part in fault['loc'])}".upper() + f": {fault['msg']}"
             for fault in error.errors(include_input=False, include_url=False)
@@ -99,3 +113,13 @@ def load_settings(kind: type[S]) -> S:
         raise ConfigurationError(
             f"the settings cannot be read: {type(error).__name__} in .env or taskqueue.toml"
         ) from None
+
+
+@contextmanager
+def of_the_old_side() -> Iterator[None]:
+    """Have `load_settings` read what the backend is told that a migration leaves: ``TASKQUEUE_OLD_…`` alone."""
+    token = _old_side.set(True)
+    try:
+        yield
+    finally:
+        _old_side.reset(token)

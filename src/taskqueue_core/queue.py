@@ -13,14 +13,21 @@ import msgspec
 from taskqueue_core.authoring import demand_no_keys
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomBell, RoomBells, control_of, has
-from taskqueue_core.config import Settings, load_settings
-from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull
+from taskqueue_core.config import Settings, load_settings, of_the_old_side
+from taskqueue_core.errors import (
+    ConfigurationError,
+    IdConflict,
+    InvalidInput,
+    PublishUnconfirmed,
+    QueueFull,
+)
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.loading import load_backend
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.plugins import load_plugins
 from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.succession import MigratingBackend, MigrationMode
 from taskqueue_core.tasks import (
     DEFAULT_PRIORITY,
     Confirmation,
@@ -34,6 +41,8 @@ from taskqueue_core.tasks import (
 
 __all__ = ["Queue", "connect", "instant", "open_backend", "stored"]
 
+_SERVER = "server"
+"""the backend that is none, but a way to a server's"""
 _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
 _SHORTEST = 0.02
@@ -45,11 +54,29 @@ _RINGING = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
 
 
 def open_backend(word: str | None = None, settings: Settings | None = None) -> ObservedBackend:
-    """Make the configured backend (or the one that ``word`` names), with the installed plugins around it."""
+    """Make the configured backend (or the one that ``word`` names), with the installed plugins around it.
+
+    With ``TASKQUEUE_MIGRATE_FROM`` it is two: that one is left for this one. See docs/migration.md.
+    """
     settings = settings or load_settings(Settings)
     hooks = Hooks()
     load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
-    return ObservedBackend(load_backend(word or settings.backend), hooks)
+    return ObservedBackend(_load(word or settings.backend, settings), hooks)
+
+
+def _load(word: str, settings: Settings) -> Backend:
+    if settings.migrate_from is None or word == _SERVER:  # a server that migrates does it itself
+        return load_backend(word)
+    if settings.migrate_from == _SERVER:
+        raise ConfigurationError("TASKQUEUE_MIGRATE_FROM: a server is no store; name its backend")
+    with of_the_old_side():
+        try:
+            old = load_backend(settings.migrate_from)
+        except ConfigurationError as error:
+            raise type(error)(f"the backend to migrate from: {error}") from error
+    names = (settings.migrate_from[:100], word[:100])
+    mode = MigrationMode(settings.migrate_mode)
+    return MigratingBackend(old, load_backend(word), mode=mode, names=names)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from taskqueue_core.cli import (
     dead_letters,
     demo,
     lookup,
+    migrate,
     publish,
     queues,
     serve,
@@ -38,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (serve, worker, publish, stats, queues, dead_letters, lookup, demo, version):
+for module in (serve, worker, publish, stats, queues, dead_letters, lookup, migrate, demo, version):
     module.add_to(app)
 
 
