@@ -51,7 +51,7 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
     p99: float
     """of the 99, beside it"""
     jain: float
-    """of the hand-outs of all 100, until the first of the 99 had all of its tasks"""
+    """of the hand-outs of all 100 while all had something waiting: until the first of the 99 had all of its tasks"""
 
     @property
     def ok(self) -> bool:
@@ -109,24 +109,24 @@ async def measure(folder: Path, tasks: int) -> Turns:
         backends = [world.open_backend(world.redis.port) for _ in range(_SERVERS)]
         await _publish(world, [f"m{n}" for n in range(tasks)], "many")
         waits: dict[str, list[float]] = {}
-        order: list[str] = []
+        jain = 0.0
         for key in _QUEUES:
             drain = _Drain(world, key, backends)
             taking = asyncio.create_task(drain.run())
             if key == "busy":  # they come while the one is served already
                 await world.until(partial(drain.under_way, 200), "it is under way")
-            before = len(drain.order)
             sent = await _publish_few(world, key)
+            since = len(drain.order)
             await taking
             waits[key] = sorted(drain.out[name] - at for name, at in sent.items())
-            order = drain.order[before:]
+            jain = _jain(drain.order, since)
     return Turns(
         tasks=tasks,
         idle_p50=_quantile(waits["idle"], 0.5),
         idle_p99=_quantile(waits["idle"], 0.99),
         p50=_quantile(waits["busy"], 0.5),
         p99=_quantile(waits["busy"], 0.99),
-        jain=_jain(order),
+        jain=jain,
     )
 
 
@@ -154,15 +154,17 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
     return max(0.0, ordered[math.ceil(part * len(ordered)) - 1])
 
 
-def _jain(order: Sequence[str]) -> float:
-    """Return Jain's index of the tenants' hand-outs, as long as all of them had something waiting."""
+def _jain(order: Sequence[str], since: int) -> float:
+    """Return Jain's index of the tenants' hand-outs, from a place in the order on and as long as all had something."""
     had: Counter[str] = Counter()
-    for tenant in order:
+    shares: Counter[str] = Counter()
+    for place, tenant in enumerate(order):
         had[tenant] += 1
+        shares[tenant] += place >= since
         if tenant != "many" and had[tenant] == _EACH:
             break
-    shares = [had[tenant] for tenant in ("many", *(f"t{n}" for n in range(_TENANTS)))]
-    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+    counts = [shares[tenant] for tenant in ("many", *(f"t{n}" for n in range(_TENANTS)))]
+    return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
 
 
 def campaign(tasks: int = MANY) -> Turns:

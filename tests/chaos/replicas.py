@@ -113,9 +113,11 @@ class Replicas(World):
                     await self.present(actor)
 
     def active(self, actor: Actor) -> bool:
-        """Whether a server listens, or anybody else has done something."""
+        """Whether a server listens, a worker has started, or anybody else has done something."""
         if actor.role == "server":
             return actor.noted('"serving"') > 0
+        if actor.role == "worker":  # there may be nothing to do for it
+            return actor.noted("\n") > 0
         return super().active(actor)
 
     async def end(self) -> None:

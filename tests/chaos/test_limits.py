@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from taskqueue_core.capabilities import Order
 from taskqueue_core.flow import RateLimit
 from tests.chaos.cases import CHAOS, LEASE, SEEDS, passed, small
 from tests.chaos.cast import Actor
@@ -150,6 +151,49 @@ async def _paused(world: World, seconds: float) -> None:
     assert after.published > before.published
     assert after.waiting - before.waiting == after.published - before.published
     assert after.done - before.done == before.in_flight - after.in_flight
+
+
+_CROWD: Mapping[str, Mapping[str, Any]] = {
+    "alpha": {"max_inflight": _PLACES, "order": Order.FAIR},
+    "beta": {"rate_limit": RateLimit(max_tokens=200), "floor_share": 0.1},
+    "gamma": {
+        "order": Order.FAIR,
+        "max_inflight": 60,
+        "tenant_max_inflight": 20,
+        "tenant_rate_limit": RateLimit(max_tokens=300),
+    },
+}
+
+
+@CHAOS
+@pytest.mark.parametrize("seed", range(3))
+async def test_fifty_workers_on_three_servers(folder: Path, seed: int) -> None:
+    """F2 to F6, OPEN-F1, faults F12 to F15: limits, order, a pause and deadlines hold, whoever dies."""
+    shape = small(
+        tasks=3000, seconds=10.0, limits=_CROWD, tenants=5, entities=60, priorities=(2, 5, 5, 8),
+        answer_timeout=2.0, operation_timeout=4.0, liveness=90.0,
+    )  # fmt: skip
+    async with Replicas(folder, shape, seed=seed, servers=3, workers=50) as world:
+        await world.begin()
+        await world.until(lambda: world.published() >= 500, "the load is under way")
+        for number in range(3):
+            await asyncio.gather(
+                *(world.inflict("kill", "worker", 7 * number + n) for n in range(7)),
+                world.inflict("cut", "link-worker", 40 + number),
+                world.inflict("lose", "link-server", number),
+            )
+            await world.inflict("kill", "server", number, 0.3)
+        await world.inflict("kill", "redis", 0, 0.3)
+        await pause(world, "gamma")
+        await asyncio.sleep(LEASE)
+        await resume(world, "gamma")
+        outcome = await world.finish()
+    assert passed(outcome).tasks == shape.tasks
+    assert outcome.dump.ledgers["alpha"]["expired"]
+    takers = {
+        event.by.partition(".")[0] for event in outcome.events if event.what is What.DELIVERED
+    }
+    assert takers == {"server-0", "server-1", "server-2"}
 
 
 @CHAOS
