@@ -106,7 +106,7 @@ class Replay(Spec):
         """Hand out."""
         token, turn, limit, look, *asked = (word.decode() for word in words)
         order: dict[str, None] = {}
-        for key in (*(g[0] for g in answer[4]), *answer[5], *answer[6]) if answer else ():
+        for key in _walked(answer) if answer else ():
             order.setdefault(key.decode())
         told = self.receive(
             token, int(turn), int(limit), look=look == "1", asked=asked, order=tuple(order)
@@ -314,6 +314,14 @@ def _published(name: bytes, about: bytes) -> Publish:
     return Publish(
         name.decode(), about[:8].hex(), int(about[8:9]), int(not_before or 0), int(deadline or 0)
     )
+
+
+def _walked(answer: Any) -> list[bytes]:
+    """Return keys as Redis can have come to them: first those that gave nothing, then as they gave."""
+    _, _, _, expired, groups, left, others, closed = answer
+    gave = [group[0] for group in groups]
+    idle = [told[0] for told in (*closed, *expired) if told[0] not in gave]
+    return [*idle, *gave, *left, *others]
 
 
 def _moment(time: float) -> Any:
