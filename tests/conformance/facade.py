@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from taskqueue_core.authoring import SubscriptionBase
+from taskqueue_core.authoring import SubscriptionBase, demand_no_keys
 from taskqueue_core.backend import Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import Control, DeadLetters, QueueSettings
 from taskqueue_core.clock import ManualClock
@@ -141,8 +141,16 @@ class Facade:
             await subscription.close()
 
 
+class _OrderlessPublisher(FacadePublisher):
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        demand_no_keys(tasks)
+        return await super().publish(*tasks)
+
+
 class Minimal(Facade):
     """Nothing beyond the contract."""
+
+    publisher_type = _OrderlessPublisher
 
     @property
     def capabilities(self) -> Capabilities:

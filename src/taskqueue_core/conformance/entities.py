@@ -13,6 +13,7 @@ from taskqueue_core.capabilities import has
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import Delivery, Published, State, Task
 
 __all__ = ["EntitiesSuite"]
@@ -281,6 +282,19 @@ class EntitiesSuite(Harness):
             assert taken, f"nothing after {order}"
             order += [name for name in ids(taken) if name[0] == "e"]
         assert order == ["e0", "e1", "e2", "e3"], "(law 4)"
+
+    async def test_released_and_out_of_tokens(self, bench: Bench) -> None:
+        """A task that is released while its tenant has no token comes with the next one (laws 4, 5; OPEN-F1)."""
+        await bench.fair(tenant_rate_limit=RateLimit(max_tokens=2))
+        await bench.publish("e0", "e1", "e2", tenant="a", ordering_key="e")
+        subscription = bench.subscribe()
+        assert await bench.drain(subscription, count=2) == ["e0", "e1"]
+        received = await subscription.receive(5, 0)
+        assert received.deliveries == (), "handed out without a token (law 5)"
+        assert received.due_at is not None, "an empty answer must tell when a limit opens"
+        waiting = await bench.start(subscription.receive(5, None))
+        await bench.advance(0.5)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["e2"], "(law 4)"
 
     async def test_entity_survives(self, bench: Bench) -> None:
         """A durable queue that is opened again holds who waits for what was in flight or returned (law 4; GOAL-AB)."""
