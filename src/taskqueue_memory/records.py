@@ -190,17 +190,19 @@ class QueueState:
 
     def append(self, record: Record) -> None:
         """Have a newly available entry wait."""
-        self.lane(record).append(record)
+        self._lines.lane(record).append(record)
         self._offered(record)
 
-    def let_in(self, record: Record) -> None:
+    def let_in(self, record: Record, now: float) -> None:
         """Have an entry wait at its place that waited for its ordering key until now."""
-        self.lane(record).let_in(record)
+        self._lines.lane(record).let_in(record)
         self._offered(record)
+        if self.fair is not None:
+            self.fair.entered(record, 0, now)
 
     def put_back(self, record: Record) -> None:
         """Have a returned entry wait."""
-        self.lane(record).put_back(record)
+        self._lines.lane(record).put_back(record)
         self._offered(record)
 
     def withdraw(self, record: Record) -> None:

@@ -172,7 +172,6 @@ class Steps:
     def _make_available(self, record: Record, event: str) -> None:
         """Have an entry wait, in its lane or for its ordering key, and wake who can take it."""
         record.seq = next(self._seq)
-        record.available_at = self.clock.now()
         queue, key = record.queue, record.task.ordering_key
         if key is not None:
             queue.turns.comes(record, key)
@@ -183,6 +182,7 @@ class Steps:
             queue.append(record)
             self._enter(record, State.WAITING, event)
             self.ring(queue, 1)
+        record.available_at = record.updated_at
 
     def _pass_key_on(self, record: Record, key: str) -> None:
         """Have the next of those that waited for an ordering key wait in its lane."""
@@ -190,7 +190,7 @@ class Steps:
         following = queue.turns.goes(record, key)
         if following is not None:
             self._offer(queue)
-            queue.let_in(following)
+            queue.let_in(following, record.updated_at)
             self.ring(queue, 1)
 
     def _schedule(self, record: Record, at: float, event: str, **told: str | None) -> None:

@@ -151,7 +151,7 @@ class Tenants:
             account.bucket.tokens -= 1
 
     def entered(self, record: Record, fresh: int, now: float) -> None:
-        """Note that an entry is in another state, and by how much that changed what was never handed out."""
+        """Note that an entry is in another place, and by how much that changed what was never handed out."""
         account = record.account
         if account is None:  # of before the order was fair
             return

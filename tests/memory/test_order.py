@@ -1,0 +1,331 @@
+"""Order: what nobody sees from outside, which is what it costs and what is left of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskqueue_core import authoring
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.flow import RateLimit
+from taskqueue_core.tasks import State, Task
+from taskqueue_memory import MemoryBackend
+from taskqueue_memory.agenda import ROOM
+from taskqueue_memory.records import QueueState
+from taskqueue_memory.tenants import Account
+from tests.memory.test_limits import LimitedHistory
+from tests.memory.test_wakeups import KEYS, hop, ids, waiting
+
+FAIR = {"order": Order.FAIR}
+
+
+async def configure(backend: MemoryBackend, **fields: Any) -> QueueState:
+    """Put settings in force; return the queue."""
+    present = await backend.control.settings("k")
+    await backend.control.configure("k", QueueSettings(version=present.version, **fields))
+    return backend._store.queue("k")
+
+
+@pytest.mark.parametrize("rate", [None, RateLimit(max_tokens=2, interval=60)], ids=["", "rate"])
+async def test_tenants_leave_nothing(
+    rate: RateLimit | None, backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """OPEN-B2: of thousands of tenants nothing is kept once they have nothing left, and their tokens again."""
+    queue = await configure(backend, **FAIR, tenant_rate_limit=rate, tenant_max_inflight=1)
+    subscription = backend.subscribe(["k"], "w")
+    for n in range(3000):
+        await backend.publisher.publish(Task(key="k", tenant=f"t{n}", priority=n % 3))
+        await subscription.ack(*(await subscription.receive(9, 0)).deliveries)
+    assert queue.fair is not None
+    assert len(queue.fair) == (3000 if rate else 0)
+    await clock.advance(60)
+    for _ in range(10):
+        await backend.control.maintain()
+    assert len(queue.fair) == 0
+    assert all(len(walk._heap) <= 2 * ROOM for walk in queue.fair._walks.values())
+    assert len(queue.fair._fillings) <= 2 * ROOM
+
+
+async def test_tenants_that_give_up_leave_nothing(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """B2, OPEN-B2: cancelled, expired, scheduled and dead tasks keep no tenant in the walk, nor anywhere."""
+    queue = await configure(backend, **FAIR, tenant_capacity=2)
+    for n in range(200):
+        fields: dict[str, Any] = {"tenant": f"t{n}", "ordering_key": f"e{n % 50}"}
+        await backend.publisher.publish(
+            Task(key="k", id=f"c{n}", **fields),
+            Task(key="k", id=f"s{n}", not_before=clock.now() + 1e6, **fields),
+        )
+    assert queue.fair is not None
+    assert (len(queue.fair), len(queue.turns), queue.available) == (200, 50, 50)
+    for n in range(200):
+        await backend.control.cancel("k", f"c{n}")
+        await backend.control.cancel("k", f"s{n}")
+    assert (len(queue.fair), len(queue.turns), queue.available) == (0, 0, 0)
+
+
+async def test_tokens_bring_tenants_along_the_way(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """OPEN-B2: where nobody does housekeeping, going on forgets more tenants than it adds."""
+    limit = RateLimit(max_tokens=1)
+    queue = await configure(backend, **FAIR, tenant_rate_limit=limit)
+    subscription = backend.subscribe(["k"], "w")
+    for n in range(2000):
+        await backend.publisher.publish(Task(key="k", tenant=f"t{n}"))
+        await subscription.ack(*(await subscription.receive(9, 0)).deliveries)
+        await clock.advance(0.1)
+    assert queue.fair is not None
+    assert len(queue.fair) <= 20
+
+
+async def test_resting_costs_nothing(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPEN-F1: two thousand tenants at their limits are not looked at by those who take what others have."""
+    await configure(backend, **FAIR, tenant_max_inflight=1)
+    holder, subscription = backend.subscribe(["k"], "h"), backend.subscribe(["k"], "w")
+    for _ in range(2):
+        await backend.publisher.publish(*(Task(key="k", tenant=f"t{n}") for n in range(2000)))
+    assert len((await holder.receive(5000, 0)).deliveries) == 2000
+    looked = 0
+
+    def room_of(*told: Any) -> authoring.Room:
+        nonlocal looked
+        looked += 1
+        return authoring.room_of(*told)
+
+    monkeypatch.setattr("taskqueue_memory.tenants.room_of", room_of)
+    for _ in range(50):
+        assert not (await subscription.receive(9, 0)).deliveries
+    assert looked == 0
+    for n in range(50):
+        await backend.publisher.publish(Task(key="k", tenant=f"other{n}"))
+        (delivery,) = (await subscription.receive(9, 0)).deliveries
+        await subscription.ack(delivery)
+    assert looked <= 200
+
+
+@pytest.mark.parametrize("count", [100_000])
+async def test_a_swap_of_many(count: int, backend: MemoryBackend) -> None:
+    """B12: with a hundred thousand waiting the order changes at once, there and back, and none is lost."""
+    for start in range(0, count, 1000):
+        await backend.publisher.publish(
+            *(Task(key="k", id=str(n), tenant=f"t{n % 100}") for n in range(start, start + 1000))
+        )
+    subscription = backend.subscribe(["k"], "w")
+    back = (await subscription.receive(2, 0)).deliveries
+    await subscription.redeliver(*back)
+    began = time.perf_counter()
+    await configure(backend, **FAIR)
+    assert time.perf_counter() - began < 10
+    fair = (await subscription.receive(200, 0)).deliveries
+    assert [d.task.tenant for d in fair] == 2 * [f"t{n}" for n in range(100)]
+    await configure(backend)
+    rest = (await subscription.receive(count, 0)).deliveries
+    assert [int(d.task.id) for d in rest] == list(range(200, count))
+
+
+async def test_who_waits_for_an_entity_does_not_pile_up(backend: MemoryBackend) -> None:
+    """R8: publishing to a busy entity and cancelling for ever keeps a bounded number of entries."""
+    await backend.publisher.publish(Task(key="k", id="holder", ordering_key="e"))
+    for n in range(2000):
+        await backend.publisher.publish(Task(key="k", id=f"t{n}", ordering_key="e"))
+        await backend.control.cancel("k", f"t{n}")
+    queue = backend._store.queue("k")
+    (lane,) = queue.turns
+    assert len(lane._fresh) <= 2 * ROOM
+    for n in range(2000):  # who gets the key is put into a lane that nobody takes from
+        await backend.publisher.publish(Task(key="k", id=f"u{n}", ordering_key="e"))
+        await backend.control.cancel("k", "holder" if not n else f"u{n - 1}")
+    lane = queue.lane(queue.records["u1999"])
+    assert len(lane._late) <= 2 * ROOM
+
+
+async def test_progress_keeps_one_date(backend: MemoryBackend, clock: ManualClock) -> None:
+    """C18: however often a long task reports, one date is kept of it; and none when it has ended."""
+    await configure(backend, max_processing_time=60)
+    await backend.publisher.publish(Task(key="k"))
+    subscription = backend.subscribe(["k"], "w")
+    (delivery,) = (await subscription.receive(1, 0)).deliveries
+    for _ in range(2000):
+        await clock.advance(1)
+        assert await backend.control.progress(delivery, 0.5)
+    assert len(backend._store._calendar._flights) <= 2 * ROOM
+    await subscription.ack(delivery)
+    assert backend._store.queue("k").flights.next_at() is None
+
+
+async def test_a_key_comes_to_a_tenant_at_rest(backend: MemoryBackend, clock: ManualClock) -> None:
+    """OPEN-F1, R8: who gets its entity while its tenant has no token is handed out at the token's time."""
+    await configure(backend, **FAIR, tenant_rate_limit=RateLimit(max_tokens=1, interval=4))
+    await backend.publisher.publish(
+        Task(key="k", id="holder", tenant="t1", ordering_key="e"),
+        Task(key="k", id="first", tenant="t2"),
+        Task(key="k", id="next", tenant="t2", ordering_key="e"),
+    )
+    subscription = backend.subscribe(["k"], "w")
+    holder, first = (await subscription.receive(9, 0)).deliveries
+    await clock.advance(1)
+    (receive,) = await waiting(subscription)
+    other = backend.subscribe(["k"], "v")
+    await other.ack(first, holder)
+    assert (await other.receive(9, 0)).due_at == clock.now() + 3
+    await clock.advance(2.9)
+    assert not receive.done()
+    await clock.advance(0.1)
+    assert ids([receive]) == [["next"]]
+
+
+ORDERS: tuple[dict[str, Any], ...] = (
+    {},
+    FAIR,
+    {"max_inflight": 2, "floor_share": 0.3},
+    {**FAIR, "tenant_max_inflight": 1, "floor_share": 0.5},
+    {**FAIR, "tenant_max_inflight": 2, "tenant_rate_limit": RateLimit(max_tokens=2, interval=4)},
+    {**FAIR, "tenant_rate_limit": RateLimit(max_tokens=1), "rate_limit": RateLimit(max_tokens=3)},
+    {**FAIR, "tenant_max_inflight": 1, "max_inflight": 2, "max_processing_time": 2.5},
+    {**FAIR, "paused": True, "weights": {"t1": 3}},
+)
+_key, _number = st.sampled_from("aaab"), st.integers(0, 3)
+_task = st.tuples(_key, st.integers(0, 2), st.sampled_from((0, 0, 1, 1, 2)), _number)
+_MOVES = {
+    "put": (4, _task),
+    "receive": (4, _number),
+    "ack": (3, _number),
+    "limit": (2, st.tuples(_key, st.sampled_from(ORDERS))),
+    "advance": (2, st.sampled_from([0.5, 1.0, 3.0])),
+    "end": (1, st.tuples(_key, st.integers(0, 9))),
+    "cancel": (1, _number),
+    "close": (1, _number),
+    "hand_back": (1, _number),
+    "postpone": (1, _number),
+    "bury": (1, _number),
+    "hop": (2, st.just(0)),
+}
+moves = st.lists(
+    st.one_of(
+        [
+            st.tuples(st.just(move), what)
+            for move, (often, what) in _MOVES.items()
+            for _ in range(often)
+        ]
+    ),
+    min_size=20,
+    max_size=80,
+)
+
+
+class OrderedHistory(LimitedHistory):
+    """One with tenants, entities, orders that change, and books that are counted again by hand."""
+
+    async def put(self, what: tuple[str, int, int, int]) -> None:
+        """Add a task of some tenant, entity and priority."""
+        key, tenant, entity, priority = what
+        await self.backend.publisher.publish(
+            Task(
+                key=key,
+                tenant=f"t{tenant}" if tenant else None,
+                ordering_key=f"e{entity}" if entity else None,
+                priority=priority,
+                not_before=self.backend.now() + 1 if priority == 3 else None,
+                deadline=self.backend.now() + 2 if priority == 2 else None,
+            )
+        )
+
+    async def postpone(self, number: int) -> None:
+        """Retry all later."""
+        for record in list(self.subscriptions[number].owned.values()):
+            await self.backend.publisher.schedule_retry(record.task, self.backend.now() + 1)
+
+    async def bury(self, number: int) -> None:
+        """Give all up, and all but the last again a chance."""
+        for record in list(self.subscriptions[number].owned.values()):
+            await self.subscriptions[number].dead_letter(record.delivery, "r")
+            await self.backend.dead_letters.redrive(record.task.key)
+
+    async def end(self, what: tuple[str, int]) -> None:
+        """Cancel one that lives."""
+        key, number = what
+        records = self.backend._store.queue(key).records
+        live = [task_id for task_id, record in records.items() if record.live]
+        for task_id in live[number : number + 1]:
+            await self.backend.control.cancel(key, task_id)
+
+    def check(self) -> None:
+        """Nobody may wait while there is work that may be had, by a count of all records."""
+        for number, receive in self.receives.items():
+            for key in KEYS[number]:
+                queue = self.backend._store.queue(key)
+                assert receive.done() or not self._may_be_had(queue), f"{number} sleeps on {key}"
+
+    def count(self) -> None:
+        """Compare what is kept along the way with a count of all records."""
+        for queue in self.backend._store.queues.values():
+            live = [record for record in queue.records.values() if record.live]
+            waiting = [record for record in live if record.state is State.WAITING]
+            assert queue.available == sum(not record.held for record in waiting)
+            entities = Counter(r.task.ordering_key for r in live if r.state is not State.SCHEDULED)
+            running = Counter(
+                r.task.ordering_key for r in live if r.state is not State.SCHEDULED and not r.held
+            )
+            assert all(running[key] <= 1 for key in entities if key is not None)
+            held = {r.task.ordering_key for r in waiting if r.held}
+            assert held <= set(queue.turns._holders)
+            if queue.fair is None:
+                continue
+            for account in queue.fair._accounts.values():
+                mine = [record for record in live if record.account is account]
+                assert account.fresh == sum(record.counted for record in mine)
+                assert account.in_flight == sum(record.seated for record in mine)
+                states = Counter(r.state for r in mine if not r.held)
+                assert account.waiting == states[State.WAITING]
+            waiting_for = [a.waiting for a in queue.fair._accounts.values() if a.resting]
+            assert queue.fair.resting == sum(waiting_for)
+
+    def _may_be_had(self, queue: QueueState) -> bool:
+        set_to, now = queue.settings, self.backend.now()
+        live = [record for record in queue.records.values() if record.live]
+        in_flight = sum(record.state is State.IN_FLIGHT for record in live)
+        if set_to.paused or (set_to.max_inflight and in_flight >= set_to.max_inflight):
+            return False
+        if set_to.rate_limit and queue.bucket and not queue.bucket.fill(set_to.rate_limit, now):
+            return False
+        return any(self._tenant_may(queue, r.account, now) for r in live if self._free(r))
+
+    @staticmethod
+    def _free(record: Any) -> bool:
+        return record.state is State.WAITING and not record.held
+
+    @staticmethod
+    def _tenant_may(queue: QueueState, account: Account | None, now: float) -> bool:
+        most, rate = queue.settings.tenant_max_inflight, queue.settings.tenant_rate_limit
+        if account is None:
+            return True
+        if most and account.in_flight >= most:
+            return False
+        return not (rate and account.bucket and not account.bucket.fill(rate, now))
+
+
+@settings(max_examples=200, deadline=None)
+@given(moves)
+async def test_nobody_waits_while_something_may_be_had(steps: list[tuple[str, Any]]) -> None:
+    """Fault E4, laws 4, 5, 9, OPEN-F1, R8: after any history the books agree, and who waits has nothing to take."""
+    history = OrderedHistory()
+    for move, what in steps:
+        await getattr(history, move)(what)
+        history.count()
+    for _ in range(6):
+        await hop()
+        history.check()
+        await history.advance(0.5)
+        history.count()
+    await history.backend.aclose()
+    await hop()
