@@ -35,6 +35,24 @@ local function expire(q, id, r, name, fence)
   gone = gone + 1
 end
 
+local function hand_out(q, lane, given)
+  local n = #given / 4
+  if n == 0 then return 0 end
+  groups[#groups + 1] = {q.key, lane, given}
+  call('SADD', PARTITION .. ':o:' .. token, lane .. q.key)
+  call('HSET', q.name, lane, given[4 * n - 3])
+  q.waiting, q.in_flight, q.delivered = q.waiting - n, q.in_flight + n, q.delivered + n
+  if q.timed then rarely().note_start(q, lane, given) end
+  if q.journal then
+    worker = worker or rarely().worker_of(q, token)
+    for i = 2, #given, 4 do
+      local id = given[i]
+      rarely().note(q, 'delivered', id, rarely().read_record(call('HGET', q.name .. '/t', id)), 'in_flight', worker)
+    end
+  end
+  return n
+end
+
 -- Gives what was read to the answer, but for what is past its deadline. Answers how many were given.
 local function give(q, lane, name, entries)
   local given, n = {}, 0
@@ -50,22 +68,7 @@ local function give(q, lane, name, entries)
       n = n + 4
     end
   end
-  n = n / 4
-  if n > 0 then
-    groups[#groups + 1] = {q.key, lane, given}
-    call('SADD', PARTITION .. ':o:' .. token, lane .. q.key)
-    call('HSET', q.name, lane, given[4 * n - 3])
-    q.waiting, q.in_flight, q.delivered = q.waiting - n, q.in_flight + n, q.delivered + n
-    if q.timed then rarely().note_start(q, lane, given) end
-    if q.journal then
-      worker = worker or rarely().worker_of(q, token)
-      for i = 2, #given, 4 do
-        local id = given[i]
-        rarely().note(q, 'delivered', id, rarely().read_record(call('HGET', q.name .. '/t', id)), 'in_flight', worker)
-      end
-    end
-  end
-  return n
+  return hand_out(q, lane, given)
 end
 
 local doubtful = {} -- queues whose counters and structures may differ
@@ -101,10 +104,10 @@ local function serve_class(q, priority, want)
   local served = 0
   if q.sorted then
     while served < want and gone < EXPIRED_AT_MOST and q.laned > 0 do
-      local before, name = gone, stream_of(q, 'r', priority)
-      local n = rarely().line_up(q, priority, want - served, expire)
-      if n > 0 then served = served + give(q, 'r' .. priority, name, read(q, name, n)) end
+      local before = gone
+      local n = hand_out(q, 'r' .. priority, rarely().line_up(q, priority, want - served, token, expire))
       if n == 0 and gone == before then break end
+      served = served + n
     end
     return served
   end

@@ -7,16 +7,19 @@ local function consider(seq)
   if seq and (not oldest or seq < oldest) then oldest = seq end
 end
 
-local function consider_first(set)
-  local first = tonumber(call('ZRANGE', q.name .. set, 0, 0, 'WITHSCORES')[2])
-  consider(first and first < 0 and first + RETURNED or first)
+local function consider_place(place)
+  place = tonumber(place)
+  consider(place and place < 0 and place + RETURNED or place)
 end
+
+local function consider_first(set) consider_place(call('ZRANGE', q.name .. set, 0, 0, 'WITHSCORES')[2]) end
 
 consider_first('/J')
 for i = 1, #q.lanes do
   local priority = string.sub(q.lanes, i, i)
   consider_first('/z' .. priority)
-  consider_first('/w' .. priority)
+  local _, head = first_tenant(q, priority)
+  consider_place(head)
   local name = stream_of(q, 's', priority)
   local head = call('XRANGE', name, last_delivered(name), '+', 'COUNT', 1)[1]
   consider(head and tonumber(string.match(head[1], '^(%d+)')))

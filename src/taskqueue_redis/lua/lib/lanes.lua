@@ -79,30 +79,38 @@ local function enter_sorted(q, r, id, returned)
   enter_lane(q, r, id, returned)
 end
 
--- Lanes of some tenants have lost entries: answers the first of each, false where nothing is left.
-local function note_heads(q, priority, tenants)
-  local heads, firsts, empty = {}, {}, {}
+-- Lanes of some tenants have lost entries: those with nothing left are out. What `/w` says of the others may be too early then.
+local function leave_empty(q, priority, tenants)
+  local empty = {}
   for i = 1, #tenants do
-    heads[i] = call('ZRANGE', lane_of(q, priority, tenants[i]), 0, 0, 'WITHSCORES')[2] or false
-    if heads[i] then
-      firsts[#firsts + 1], firsts[#firsts + 2] = heads[i], tenants[i]
-    else
+    if call('EXISTS', lane_of(q, priority, tenants[i])) == 0 then
       empty[#empty + 1] = tenants[i]
+      empty[tenants[i]] = true
     end
   end
-  if #firsts > 0 then call('ZADD', q.name .. '/w' .. priority, unpack(firsts)) end
   if #empty > 0 then
     call('ZREM', q.name .. '/w' .. priority, unpack(empty))
     call('ZREM', q.name .. '/g' .. priority, unpack(empty))
   end
-  return heads
+  return empty
+end
+
+-- The tenant whose lane has the first entry of all, and the place of that one; then the place that the others' come after.
+local function first_tenant(q, priority)
+  local name = q.name .. '/w' .. priority
+  for _ = 1, call('ZCARD', name) do
+    local heads = call('ZRANGE', name, 0, 1, 'WITHSCORES')
+    local head = call('ZRANGE', lane_of(q, priority, heads[1]), 0, 0, 'WITHSCORES')[2]
+    if head == heads[2] then return heads[1], head, heads[4] end
+    call('ZADD', name, head, heads[1])
+  end
 end
 
 local function leave_sorted(q, r, id)
   if r.place == LANED then
     call('ZREM', lane_of(q, r.priority, r.tenant), id)
     q.laned = q.laned - 1
-    note_heads(q, r.priority, {r.tenant})
+    leave_empty(q, r.priority, {r.tenant})
   else
     call('ZREM', q.name .. '/j:' .. r.entity, id)
     call('ZREM', q.name .. '/J', id)
@@ -119,15 +127,7 @@ local function wake_tenant(q, tenant)
   end
 end
 
--- Counts a delivery for its tenant, and the end of one.
-
-local function take_off(q, r)
-  uncount_fresh(q, r)
-  r.marks = r.marks + 2
-  local s = note_tenant(q, r.tenant, 0, 1)
-  if flow_of(q).tenant_tokens > 0 then s.tokens = s.tokens - 1 end
-end
-
+-- A delivery has ended.
 local function land(q, r)
   if r.marks < 2 then return end
   r.marks = r.marks - 2

@@ -5,13 +5,14 @@
 
 local function enter_stream(q, kind, r, id, body, deadline)
   local name = stream_of(q, kind, r.priority)
+  local more = ''
   if is_fresh(r) and not deadline then
     call('XADD', name, text(r.fence), id, body)
   else
-    local more = r.attempt .. ':' .. r.losses .. ':' .. r.prior .. ':' .. (deadline or '')
+    more = r.attempt .. ':' .. r.losses .. ':' .. r.prior .. ':' .. (deadline or '')
     call('XADD', name, text(r.fence), id, body, is_fresh(r) and 'more' or 'again', more)
   end
-  return name
+  return name, more
 end
 
 -- At the end of its lane.

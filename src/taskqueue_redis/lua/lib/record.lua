@@ -2,14 +2,16 @@
 -- stand its marks (see `tenants.lua`), the tenant and the ordering key.
 
 local function read_record(packed)
-  local r = {marks = 0, tenant = '', entity = ''}
-  r.state, r.place, r.priority, r.attempt, r.losses, r.prior, r.handed, r.seq, r.fence, r.at,
-    r.digest, r.verb, r.answer, r.settled = unpack_struct(RECORD, packed)
+  local state, place, priority, attempt, losses, prior, handed, seq, fence, at, digest, verb, answer, settled =
+    unpack_struct(RECORD, packed)
+  local marks, tenant, entity = 0, '', ''
   if #packed > RECORD_SIZE then
-    r.marks = string.byte(packed, RECORD_SIZE + 1)
-    r.tenant, r.entity = string.match(packed, '^([^/]*)/(.*)$', RECORD_SIZE + 2)
+    marks = string.byte(packed, RECORD_SIZE + 1)
+    tenant, entity = string.match(packed, '^([^/]*)/(.*)$', RECORD_SIZE + 2)
   end
-  return r
+  return {state = state, place = place, priority = priority, attempt = attempt, losses = losses, prior = prior,
+    handed = handed, seq = seq, fence = fence, at = at, digest = digest, verb = verb, answer = answer, settled = settled,
+    marks = marks, tenant = tenant, entity = entity}
 end
 
 local function write_record(r)
@@ -17,6 +19,16 @@ local function write_record(r)
     r.at, r.digest, r.verb, r.answer, r.settled)
   if r.marks == 0 and r.tenant == '' and r.entity == '' then return packed end
   return packed .. string.char(r.marks) .. r.tenant .. '/' .. r.entity
+end
+
+-- What the fields `attempt` and `handed` are in one that was never handed out.
+local FIRST, NEVER = '\0\1', '\0\0'
+
+-- A record with another place, fence and marks, without reading the rest.
+local function moved_record(packed, place, fence, marks)
+  local whose = #packed > RECORD_SIZE and string.sub(packed, RECORD_SIZE + 2) or '/'
+  return string.sub(packed, 1, 1) .. string.char(place) .. string.sub(packed, 3, 18) .. pack('>I7', fence)
+    .. string.sub(packed, 26, RECORD_SIZE) .. string.char(marks) .. whose
 end
 
 local function new_record(priority, digest, tenant, entity)

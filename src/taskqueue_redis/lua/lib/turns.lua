@@ -32,7 +32,7 @@ local function walk_on(q, priority, want)
   local who, spent, before, left = {}, {}, {}, {}
   for i = 1, #told, 2 do who[#who + 1], spent[#spent + 1] = told[i], tonumber(told[i + 1]) end
   if #who > 0 and has_tenant_limits(q) then read_tenants(q, who) end
-  local turns, first, last = {}, 1, #who
+  local turns, first, last, weighted = {}, 1, #who, flow_of(q).weighted == 1
   while #turns < want and first <= last do
     local tenant, at = who[first], spent[first]
     first = first + 1
@@ -45,7 +45,8 @@ local function walk_on(q, priority, want)
     if left[tenant] > 0 then
       left[tenant] = left[tenant] - 1
       turns[#turns + 1] = tenant
-      if left[tenant] > 0 then
+      -- Where all have the same weight, and there are others enough, its next turn is another time.
+      if left[tenant] > 0 and (weighted or last - first + 1 < want - #turns) then
         local j = last
         at = spend(q, at, tenant, 1)
         while j >= first and spent[j] > at do
@@ -98,10 +99,10 @@ local function pick_fair(q, priority, want, expire)
     end
     lists[tenant] = list
   end
-  local heads, spent = note_heads(q, priority, tenants), {}
+  local empty, spent = leave_empty(q, priority, tenants), {}
   for i = 1, #tenants do
     local tenant = tenants[i]
-    if heads[i] then
+    if not empty[tenant] then
       spent[#spent + 1], spent[#spent + 2] = text(spend(q, before[tenant], tenant, #lists[tenant])), tenant
     end
   end
@@ -116,40 +117,66 @@ local function pick_fair(q, priority, want, expire)
 end
 
 local function pick_first(q, priority, want, expire)
-  local ids = {}
-  while #ids < want do
-    local heads = call('ZRANGE', q.name .. '/w' .. priority, 0, 1, 'WITHSCORES')
-    if not heads[1] then break end
-    local name = lane_of(q, priority, heads[1])
-    local some = call('ZRANGEBYSCORE', name, '-inf', heads[4] or '+inf', 'LIMIT', 0, want - #ids)
-    if #some > 0 then call('ZREM', name, unpack(some)) end
+  local ids, tenant, _, upto = {}, first_tenant(q, priority)
+  while #ids < want and tenant do
+    local name = lane_of(q, priority, tenant)
+    local some = call('ZRANGEBYSCORE', name, '-inf', upto or '+inf', 'LIMIT', 0, want - #ids)
+    call('ZREM', name, unpack(some))
     add_live(q, some, 1, ids, expire)
-    note_heads(q, priority, {heads[1]})
+    leave_empty(q, priority, {tenant})
+    tenant, _, upto = first_tenant(q, priority)
   end
   return ids
 end
 
--- Turns waiting entries into entries of the stream of returned ones, to be read at once. Answers how many.
-local function line_up(q, priority, want, expire)
+-- Turns waiting entries into entries of the stream of returned ones, in flight with a consumer. Answers them as `receive` does.
+local function line_up(q, priority, want, token, expire)
   local ids = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want, expire)
-  if #ids == 0 then return 0 end
+  if #ids == 0 then return ids end
   local records, bodies = call('HMGET', q.name .. '/t', unpack(ids)), call('HMGET', q.name .. '/b', unpack(ids))
   call('HDEL', q.name .. '/b', unpack(ids))
-  local read, tenants, written = {}, {}, {}
+  local written, given, fences, counts, tenants = {}, {}, {}, {}, {}
+  local name = stream_of(q, 'r', priority)
   for i = 1, #ids do
-    read[i] = read_record(records[i])
-    tenants[i] = read[i].tenant
+    local id, packed, body, more = ids[i], records[i], bodies[i], ''
+    local fence, deadline = next_seq(q), q.dated and call('ZSCORE', q.name .. '/e', id)
+    local marks, tenant = string.byte(packed, RECORD_SIZE + 1) or 0, string.match(packed, '^[^/]*', RECORD_SIZE + 2)
+    local fresh = string.sub(packed, 4, 5) == FIRST and string.sub(packed, 10, 11) == NEVER
+    fences[i] = text(fence)
+    if fresh and not deadline then
+      call('XADD', name, fences[i], id, body)
+    else
+      local r = read_record(packed)
+      r.fence = fence
+      more = select(2, enter_stream(q, 'r', r, id, body, deadline))
+    end
+    if fresh then q.fresh = q.fresh - 1 end
+    if not counts[tenant] then
+      tenants[#tenants + 1] = tenant
+      counts[tenant] = {0, 0}
+    end
+    counts[tenant][1], counts[tenant][2] = counts[tenant][1] + marks % 2, counts[tenant][2] + 1
+    written[2 * i - 1] = id
+    written[2 * i] = moved_record(packed, AGAIN, fence, 2)
+    given[4 * i - 3], given[4 * i - 2], given[4 * i - 1], given[4 * i] = fences[i], id, body, more
   end
   read_tenants(q, tenants)
-  for i = 1, #ids do
-    local id, r = ids[i], read[i]
-    take_off(q, r)
-    r.place, r.fence = AGAIN, next_seq(q)
-    enter_stream(q, 'r', r, id, bodies[i], q.dated and call('ZSCORE', q.name .. '/e', id))
-    written[#written + 1], written[#written + 2] = id, write_record(r)
+  local taxed = flow_of(q).tenant_tokens > 0
+  for i = 1, #tenants do
+    local count = counts[tenants[i]]
+    local s = note_tenant(q, tenants[i], -count[1], count[2])
+    if taxed then s.tokens = s.tokens - count[2] end
   end
   call('HSET', q.name .. '/t', unpack(written))
-  return #ids
+  local last = fences[#fences]
+  fences[#fences + 1], fences[#fences + 2] = 'FORCE', 'JUSTID'
+  fences[#fences + 1], fences[#fences + 2] = 'LASTID', last
+  local claimed = redis.pcall('XCLAIM', name, 'g', token, 0, unpack(fences))
+  if claimed.err then
+    call('XGROUP', 'CREATE', name, 'g', '0')
+    call('XCLAIM', name, 'g', token, 0, unpack(fences))
+  end
+  return given
 end
 
 -- Brings what waits in plain lanes into sorted ones, first come, first served. Answers how many.
