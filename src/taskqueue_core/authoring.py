@@ -228,6 +228,8 @@ def checked_settings(
         raise InvalidInput(
             name, "an order", "its default: this store hands out first in, first out"
         )
+    if settings.shards > 1:
+        raise InvalidInput("shards", "several", "1: this store is used without what spreads queues")
     if settings.bound_to and not fan_out:
         raise InvalidInput("bound_to", "queues", "none: this store does not copy tasks")
     return settings

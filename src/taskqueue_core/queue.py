@@ -27,7 +27,7 @@ from taskqueue_core.loading import load_backend
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.plugins import load_plugins
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_core.succession import MigratingBackend, MigrationMode
+from taskqueue_core.succession import MigratingBackend, MigrationMode, ShardedBackend
 from taskqueue_core.tasks import (
     DEFAULT_PRIORITY,
     Confirmation,
@@ -65,18 +65,24 @@ def open_backend(word: str | None = None, settings: Settings | None = None) -> O
 
 
 def _load(word: str, settings: Settings) -> Backend:
-    if settings.migrate_from is None or word == _SERVER:  # a server that migrates does it itself
+    if word == _SERVER:  # which migrates and shards by itself
         return load_backend(word)
+    if settings.migrate_from is None:
+        return _spreadable(load_backend(word))
     if settings.migrate_from == _SERVER:
         raise ConfigurationError("TASKQUEUE_MIGRATE_FROM: a server is no store; name its backend")
     with of_the_old_side():
         try:
-            old = load_backend(settings.migrate_from)
+            old = _spreadable(load_backend(settings.migrate_from))
         except ConfigurationError as error:
             raise type(error)(f"the backend to migrate from: {error}") from error
     names = (settings.migrate_from[:100], word[:100])
     mode = MigrationMode(settings.migrate_mode)
-    return MigratingBackend(old, load_backend(word), mode=mode, names=names)
+    return MigratingBackend(old, _spreadable(load_backend(word)), mode=mode, names=names)
+
+
+def _spreadable(backend: Backend) -> Backend:
+    return ShardedBackend(backend) if has(backend, Capability.CONTROL) else backend
 
 
 @asynccontextmanager

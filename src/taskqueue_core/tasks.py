@@ -189,6 +189,10 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     prior: int = 0
     """attempts spent before the last redrive; the retry policy counts from there"""
     delivered_at: float
+    shard: int | None = None
+    """the shard of its queue that it is from; ``None`` where the queue has but one"""
+    shard_changed: bool = False
+    """the delivery of this queue before, to the same subscription, was from another shard"""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,6 +47,7 @@ _FLOW = (
 )
 _FAIR = ("weights", "tenant_capacity", "tenant_max_inflight", "tenant_rate_limit")
 _ORDER = ("order", *_FAIR, "floor_share")
+_WHOLE = ("capacity", "max_inflight", "rate_limit", *_ORDER, "bound_to")
 _Many = Annotated[int, Field(ge=0, le=1_000_000_000)]
 _Bound = Annotated[int, Field(ge=1, le=1_000_000_000)]
 _Weight = Annotated[int, Field(ge=1, le=1000)]
@@ -104,13 +105,23 @@ class QueueSettings(BaseModel):
     bound_to: tuple[_Name, ...] = Field(default=(), max_length=100)
     """a task published here is put, as a copy of its own, into each of these queues instead"""
 
+    shards: int = Field(default=1, ge=1, le=1000)
+    """over how many partitions of the store it is spread; each keeps its own order"""
+
     @model_validator(mode="after")
     def _fits(self) -> QueueSettings:
+        if self.shards > 1 and (whole := self.of_the_whole):
+            raise ValueError(f"shards: a queue with {whole[0]} lives in one partition")
         if self.order is not Order.FAIR:
             for name in _FAIR:
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name} needs order 'fair'")
         return self
+
+    @property
+    def of_the_whole(self) -> tuple[str, ...]:
+        """Return the names of what is set and can only be kept where the whole queue is seen in one step."""
+        return tuple(self._changed(_WHOLE))
 
     @property
     def flow(self) -> dict[str, object]:

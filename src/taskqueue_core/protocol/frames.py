@@ -204,6 +204,8 @@ class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     losses: int = 0
     prior: int = 0
     delivered_at: float
+    shard: int | None = None
+    shard_changed: bool = False
     task: WireTask
 
 
@@ -317,6 +319,8 @@ def to_wire(delivery: Delivery) -> WireDelivery:
         losses=delivery.losses,
         prior=delivery.prior,
         delivered_at=delivery.delivered_at,
+        shard=delivery.shard,
+        shard_changed=delivery.shard_changed,
         task=to_wire_task(delivery.task),
     )
 
@@ -330,6 +334,8 @@ def to_delivery(wire: WireDelivery) -> Delivery:
         losses=wire.losses,
         prior=wire.prior,
         delivered_at=wire.delivered_at,
+        shard=wire.shard,
+        shard_changed=wire.shard_changed,
         task=Task(
             id=task.id,
             key=task.key,

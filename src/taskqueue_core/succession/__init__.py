@@ -14,6 +14,7 @@ from taskqueue_core.succession.phases import (
     start,
     status,
 )
+from taskqueue_core.succession.sharding import ShardedBackend
 
 __all__ = [
     "MigratingBackend",
@@ -21,6 +22,7 @@ __all__ = [
     "MigrationStatus",
     "Phase",
     "QueueOnTheMove",
+    "ShardedBackend",
     "finish",
     "rollback",
     "start",

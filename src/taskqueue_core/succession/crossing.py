@@ -23,7 +23,7 @@ MARKER = "_taskqueue.migration"
 _WORD = "backend:"
 _REMEMBERED = 1.0
 """seconds for which a phase is taken for granted: nothing depends on it being the latest"""
-_OF_THE_STORE = ("version", "moved_to", "durability", "replicas", "journal")
+_OF_THE_STORE = ("version", "moved_to", "durability", "replicas", "journal", "shards")
 """settings that each side has for itself"""
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from taskqueue_core.authoring import SubscriptionBase, checked_limit
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
@@ -34,6 +36,8 @@ class Gathering(SubscriptionBase):
         self._look_at = 0.0
         self._receiving = False
         self._undoing: asyncio.Task[None] | None = None
+        self._scope: asyncio.Timeout | None = None
+        self._nudge: asyncio.Future[None] | None = None
         self._grace: asyncio.TimerHandle | None = None
         self._closings: set[asyncio.Task[None]] = set()
         self._follow(joint.first_plan(keys))
@@ -47,7 +51,7 @@ class Gathering(SubscriptionBase):
         for source in self.sources:
             places = {Place(source.number, key) for key in source.keys}
             if not source.retired and places <= wanted:
-                covered |= places
+                covered |= set() if source.aside else places
             else:
                 source.retired = True
                 source.give_up_waiting()
@@ -105,11 +109,17 @@ class Gathering(SubscriptionBase):
             await self._undone()
             while not self.closed:
                 await self._look()
-                await self._sweep(limit, taken)
-                left = None if end is None else max(0.0, end - self._joint.now())
+                alone = self._alone()
+                if alone is None:
+                    await self._sweep(limit, taken)
+                else:
+                    await self._straight(alone, limit, _left(end, self._joint.now()))
+                    taken += alone.give(limit)
+                left = _left(end, self._joint.now())
                 if taken or left == 0 or any(source.expired for source in self.sources):
                     break
-                await self._wait(limit, left)
+                if alone is None:
+                    await self._wait(limit, left)
             return self._received(taken)
         except BaseException:
             self._put_back(taken)
@@ -120,11 +130,43 @@ class Gathering(SubscriptionBase):
                 source.give_up_waiting()
             self._watch_unseen()
 
+    def _alone(self) -> Source | None:
+        """Return the one source there is, if it cannot be done without: it is received from as if it were all."""
+        if len(self.sources) != 1:
+            return None
+        (source,) = self.sources
+        return source if source.side.needed and source.idle_here and not source.retired else None
+
+    async def _straight(self, source: Source, limit: int, left: float | None) -> None:
+        """Receive, and wait, until it is time to look at the plan."""
+        loop = asyncio.get_running_loop()
+        again = None if self._plan is None else self._plan.look_again
+        until = None if again is None or left == 0 else max(0.0, self._look_at - loop.time())
+        try:
+            async with asyncio.timeout(until) as self._scope:
+                source.take(await source.subscription.receive(limit, left))
+        except TimeoutError:
+            pass
+        except SubscriptionClosed:
+            if not self.closed:
+                raise
+        finally:
+            self._scope = None
+
     def _order(self) -> list[Source]:
-        live = [source for source in self.sources if not source.retired or source.kept]
+        live = [
+            source
+            for source in self.sources
+            if not (source.retired or source.aside) or source.kept or source.question
+        ]
         if self._joint.in_turn() and len(live) > 1:
             self.sources.append(self.sources.pop(0))
-        return live
+        first = self._first()
+        return live if first is None else [first, *(one for one in live if one is not first)]
+
+    def _first(self) -> Source | None:
+        """Return the source that is to be asked before the others, if there is one."""
+        return None
 
     async def _sweep(self, limit: int, taken: list[Delivery]) -> None:
         order = self._order()
@@ -135,10 +177,12 @@ class Gathering(SubscriptionBase):
                 await asyncio.wait({source.question}, timeout=PATIENCE)
             source.absorb()
             taken += source.give(limit - len(taken))
-            if len(taken) < limit and source.may_be_asked:
+            if len(taken) < limit and source.may_be_asked and source.side.needed:
+                await self._look_into(source, limit - len(taken))
+            elif len(taken) < limit and source.may_be_asked:
                 await asyncio.wait({source.ask(limit - len(taken), 0)}, timeout=PATIENCE)
                 source.absorb()
-                taken += source.give(limit - len(taken))
+            taken += source.give(limit - len(taken))
         if taken or self.closed:
             return
         slow = {source.question for source in order if source.question is not None}
@@ -149,6 +193,14 @@ class Gathering(SubscriptionBase):
             taken += source.give(limit - len(taken))
         self._demand_one(order)
 
+    async def _look_into(self, source: Source, limit: int) -> None:
+        """Look at a source that cannot be done without, however long it takes."""
+        try:
+            source.take(await source.subscription.receive(limit, 0))
+            source.error = None
+        except SubscriptionClosed as error:
+            source.error = error
+
     def _demand_one(self, order: list[Source]) -> None:
         errors = [source.error for source in order if source.error is not None]
         if errors and len(errors) == len(order) and not self.closed:
@@ -157,16 +209,19 @@ class Gathering(SubscriptionBase):
     async def _wait(self, limit: int, left: float | None) -> None:
         """Wait until a source has answered, or it is time to look at the plan or at a source that was down."""
         for source in self.sources:
-            if source.may_be_asked:
+            if source.may_be_asked and not source.aside:
                 source.ask(limit, left)
         loop = asyncio.get_running_loop()
         dates = [source.side.down_for for source in self.sources if source.side.down_for]
         if self._plan is not None and self._plan.look_again is not None:
             dates.append(max(0.0, self._look_at - loop.time()))
-        questions = {source.question for source in self.sources if source.question is not None}
+        questions: set[asyncio.Future[Any]] = {
+            source.question for source in self.sources if source.question is not None
+        }
         if questions:
+            self._nudge = loop.create_future()
             await asyncio.wait(
-                questions,
+                {*questions, self._nudge},
                 timeout=min(dates, default=None),
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -174,6 +229,14 @@ class Gathering(SubscriptionBase):
             await asyncio.sleep(min(dates, default=PATIENCE))
         for source in self.sources:
             source.absorb()
+
+    def tell(self) -> None:
+        """Look at the plan at once: something has changed."""
+        self._look_at = -math.inf
+        if self._scope is not None and self._scope.when() is not None:
+            self._scope.reschedule(self._look_at)
+        if self._nudge is not None and not self._nudge.done():
+            self._nudge.set_result(None)
 
     def _received(self, taken: list[Delivery]) -> Received:
         if self.closed:
@@ -249,3 +312,7 @@ class Gathering(SubscriptionBase):
         for source in self.sources:
             source.give_up_waiting()
         await asyncio.gather(*(close(source) for source in self.sources))
+
+
+def _left(end: float | None, now: float) -> float | None:
+    return None if end is None else max(0.0, end - now)

@@ -24,9 +24,13 @@ _PAUSE = 1.0
 class Side:
     """One backend of several."""
 
-    def __init__(self, name: str, backend: Backend) -> None:
-        """Raise `CapabilityMissing` if it has no ``control``: closing a queue is a change of its settings."""
+    def __init__(self, name: str, backend: Backend, *, needed: bool = False) -> None:
+        """Raise `CapabilityMissing` if it has no ``control``: closing a queue is a change of its settings.
+
+        One that is ``needed`` is asked whenever there is a question, however often it was out of reach.
+        """
         self.name = name
+        self.needed = needed
         self.backend = backend
         self.control: Control = control_of(backend)
         self._down_until = -math.inf
@@ -43,7 +47,8 @@ class Side:
 
     def note_down(self) -> None:
         """Note that it was out of reach, or did not answer in time."""
-        self._down_until = asyncio.get_running_loop().time() + _PAUSE
+        if not self.needed:
+            self._down_until = asyncio.get_running_loop().time() + _PAUSE
 
     def note_up(self) -> None:
         """Note that it has answered."""

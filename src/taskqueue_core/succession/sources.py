@@ -32,6 +32,8 @@ class Source:
         self.subscription = subscription
         self.retired = False
         """no more is received from it; it stays open for what it has out"""
+        self.aside = False
+        """it covers nothing that no other source does: it is asked first where that is wanted, and else not at all"""
         self.question: asyncio.Task[Received] | None = None
         self.error: TaskQueueError | None = None
         """why it could not answer last"""
@@ -50,6 +52,11 @@ class Source:
     def may_be_asked(self) -> bool:
         """Whether there is a point in a question."""
         return self.question is None and not self.retired and not self.side.down_for
+
+    @property
+    def idle_here(self) -> bool:
+        """Whether nothing of it is on its way to a receive."""
+        return not (self.kept or self.question)
 
     @property
     def idle(self) -> bool:
@@ -79,7 +86,7 @@ class Source:
         if error is None:
             self.error = None
             self.side.note_up()
-            self._take(question.result())
+            self.take(question.result())
         elif isinstance(error, BackendUnavailable):
             self.error = error
             self.side.note_down()
@@ -88,7 +95,8 @@ class Source:
         else:
             raise error
 
-    def _take(self, received: Received) -> None:
+    def take(self, received: Received) -> None:
+        """Keep what it has answered."""
         self.again, self.due_at = received.again, received.due_at
         self.expired += received.expired
         for delivery in received.deliveries:

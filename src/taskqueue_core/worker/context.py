@@ -49,6 +49,16 @@ class Context:
         return self._delivery.losses
 
     @property
+    def shard(self) -> int | None:
+        """The shard of its queue that the task is from; none where the queue has but one."""
+        return self._delivery.shard
+
+    @property
+    def shard_changed(self) -> bool:
+        """Whether the task before, on this connection, was from another shard: what was loaded for it may not do."""
+        return self._delivery.shard_changed
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """The task's headers, read-only."""
         return MappingProxyType(self._delivery.task.headers)
