@@ -263,6 +263,6 @@ async def migration(
         for key, task_id in sorted(run.story.tried):
             (told,) = await side.control.statuses(key, task_id)
             run.story.done[key, task_id] += told is not None and told.state is State.DONE
-    for backend in (first, second, watcher, *workers):
+    for backend in (plain, first, second, watcher, *workers):
         await backend.aclose()
     return run.story

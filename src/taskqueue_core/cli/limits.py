@@ -95,6 +95,7 @@ def limits_of(settings: QueueSettings) -> list[str]:
         f"{settings.tenant_max_inflight:,} in flight a tenant": settings.tenant_max_inflight,
         f"{_rate(settings.tenant_rate_limit)} a tenant": settings.tenant_rate_limit,
         f"{settings.floor_share:.0%} for the lowest": settings.floor_share,
+        f"{settings.shards:,} shards": settings.shards > 1,
         f"copied to {_few(settings.bound_to)}": settings.bound_to,
     }
     return [words for words, there in told.items() if there]

@@ -182,6 +182,14 @@ def change(
             show_default=False,
         ),
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Spread it over so many partitions of the store, which a queue with limits cannot be.",
+            show_default=False,
+        ),
+    ] = None,
     paused: Annotated[
         bool | None,
         typer.Option("--paused/--resumed", help="Hand nothing out.", show_default=False),
@@ -204,6 +212,7 @@ def change(
         "order": order,
         "tenant_max_inflight": tenant_max_inflight,
         "floor_share": floor_share,
+        "shards": shards,
     }
     changes: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     for name, number in (("capacity", capacity), ("tenant_capacity", tenant_capacity)):

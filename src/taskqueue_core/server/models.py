@@ -203,12 +203,14 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant_rate_limit: RateLimitOut | None = None
     floor_share: float = 0
     bound_to: tuple[str, ...] = ()
+    shards: int = 1
 
     @classmethod
     def of(cls, settings: QueueSettings) -> FlowOut:
         """Leave out what is at its default, and the other settings."""
         told = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
         told["weighted"] = len(settings.weights)
+        told["shards"] = settings.shards
         return msgspec.convert(told, cls)
 
 

@@ -1,10 +1,12 @@
-"""What shards are called in the store: ``resize:s3@2x8`` is shard 3 of the second generation, of 8."""
+"""What shards are called in the store: ``resize:s3@2x8-…`` is shard 3 of the second generation, of 8."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
+from zlib import crc32
 
 from msgspec import structs
 
@@ -13,9 +15,10 @@ from taskqueue_core.tasks import Task
 
 __all__ = ["FIRST", "LONGEST", "Generation", "Shard", "demand_no_shard", "renamed", "shard_of"]
 
-_SHARD = re.compile(r"(.+):s(\d{1,3})@(\d{1,9})x(\d{1,4})")
+_SHARD = re.compile(r"(.+):s(\d{1,3})@(\d{1,9})x(\d{1,4})-[0-9a-f]{4}")
 _WORD = re.compile(r"shards@(\d{1,9})x(\d{1,4})")
-LONGEST = 24
+_EVENLY = 48
+LONGEST = 29
 """characters that the name of a shard has beyond its queue's"""
 
 
@@ -38,7 +41,9 @@ class Generation(NamedTuple):
 
     def place(self, key: str, shard: int) -> str:
         """Return the name of a shard in the store."""
-        return key if not self.number else f"{key}:s{shard}@{self.number}x{self.shards}"
+        if not self.number:
+            return key
+        return _named(key, shard, self)
 
     def places(self, key: str) -> list[str]:
         """Return the names of all shards."""
@@ -77,6 +82,19 @@ def shard_of(task: Task, shards: int) -> int:
         return 0
     name = task.ordering_key or task.id
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) % shards
+
+
+@lru_cache(maxsize=16_384)
+def _named(key: str, shard: int, generation: Generation) -> str:
+    # Where a store chooses the partition by a checksum of the name, as the cluster of Redis does, neighbours shall have
+    # neighbouring ones: so that shards are spread evenly over any number of partitions that divides this.
+    name = f"{key}:s{shard}@{generation.number}x{generation.shards}"
+    wanted = (crc32(key.encode()) + shard) % _EVENLY
+    for salt in range(0x10000):
+        salted = f"{name}-{salt:04x}"
+        if crc32(salted.encode()) % _EVENLY == wanted:
+            return salted
+    return f"{name}-0000"
 
 
 def renamed(task: Task, key: str) -> Task:

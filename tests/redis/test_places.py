@@ -1,0 +1,112 @@
+"""Queues in several places, on real servers: migration from one store to another, and shards over a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.operating import change_settings
+from taskqueue_core.succession import MigratingBackend, ShardedBackend, start
+from taskqueue_core.succession.names import Generation
+from taskqueue_core.tasks import Published, Task
+from taskqueue_redis import RedisBackend
+from taskqueue_redis.keys import Partitions
+from tests.core.migrating import MemoryHome, migration
+from tests.redis.clusters import Cluster
+from tests.redis.conftest import MakeServer
+from tests.redis.links import settings_for
+from tests.redis.servers import RedisServer
+
+KEY = "work"
+
+
+class RedisHome:
+    """A store in Redis that processes come to and leave."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.url = url
+        self.prefix = prefix
+
+    def enter(self) -> Backend:
+        """Open a backend on it."""
+        return RedisBackend(settings=settings_for(self.url, prefix=self.prefix))
+
+    async def kill(self, backend: Backend) -> None:
+        """End one; what it had is there for others."""
+        await backend.aclose()
+
+
+async def test_from_one_store_to_another(redis_70: RedisServer, redis_prefix: str) -> None:
+    """A20, faults J1, J2, J5, J7: under load, with everybody killed at some step, the equation is exact."""
+    homes = [RedisHome(redis_70.url, f"{redis_prefix}{side}") for side in ("old", "new")]
+    (await migration(1, homes[0], homes[1], tasks=12)).check()
+
+
+async def test_from_memory(redis_70: RedisServer, redis_prefix: str) -> None:
+    """A20: between backends of different kinds, too."""
+    (await migration(2, MemoryHome(), RedisHome(redis_70.url, redis_prefix), tasks=12)).check()
+
+
+async def test_an_old_side_that_is_gone(
+    make_server: MakeServer, redis_70: RedisServer, redis_prefix: str
+) -> None:
+    """Fault J6: the old server dies; the new one takes in and hands out without a pause."""
+    server = make_server()
+    server.start()
+    old = RedisBackend(settings=settings_for(server.url, prefix=redis_prefix))
+    new = RedisBackend(settings=settings_for(redis_70.url, prefix=redis_prefix))
+    both = MigratingBackend(old, new)
+    await both.publisher.publish(Task(key=KEY, id="left"))
+    await start(both)
+    server.kill()
+    subscription = both.subscribe([KEY], "worker")
+    waits = []
+    for number in range(20):
+        began = asyncio.get_running_loop().time()
+        (told,) = await both.publisher.publish(Task(key=KEY, id=f"t{number}"))
+        assert told.status is Published.ACCEPTED
+        (delivery,) = (await subscription.receive(1, None)).deliveries
+        await subscription.ack(delivery)
+        waits.append(asyncio.get_running_loop().time() - began)
+    assert sorted(waits)[10] < 0.1, waits
+    assert max(waits) < 2, waits
+    await subscription.close()
+    await both.aclose()
+
+
+async def test_shards_over_a_cluster(redis_cluster: Cluster, redis_prefix: str) -> None:
+    """A16, fault D5: one queue uses many partitions, and is listed, counted and emptied as one, whatever its number."""
+    inner = RedisBackend(
+        settings=settings_for(redis_cluster.url, prefix=redis_prefix, partitions=8)
+    )
+    backend = ShardedBackend(inner)
+
+    async def shard(number: int) -> None:
+        await change_settings(
+            backend.control, KEY, lambda found: found.model_copy(update={"shards": number})
+        )
+
+    await shard(16)
+    partitions = Partitions(redis_prefix, 8)
+    assert len({partitions.of(place) for place in Generation(1, 16).places(KEY)}) == 8
+    ids = [f"t{number}" for number in range(120)]
+    told = await backend.publisher.publish(*[Task(key=KEY, id=name) for name in ids[:60]])
+    assert {one.status for one in told} == {Published.ACCEPTED}
+    subscription = backend.subscribe([KEY], "worker")
+    done: set[str] = set()
+
+    async def work(number: int) -> None:
+        async with asyncio.timeout(20):
+            while len(done) < number:
+                taken = (await subscription.receive(10, None)).deliveries
+                await subscription.ack(*taken)
+                done.update(one.task.id for one in taken)
+
+    await work(30)
+    await shard(3)
+    told = await backend.publisher.publish(*[Task(key=KEY, id=name) for name in ids])
+    assert [one.status for one in told].count(Published.DUPLICATE) == 60
+    await work(120)
+    assert (await backend.control.ledger(KEY)).done == 120
+    assert await backend.control.queues() == (KEY,)
+    await backend.aclose()
