@@ -81,6 +81,7 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
     Harmless at any time; needs no right that the package does not need anyway.
     """
     try:
+        await link.everywhere("PING")  # while it loads its data INFO would say that it keeps no log
         told = [parsed(info) for info in await link.everywhere("INFO")]
         for info in told:
             _refuse(info, settings)

@@ -123,8 +123,7 @@ def _recount_lanes(
         for tenant, head in heads.items():
             lane = f"q{q[1:]}/y{priority}:{tenant.decode()}"
             first = part.first(lane)
-            assert first is not None, "a tenant without a lane"
-            assert head <= first
+            assert first is None or head <= first
             laned += part.ask("ZCARD", lane)
     told = part.ask("ZRANGE", f"{q}/J", 0, -1)
     for task_id in (name.decode() for name in told):

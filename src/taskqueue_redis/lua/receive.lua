@@ -104,10 +104,9 @@ local function serve_class(q, priority, want)
   local served = 0
   if q.sorted then
     while served < want and gone < EXPIRED_AT_MOST and q.laned > 0 do
-      local before = gone
-      local n = hand_out(q, 'r' .. priority, rarely().line_up(q, priority, want - served, token, expire))
-      if n == 0 and gone == before then break end
-      served = served + n
+      local given = rarely().line_up(q, priority, want - served, token, expire)
+      if not given then break end
+      served = served + hand_out(q, 'r' .. priority, given)
     end
     return served
   end

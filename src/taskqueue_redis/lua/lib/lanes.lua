@@ -37,15 +37,14 @@ local function spend(q, spent, tenant, turns)
   return (math.floor(spent / TICKS) + math.floor(TURN / weight * turns + 0.5)) * TICKS + f.tick
 end
 
--- A tenant with something waiting takes a place behind those that are there.
+-- A tenant takes a place behind those that are there.
 local function join(q, priority, tenant)
   if flow_of(q).fair == 0 then return end
-  local name = q.name .. '/g' .. priority
-  if call('ZSCORE', name, tenant) then return end
   if has_tenant_limits(q) then
     if call('ZSCORE', q.name .. '/v', tenant) then return end
     q.opened = true -- others that are there may be at their limits
   end
+  local name = q.name .. '/g' .. priority
   local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')[2]
   call('ZADD', name, text(spend(q, first or 0, tenant, first and 1 or 0)), tenant)
 end
@@ -56,10 +55,11 @@ local RETURNED = 2 ^ 51
 local function enter_lane(q, r, id, returned)
   local place = text(returned and r.seq - RETURNED or r.seq)
   r.place, r.fence = LANED, 0
-  call('ZADD', lane_of(q, r.priority, r.tenant), place, id)
+  local name = lane_of(q, r.priority, r.tenant)
+  call('ZADD', name, place, id)
   call('ZADD', q.name .. '/w' .. r.priority, 'LT', place, r.tenant)
   q.laned = q.laned + 1
-  join(q, r.priority, r.tenant)
+  if call('ZCARD', name) == 1 then join(q, r.priority, r.tenant) end
 end
 
 -- What begins to wait, its body being in the hash. Of those with the same ordering key one is ahead, until it has ended or died.
@@ -79,38 +79,37 @@ local function enter_sorted(q, r, id, returned)
   enter_lane(q, r, id, returned)
 end
 
--- Lanes of some tenants have lost entries: those with nothing left are out. What `/w` says of the others may be too early then.
-local function leave_empty(q, priority, tenants)
-  local empty = {}
-  for i = 1, #tenants do
-    if call('EXISTS', lane_of(q, priority, tenants[i])) == 0 then
-      empty[#empty + 1] = tenants[i]
-      empty[tenants[i]] = true
-    end
+-- A tenant with nothing left is out. That is found when its turn comes, or once nothing is left of anybody.
+local function leave_walk(q, priority, tenant)
+  call('ZREM', q.name .. '/w' .. priority, tenant)
+  call('ZREM', q.name .. '/g' .. priority, tenant)
+end
+
+local function left_lanes(q, n)
+  q.laned = q.laned - n
+  if q.laned > 0 then return end
+  for i = 1, #q.lanes do
+    local priority = string.sub(q.lanes, i, i)
+    call('DEL', q.name .. '/w' .. priority, q.name .. '/g' .. priority)
   end
-  if #empty > 0 then
-    call('ZREM', q.name .. '/w' .. priority, unpack(empty))
-    call('ZREM', q.name .. '/g' .. priority, unpack(empty))
-  end
-  return empty
 end
 
 -- The tenant whose lane has the first entry of all, and the place of that one; then the place that the others' come after.
 local function first_tenant(q, priority)
   local name = q.name .. '/w' .. priority
-  for _ = 1, call('ZCARD', name) do
+  for _ = 1, 2 * call('ZCARD', name) do
     local heads = call('ZRANGE', name, 0, 1, 'WITHSCORES')
+    if not heads[1] then return end
     local head = call('ZRANGE', lane_of(q, priority, heads[1]), 0, 0, 'WITHSCORES')[2]
     if head == heads[2] then return heads[1], head, heads[4] end
-    call('ZADD', name, head, heads[1])
+    if head then call('ZADD', name, head, heads[1]) else leave_walk(q, priority, heads[1]) end
   end
 end
 
 local function leave_sorted(q, r, id)
   if r.place == LANED then
     call('ZREM', lane_of(q, r.priority, r.tenant), id)
-    q.laned = q.laned - 1
-    leave_empty(q, r.priority, {r.tenant})
+    left_lanes(q, 1)
   else
     call('ZREM', q.name .. '/j:' .. r.entity, id)
     call('ZREM', q.name .. '/J', id)

@@ -25,28 +25,43 @@ local function servable(q)
   return false, first and tonumber(first) < math.huge and tonumber(first) or nil
 end
 
--- Each hand-out costs its tenant a turn; who has spent the least is next. Answers the tenants in turn, and what they have
--- spent before.
+-- Each hand-out costs its tenant a turn; who has spent the least is next. Answers the tenants in turn, each once in the order of
+-- its last turn, how many turns each has, and what it has spent before.
 local function walk_on(q, priority, want)
   local told = call('ZRANGE', q.name .. '/g' .. priority, 0, want - 1, 'WITHSCORES')
-  local who, spent, before, left = {}, {}, {}, {}
+  local turns, number, before, tenants = {}, {}, {}, {}
+  if flow_of(q).weighted == 0 and not has_tenant_limits(q) then -- round by round
+    local n = #told / 2
+    for i = 1, n do
+      local tenant = told[2 * i - 1]
+      turns[i], tenants[i], before[tenant] = tenant, tenant, told[2 * i]
+      number[tenant] = math.floor(want / n)
+    end
+    for i = n + 1, n > 0 and want or 0 do turns[i] = turns[i - n] end
+    for i = 1, n > 0 and want % n or 0 do
+      local tenant = turns[i]
+      number[tenant] = number[tenant] + 1
+      tenants[n + i], tenants[i] = tenant, false
+    end
+    return turns, tenants, number, before
+  end
+  local who, spent, left = {}, {}, {}
   for i = 1, #told, 2 do who[#who + 1], spent[#spent + 1] = told[i], tonumber(told[i + 1]) end
-  if #who > 0 and has_tenant_limits(q) then read_tenants(q, who) end
-  local turns, first, last, weighted = {}, 1, #who, flow_of(q).weighted == 1
+  if #who > 0 then read_tenants(q, who) end
+  local first, last = 1, #who
   while #turns < want and first <= last do
     local tenant, at = who[first], spent[first]
     first = first + 1
     if not before[tenant] then
       local opens_at
-      before[tenant] = at
+      before[tenant], number[tenant] = at, 0
       left[tenant], opens_at = tenant_room(q, tenant)
       if left[tenant] == 0 then rest(q, tenant, opens_at) end
     end
-    if left[tenant] > 0 then
-      left[tenant] = left[tenant] - 1
+    if left[tenant] > number[tenant] then
+      number[tenant] = number[tenant] + 1
       turns[#turns + 1] = tenant
-      -- Where all have the same weight, and there are others enough, its next turn is another time.
-      if left[tenant] > 0 and (weighted or last - first + 1 < want - #turns) then
+      if left[tenant] > number[tenant] then
         local j = last
         at = spend(q, at, tenant, 1)
         while j >= first and spent[j] > at do
@@ -58,13 +73,16 @@ local function walk_on(q, priority, want)
       end
     end
   end
-  return turns, before
+  local last_turn = {}
+  for i = 1, #turns do last_turn[turns[i]] = i end
+  for i = 1, #turns do tenants[i] = last_turn[turns[i]] == i and turns[i] end
+  return turns, tenants, number, before
 end
 
 -- Of entries that were taken from their lanes, ends those past their deadline. Adds the others to a list.
 local function add_live(q, ids, step, list, expire)
   if q.dated == nil then q.dated = q.extras and call('EXISTS', q.name .. '/e') == 1 end
-  q.laned = q.laned - #ids / step
+  left_lanes(q, #ids / step)
   for i = 1, #ids, step do
     local id = ids[i]
     local deadline = q.dated and call('ZSCORE', q.name .. '/e', id)
@@ -79,93 +97,89 @@ local function add_live(q, ids, step, list, expire)
   end
 end
 
+-- Both take the next from their lanes, and answer their ids and whose they are.
+
 local function pick_fair(q, priority, want, expire)
-  local turns, before = walk_on(q, priority, want)
-  local number, last_turn, tenants = {}, {}, {}
-  for i = 1, #turns do
-    number[turns[i]] = (number[turns[i]] or 0) + 1
-    last_turn[turns[i]] = i
-  end
-  for i = 1, #turns do -- in the order of their last turns, as that is how they line up again
-    if last_turn[turns[i]] == i then tenants[#tenants + 1] = turns[i] end
-  end
-  local lists = {}
-  for i = 1, #tenants do
-    local tenant, list, popped = tenants[i], {}, 1
-    while #list < number[tenant] and popped > 0 do
-      local some = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant] - #list)
-      add_live(q, some, 2, list, expire)
-      popped = #some
-    end
-    lists[tenant] = list
-  end
-  local empty, spent = leave_empty(q, priority, tenants), {}
+  local turns, tenants, number, before = walk_on(q, priority, want)
+  local lists, spent = {}, {}
   for i = 1, #tenants do
     local tenant = tenants[i]
-    if not empty[tenant] then
-      spent[#spent + 1], spent[#spent + 2] = text(spend(q, before[tenant], tenant, #lists[tenant])), tenant
+    if tenant then
+      local list, missing = {}, number[tenant]
+      while missing > 0 do
+        local some = call('ZPOPMIN', lane_of(q, priority, tenant), missing)
+        if not some[1] then break end
+        add_live(q, some, 2, list, expire)
+        missing = number[tenant] - #list
+      end
+      lists[tenant] = list
+      if missing > 0 then
+        leave_walk(q, priority, tenant)
+      elseif q.laned > 0 then
+        spent[#spent + 1], spent[#spent + 2] = text(spend(q, before[tenant], tenant, #list)), tenant
+      end
     end
   end
-  if #spent > 0 then call('ZADD', q.name .. '/g' .. priority, unpack(spent)) end
-  local ids, at = {}, {}
+  if #spent > 0 and q.laned > 0 then call('ZADD', q.name .. '/g' .. priority, unpack(spent)) end
+  local ids, whose, at = {}, {}, {}
   for i = 1, #turns do
     local tenant = turns[i]
     at[tenant] = (at[tenant] or 0) + 1
-    ids[#ids + 1] = lists[tenant][at[tenant]]
+    local id = lists[tenant][at[tenant]]
+    if id then ids[#ids + 1], whose[#whose + 1] = id, tenant end
   end
-  return ids
+  return ids, whose
 end
 
 local function pick_first(q, priority, want, expire)
-  local ids, tenant, _, upto = {}, first_tenant(q, priority)
+  local ids, whose, tenant, _, upto = {}, {}, first_tenant(q, priority)
   while #ids < want and tenant do
     local name = lane_of(q, priority, tenant)
     local some = call('ZRANGEBYSCORE', name, '-inf', upto or '+inf', 'LIMIT', 0, want - #ids)
     call('ZREM', name, unpack(some))
     add_live(q, some, 1, ids, expire)
-    leave_empty(q, priority, {tenant})
+    for i = #whose + 1, #ids do whose[i] = tenant end
     tenant, _, upto = first_tenant(q, priority)
   end
-  return ids
+  return ids, whose
 end
 
--- Turns waiting entries into entries of the stream of returned ones, in flight with a consumer. Answers them as `receive` does.
+-- Turns waiting entries into entries of the stream of returned ones, in flight with a consumer. Answers them as `receive` does;
+-- nothing where nobody is there.
 local function line_up(q, priority, want, token, expire)
-  local ids = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want, expire)
-  if #ids == 0 then return ids end
+  local ids, whose = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want, expire)
+  if #ids == 0 then return call('EXISTS', q.name .. (flow_of(q).fair == 1 and '/g' or '/w') .. priority) == 1 and {} or nil end
   local records, bodies = call('HMGET', q.name .. '/t', unpack(ids)), call('HMGET', q.name .. '/b', unpack(ids))
   call('HDEL', q.name .. '/b', unpack(ids))
-  local written, given, fences, counts, tenants = {}, {}, {}, {}, {}
+  local written, given, fences, marked, flying, tenants = {}, {}, {}, {}, {}, {}
   local name = stream_of(q, 'r', priority)
   for i = 1, #ids do
-    local id, packed, body, more = ids[i], records[i], bodies[i], ''
-    local fence, deadline = next_seq(q), q.dated and call('ZSCORE', q.name .. '/e', id)
-    local marks, tenant = string.byte(packed, RECORD_SIZE + 1) or 0, string.match(packed, '^[^/]*', RECORD_SIZE + 2)
-    local fresh = string.sub(packed, 4, 5) == FIRST and string.sub(packed, 10, 11) == NEVER
-    fences[i] = text(fence)
+    local id, packed, body, tenant, more = ids[i], records[i], bodies[i], whose[i], ''
+    local sequence, deadline = next_seq(q), q.dated and call('ZSCORE', q.name .. '/e', id)
+    local fence, fresh = text(sequence), string.sub(packed, 4, 5) == FIRST and string.sub(packed, 10, 11) == NEVER
     if fresh and not deadline then
-      call('XADD', name, fences[i], id, body)
+      call('XADD', name, fence, id, body)
     else
       local r = read_record(packed)
-      r.fence = fence
+      r.fence = sequence
       more = select(2, enter_stream(q, 'r', r, id, body, deadline))
     end
     if fresh then q.fresh = q.fresh - 1 end
-    if not counts[tenant] then
+    if not flying[tenant] then
       tenants[#tenants + 1] = tenant
-      counts[tenant] = {0, 0}
+      marked[tenant], flying[tenant] = 0, 0
     end
-    counts[tenant][1], counts[tenant][2] = counts[tenant][1] + marks % 2, counts[tenant][2] + 1
-    written[2 * i - 1] = id
-    written[2 * i] = moved_record(packed, AGAIN, fence, 2)
-    given[4 * i - 3], given[4 * i - 2], given[4 * i - 1], given[4 * i] = fences[i], id, body, more
+    flying[tenant], marked[tenant] = flying[tenant] + 1, marked[tenant] + (string.byte(packed, RECORD_SIZE + 1) or 0) % 2
+    fences[i] = fence
+    written[2 * i - 1], written[2 * i] = id, moved_record(packed, AGAIN, sequence, 2)
+    given[4 * i - 3], given[4 * i - 2], given[4 * i - 1], given[4 * i] = fence, id, body, more
   end
   read_tenants(q, tenants)
   local taxed = flow_of(q).tenant_tokens > 0
   for i = 1, #tenants do
-    local count = counts[tenants[i]]
-    local s = note_tenant(q, tenants[i], -count[1], count[2])
-    if taxed then s.tokens = s.tokens - count[2] end
+    local tenant = tenants[i]
+    local s = note_tenant(q, tenant, -marked[tenant], flying[tenant])
+    if taxed then s.tokens = s.tokens - flying[tenant] end
   end
   call('HSET', q.name .. '/t', unpack(written))
   local last = fences[#fences]
