@@ -33,7 +33,10 @@ class IntervalUnit(StrEnum):
     @property
     def seconds(self) -> int:
         """Return how many seconds it has."""
-        return {"SECONDS": 1, "MINUTES": 60, "HOURS": 3600}[self.value]
+        return _SECONDS[self]
+
+
+_SECONDS = {IntervalUnit.SECONDS: 1, IntervalUnit.MINUTES: 60, IntervalUnit.HOURS: 3600}
 
 
 class RateLimit(BaseModel):
@@ -65,14 +68,17 @@ class Bucket(msgspec.Struct):
         if (
             now > self.at
         ):  # the store's clock may have gone back: what it gave once it does not give twice
-            self.tokens += (now - self.at) * limit.max_tokens / limit.period
+            if self.tokens < limit.max_tokens:
+                self.tokens += (now - self.at) * limit.max_tokens / limit.period
             self.at = now
         self.tokens = min(self.tokens, float(limit.max_tokens))
         return math.floor(self.tokens + _DUST)
 
     def next_at(self, limit: RateLimit) -> float:
-        """Return when it has a whole token, having been brought up to date."""
-        return self.at + max(0.0, 1 - self.tokens) * limit.period / limit.max_tokens
+        """Return when it has a whole token, having been brought up to date: rounded up, so that it does then."""
+        wait = max(0.0, 1 - self.tokens) * limit.period / limit.max_tokens
+        at = self.at + wait
+        return at if at - self.at >= wait else math.nextafter(at, math.inf)
 
 
 def bucket_after(

@@ -85,9 +85,13 @@ class Walk(Generic[T]):
 
     def spend(self, who: T, weight: int) -> None:
         """Note that somebody had a turn."""
-        spent = self._places[who][0]
+        spent, number = self._places[who]
         self._at = max(self._at, spent)
-        self._place(who, spent + cost(weight))
+        if self._heap[0][1] == number:  # as it is where who is next has it
+            place = self._places[who] = spent + cost(weight), next(self._numbers)
+            heapq.heapreplace(self._heap, (*place, who))
+        else:
+            self._place(who, spent + cost(weight))
 
     def _place(self, who: T, spent: int) -> None:
         place = spent, next(self._numbers)

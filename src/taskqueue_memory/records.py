@@ -182,6 +182,11 @@ class QueueState:
         room = room_of(self.settings, self.bucket, self.states[State.IN_FLIGHT], now)
         return room if self.fair is None else self.fair.narrow(room, self.available, now)
 
+    @property
+    def ready(self) -> int:
+        """How many entries wait for no limit but the queue's own."""
+        return self.available - (0 if self.fair is None else self.fair.resting)
+
     # order
 
     def lane(self, record: Record) -> Lane:

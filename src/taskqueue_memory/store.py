@@ -115,10 +115,9 @@ class Store(Steps):
     # deliver
 
     def take(
-        self, subscription: Consumer, queue: QueueState, expired: list[Expired]
+        self, subscription: Consumer, queue: QueueState, now: float, expired: list[Expired]
     ) -> Delivery | None:
         """Hand out the first waiting entry of a queue with room; up to a chunk of those past their deadline expire."""
-        now = self.clock.now()
         while len(expired) < _CHUNK and (record := queue.pop()) is not None:
             task = record.task
             if task.deadline is not None and task.deadline <= now:

@@ -95,6 +95,7 @@ class MemorySubscription(SubscriptionBase):
         self.closed = True
         for queue in self._queues:
             del queue.subscribers[self]
+            queue.waiting.pop(self, None)  # lest it is woken for what it hands back
         for record in tuple(self.owned.values()):
             self._store.hand_back(record, lost=False)
         self._store.leave(self._queues)
@@ -131,18 +132,21 @@ class MemorySubscription(SubscriptionBase):
         deliveries: list[Delivery] = []
         expired: list[Expired] = []
         held: dict[QueueState, None] = {}
+        left: dict[QueueState, int] = {}
         while self.ready and len(deliveries) < limit:
             queue = next(iter(self.ready))
             del self.ready[queue]
-            if queue.limited and not queue.room(now).left:
+            if queue.limited and not _has_room(queue, left, now):
                 if queue.available:
                     held[queue] = None
                 continue
-            delivery = self._store.take(self, queue, expired)
+            delivery = self._store.take(self, queue, now, expired)
             if queue.available:
                 self.ready[queue] = None  # to the end: one each in turn, so that no key starves
             if delivery is not None:
                 deliveries.append(delivery)
+                if queue in left:
+                    left[queue] -= 1
             elif queue in self.ready:
                 break  # enough has expired for one call
         again = any(queue.available and queue.room(now).left for queue in self.ready)
@@ -199,6 +203,13 @@ class MemorySubscription(SubscriptionBase):
         """Wake others for the work that this one was woken for, or had an alarm for, and has not taken."""
         for queue in self.ready:
             self._store.ring(queue, queue.available)
+
+
+def _has_room(queue: QueueState, left: dict[QueueState, int], now: float) -> bool:
+    """Whether a queue has something to hand out, by what was ``left`` when it was asked first."""
+    if queue not in left:
+        left[queue] = queue.room(now).left
+    return left[queue] > 0 and queue.ready > 0
 
 
 def _first(times: Iterable[float | None]) -> float | None:

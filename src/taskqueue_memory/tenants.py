@@ -159,8 +159,8 @@ class Tenants:
         seated = record.state is State.IN_FLIGHT
         account.in_flight += seated - record.seated
         record.seated = seated
-        self._review(account, now)
-        if self._fillings:
+        if self._limited or account.idle:
+            self._review(account, now)
             self.forget(now, 2)
 
     # order
@@ -179,9 +179,10 @@ class Tenants:
 
     def narrow(self, room: Room, available: int, now: float) -> Room:
         """Return what is left of a queue's room by the limits of those who have something waiting."""
-        for account in tuple(self._openings.take(now)):
-            account.alarm = 0
-            self._review(account, now)
+        if self._openings:
+            for account in tuple(self._openings.take(now)):
+                account.alarm = 0
+                self._review(account, now)
         ready = available - self.resting
         if ready:
             return Room(min(room.left, ready), room.opens_at)
@@ -193,7 +194,7 @@ class Tenants:
     def forget(self, now: float, chunk: int) -> int:
         """Drop what is kept of tenants who have nothing left, and a full bucket by now, up to ``chunk`` of them."""
         before = len(self)
-        for account in tuple(self._fillings.take(now, chunk)):
+        for account in tuple(self._fillings.take(now, chunk)) if self._fillings else ():
             account.fills = 0
             if account.idle:
                 self._retire(account, now)
@@ -222,7 +223,7 @@ class Tenants:
 
     def _review(self, account: Account, now: float) -> None:
         """Have a tenant that is at its limit rest, and one that no longer is go on."""
-        if self._limited or account.resting:
+        if account.resting or self._may_rest(account):
             room = room_of(self._limits, account.bucket, account.in_flight, now)
             if bool(room.left) is account.resting:
                 (self._wake if account.resting else self._rest)(account)
@@ -231,6 +232,13 @@ class Tenants:
                 self._openings.add(room.opens_at, account, account.alarm)
         if account.idle:
             self._retire(account, now)
+
+    def _may_rest(self, account: Account) -> bool:
+        """Whether a tenant may be at its limit, as far as is seen without bringing its bucket up to date."""
+        most, bucket = self._limits.max_inflight, account.bucket
+        if most and account.in_flight >= most:
+            return True
+        return bucket is not None and bucket.tokens < 1
 
     def _rest(self, account: Account) -> None:
         account.resting = True

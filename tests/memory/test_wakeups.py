@@ -124,6 +124,17 @@ async def test_a_closed_subscription_passes_its_wake_up_on(backend: MemoryBacken
     assert ids([first, second]) == [[], ["t"]]
 
 
+async def test_a_closed_subscription_is_not_woken_for_its_own(backend: MemoryBackend) -> None:
+    """Fault E4: what one hands back while it closes, itself waiting for more, goes to the next one."""
+    one, other = backend.subscribe(["k"], "w1"), backend.subscribe(["k"], "w2")
+    await backend.publisher.publish(Task(key="k", id="t"))
+    assert (await one.receive(1, 0)).deliveries
+    first, second = await waiting(one, other)
+    await one.close()
+    await hop()
+    assert ids([first, second]) == [[], ["t"]]
+
+
 async def test_a_wake_up_stands_for_one_task(backend: MemoryBackend) -> None:
     """One that is woken already is not counted on for a second task while another waits for it."""
     both, one = backend.subscribe(["a", "b"], "both"), backend.subscribe(["b"], "one")
