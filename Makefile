@@ -1,4 +1,4 @@
-.PHONY: run test check bench chaos soak env lock clean
+.PHONY: run test check bench chaos soak model mutants env lock clean
 
-run test check bench chaos soak env lock clean:
+run test check bench chaos soak model mutants env lock clean:
 	@python3 dev.py $@ $(if $(filter run,$@),$(BACKEND:%=--backend %)) $(ARGS)

@@ -9,6 +9,8 @@ python3 dev.py COMMAND [--python 3.12] [arguments]
   bench  run the benchmarks
   chaos  run the tests that kill, freeze and cut off processes (--seeds N: that many random runs)
   soak   run the fuzz tests at their large size
+  model  visit every state of the model of the scripts, in its large bound
+  mutants  put mistakes into the product, and count how many the tests notice
   env    only set up the environment, and say where it is
   lock   solve requirements.lock anew; pins that still fit stay, unless --upgrade is given
   clean  remove environments, caches and builds
@@ -322,6 +324,8 @@ def carry_out(arguments: "list[str]") -> int:
         "bench": ["python", "benchmarks/run.py"],
         "chaos": ["python", "-m", "tests.chaos"],
         "soak": ["python", "-m", "pytest", "-m", "not chaos", "-k", "fuzz", "tests/server"],
+        "model": ["python", "-m", "tests.model"],
+        "mutants": ["python", "-m", "tests.mutants"],
     }
     if name == "bench" and not content("benchmarks", "run.py"):
         raise Trouble("There are no benchmarks yet: benchmarks/run.py is absent.")

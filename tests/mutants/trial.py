@@ -1,0 +1,120 @@
+"""Tries mutants: each is put into a copy of the project, and its tests run there in a process of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.mutants.changes import Mutant
+
+__all__ = ["ROOT", "Copy", "Verdict"]
+
+ROOT = Path(__file__).parents[2]
+_COPIED = ("src", "tests", "docs", "examples", "tools", "pyproject.toml", "README.md")
+_LOADED = "hiredis", "hypothesis", "pydantic", "starlette.applications", "uvicorn", "websockets"
+"""loaded once, for every process that is forked"""
+_OUTPUT = "output.txt"
+_OURS = ("tests", "taskqueue_core", "taskqueue_memory", "taskqueue_redis")
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What came of a mutant."""
+
+    name: str
+    line: int
+    outcome: str
+    """``killed``, ``hung`` (which is as good) or ``survived``"""
+    seconds: float
+
+    @property
+    def killed(self) -> bool:
+        """Whether a test noticed."""
+        return self.outcome != "survived"
+
+
+class Copy:
+    """A copy of the project's files in a folder; the files themselves are never touched."""
+
+    def __init__(self, folder: Path, root: Path = ROOT) -> None:
+        self.folder = folder
+        for name in _LOADED:
+            importlib.import_module(name)
+        ignore = shutil.ignore_patterns("__pycache__", "results", "*.pyc")
+        for name in _COPIED:
+            if (root / name).is_dir():
+                shutil.copytree(root / name, folder / name, ignore=ignore)
+            elif (root / name).exists():
+                shutil.copy(root / name, folder / name)
+
+    @contextlib.contextmanager
+    def mutated(self, mutant: Mutant) -> Iterator[None]:
+        """Have the mistake in the copy for a while."""
+        path = self.folder / mutant.path
+        before = path.read_text()
+        path.write_text(mutant.make())
+        try:
+            yield
+        finally:
+            path.write_text(before)
+
+    def attempt(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> Verdict:
+        """Run tests with a mistake in the copy."""
+        began = time.monotonic()
+        with self.mutated(mutant):
+            code = self.run(tests, seconds)
+        outcome = "hung" if code is None else "survived" if code == 0 else "killed"
+        return Verdict(mutant.name, mutant.line, outcome, round(time.monotonic() - began, 2))
+
+    def run(self, tests: Sequence[str], seconds: float) -> int | None:
+        """Run tests in the copy; the exit code, or None if they had to be killed."""
+        child = os.fork()
+        if not child:
+            code = 99
+            try:
+                code = self._be_pytest(tests)
+            except BaseException:  # noqa: BLE001 - it is in the output of this process, which ends here
+                traceback.print_exc(file=sys.stdout)
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            gone, status = os.waitpid(child, os.WNOHANG)
+            if gone:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return None
+
+    def output(self) -> str:
+        """Return what the last tests printed."""
+        return (self.folder / _OUTPUT).read_text()
+
+    def _be_pytest(self, tests: Sequence[str]) -> int:
+        os.setsid()
+        os.chdir(self.folder)
+        output = os.open(self.folder / _OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.dont_write_bytecode = True
+        paths = [str(self.folder / "src"), str(self.folder)]
+        sys.path[:0] = paths
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        for name in [one for one in sys.modules if one.split(".")[0] in _OURS]:
+            del sys.modules[name]
+        words = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
+        words += ["-W", "ignore::pytest.PytestAssertRewriteWarning", *tests]
+        return int(pytest.main(words))
