@@ -390,6 +390,8 @@ async def test_a_dead_old_side_holds_up_nobody() -> None:
                 assert {one.task.id for one in taken} <= {name, f"{name}2"}
                 await subscription.ack(*taken)
                 assert (await two.both.health()).ok
+                assert (await two.both.control.settings(KEY)).version == 0
+                assert all(await two.both.control.statuses(KEY, name))
                 await two.both.control.maintain()
                 setattr(two.weakness[0], trouble, False)
             assert {one.task.id for one in await take(subscription, 2)} == {"a", "b"}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import TypeVar
 
 from msgspec import structs
 
 from taskqueue_core.capabilities import Maintained, QueueSettings
+from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.succession.joint import Joint, Place, Side, together
 from taskqueue_core.tasks import (
     DeadLetter,
@@ -83,7 +85,16 @@ class JointControl(ABC):
     ) -> list[tuple[Place, TaskStatus] | None]:
         """Return where each task is, or was last, and what is known of it there."""
         places = await self._joint.places(key)
-        told = await self._each(key, lambda side, name: side.control.statuses(name, *task_ids))
+        answers = await asyncio.gather(
+            *(self._statuses(place, task_ids) for place in places), return_exceptions=True
+        )
+        told = [one for one in answers if not isinstance(one, BaseException)]
+        places = [
+            place
+            for place, one in zip(places, answers, strict=True)
+            if not isinstance(one, BaseException)
+        ]
+        errors = [one for one in answers if isinstance(one, BaseException)]
         found: list[tuple[Place, TaskStatus] | None] = []
         for of_task in zip(*told, strict=True) if task_ids else ():
             known = [
@@ -94,7 +105,23 @@ class JointControl(ABC):
             found.append(
                 max(known, key=lambda pair: (pair[1].state.live, pair[1].updated_at), default=None)
             )
+        if errors and not (found and all(found)):  # who did not answer may know the rest
+            raise errors[0]
         return found
+
+    async def _statuses(
+        self, place: Place, task_ids: Sequence[str]
+    ) -> tuple[TaskStatus | None, ...]:
+        """Ask a place; a side that can be done without has its time."""
+        control = self._joint.sides[place.side].control
+        told = await self._joint.at_leisure(
+            self._joint.sides[place.side],
+            partial(control.statuses, place.key, *task_ids),
+            None,
+        )
+        if told is None:
+            raise BackendUnavailable("a side that may know the tasks is out of reach")
+        return told
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         """See `taskqueue_core.capabilities.Control.results`."""

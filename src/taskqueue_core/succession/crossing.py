@@ -146,7 +146,11 @@ class Crossing:
     async def authority(self, key: str) -> tuple[int, QueueSettings]:
         """Return the side whose settings of a queue are in force, and these."""
         phase = await self.phase()
-        found = await self.read(key)
+        try:
+            found = await self.read(key)
+        except BackendUnavailable:
+            alive = await self._without(key, phase.towards)
+            return alive, await self.sides[alive].control.settings(key)
         number = found.open_side
         number = phase.towards if number is None else number
         return number, found[number]

@@ -10,6 +10,7 @@ from typing import Any
 
 from taskqueue_core.authoring import SubscriptionBase, checked_limit
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.succession.joint import Joint, Place, Plan
 from taskqueue_core.succession.sources import Source
 from taskqueue_core.tasks import Delivery, Received
@@ -60,7 +61,8 @@ class Gathering(SubscriptionBase):
             if place not in covered:
                 missing.setdefault(place.side, []).append(place.key)
         for number, keys in missing.items():
-            self.open(number, tuple(keys))
+            for start in range(0, len(keys), LIMITS.keys):
+                self.open(number, tuple(keys[start : start + LIMITS.keys]))
         for source in [one for one in self.sources if one.retired and one.idle]:
             self.sources.remove(source)
             closing = asyncio.create_task(self._let_go(source))

@@ -50,7 +50,10 @@ class ShardedControl(JointControl):
         whole = Generation.read(first.moved_to) is None
         if settings.shards == 1 and whole:
             return await self._inner.configure(key, settings)
-        await self._check(key, settings)
+        first.followed_by(settings)
+        self._check(key, settings)
+        if whole:
+            await self._demand_no_copies(key)
         moved_to = first.moved_to
         if whole:  # closed by the very change, so that there is but one
             following = Generation(1, settings.shards)
@@ -65,7 +68,7 @@ class ShardedControl(JointControl):
         await self._spread(key, settings)
         return settings
 
-    async def _check(self, key: str, settings: QueueSettings) -> None:
+    def _check(self, key: str, settings: QueueSettings) -> None:
         if settings.of_the_whole and settings.shards > 1:
             name = settings.of_the_whole[0]
             raise InvalidInput(
@@ -76,6 +79,8 @@ class ShardedControl(JointControl):
                 f"1: the name of a sharded queue has at most {LIMITS.name - LONGEST} characters"
             )
             raise InvalidInput("shards", "several", allowed)
+
+    async def _demand_no_copies(self, key: str) -> None:
         for other in await self._inner.queues():
             if key in (await self._inner.settings(other)).bound_to:
                 raise InvalidInput("shards", "several", f"1: {other!r} is bound to this queue")

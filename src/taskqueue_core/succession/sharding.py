@@ -186,7 +186,7 @@ class ShardedBackend(Joint):
             delivery,
             task=renamed(delivery.task, shard.key),
             receipt=f"<s{shard.shard}@{number}x{shards}>{delivery.receipt}",
-            shard=shard.shard,
+            shard=shard.shard if shards > 1 else None,
         )
 
     def inward(self, delivery: Delivery) -> tuple[int, Delivery]:

@@ -1,0 +1,47 @@
+"""The page about shards: its command and its code run, and its table is what the settings have."""
+
+import asyncio
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.capabilities.settings import _WHOLE
+from taskqueue_core.cli import main
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.succession.names import LONGEST
+from tests.cli.shared import renew
+
+PAGE = (Path(__file__).parents[2] / "docs" / "shards.md").read_text()
+
+
+def test_its_code(tmp_path: Path) -> None:
+    """A18, A19: a worker is told of each change of the shard, which are few."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 7 <= done.stdout.count("another shard") <= 40
+
+
+def test_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A16: the number of shards is a setting like others."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    monkeypatch.setenv("TASKQUEUE_BACKEND", "tests.cli.shared")
+    store = renew()
+    (command,) = re.findall(r"^\$ taskqueue (.+)$", PAGE, re.MULTILINE)
+    assert main(shlex.split(command)) == 0
+    names = asyncio.run(store.control.queues())
+    assert len([name for name in names if name.startswith("frames:s")]) == 8
+
+
+def test_its_figures() -> None:
+    """What is refused is named, and so is how long a name may be."""
+    for name in _WHOLE:
+        assert name in PAGE or name.startswith(("tenant", "weights")), name
+    assert f"at most {LIMITS.name - LONGEST} characters" in PAGE
