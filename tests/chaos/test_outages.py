@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from taskqueue_core.capabilities import control_of
 from tests.chaos.cases import CHAOS, passed, small
 from tests.chaos.history import What
 from tests.chaos.outages import RECOVERY, Outage, suffer
 from tests.chaos.world import World
+from tests.redis.servers import RedisServer, wait_until
 
 
 def lengths(short: float, *long: float) -> list[object]:
@@ -99,6 +101,33 @@ async def test_redis_is_flushed(folder: Path) -> None:
         await world.drained()
         ledger = await world.control.ledger(world.shape.keys[0])
         assert (ledger.published, ledger.done) == (20, 20)
+
+
+async def test_redis_loads_its_data(folder: Path) -> None:
+    """Fault B11: who comes while Redis loads waits, and then learns what it keeps; nothing is lost."""
+    shape = small(tasks=0, answer_timeout=5.0, operation_timeout=10.0)
+    async with World(folder, shape) as world:
+        await world.publish(4000)
+        world.redis.config |= {
+            "key-load-delay": "100",
+            "loading-process-events-interval-bytes": "1024",
+        }
+        await asyncio.to_thread(world.redis.kill)
+        await asyncio.to_thread(world.redis.start, wait=False)
+        await asyncio.to_thread(_seen_loading, world.redis)
+        late = world.open_backend(world.redis.port)
+        assert (await control_of(late).ledger(world.shape.keys[0])).waiting == 4000
+        details = (await late.health()).details
+        assert (details["redis_append_only"], details["redis_warnings"]) == (True, None)
+        for number in range(2):
+            await world.start("consumer", number)
+        assert passed(await world.finish()).tasks == 4000
+
+
+def _seen_loading(redis: RedisServer) -> None:
+    wait_until(
+        lambda: redis.info("persistence")["loading"] == "1", "Redis loads its data", tick=0.001
+    )
 
 
 @CHAOS
