@@ -10,7 +10,7 @@ local at = 3
 while at <= #ARGV do
   local q, lane, token, known, n = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] == '1', tonumber(ARGV[at + 4])
   at = at + 5
-  local name, place = q.name .. '/' .. lane, string.sub(lane, 1, 1) == 's' and FRESH or AGAIN
+  local name, place = q.name .. '/' .. lane, sub(lane, 1, 1) == 's' and FRESH or AGAIN
   local ids = {}
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
   local records = call('HMGET', q.name .. '/t', unpack(ids))

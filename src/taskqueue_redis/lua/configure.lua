@@ -41,7 +41,7 @@ q.opened, q.changed = true, true
 
 -- Who has something waiting takes turns from now on, or no longer; who was at a limit is looked at anew.
 for i = 1, #q.lanes do
-  local priority = string.sub(q.lanes, i, i)
+  local priority = sub(q.lanes, i, i)
   if f.fair == 0 then
     call('DEL', q.name .. '/g' .. priority)
   elseif not was_fair then

@@ -12,14 +12,14 @@ sign_of_life(token)
 if tonumber(ARGV[4]) > turn then call('HSET', consumer, 'turn', ARGV[4]) end
 local lanes = call('SMEMBERS', PARTITION .. ':o:' .. token)
 for i = 1, #lanes do
-  local lane, key = string.sub(lanes[i], 1, 2), string.sub(lanes[i], 3)
+  local lane, key = sub(lanes[i], 1, 2), sub(lanes[i], 3)
   local name = PARTITION .. ':q:' .. key .. '/' .. lane
   local pending = redis.pcall('XPENDING', name, 'g', '-', '+', 100000, token)
   local entries, tokens, times = {}, {}, {}
   for j = 1, pending.err and 0 or #pending do
     local entry = call('XRANGE', name, pending[j][1], pending[j][1])[1]
     if entry then
-      local fence, fields = string.sub(entry[1], 1, -3), entry[2]
+      local fence, fields = sub(entry[1], 1, -3), entry[2]
       entries[#entries + 1], entries[#entries + 2] = fence, fields[1]
       entries[#entries + 1], entries[#entries + 2] = fields[2], fields[4] or ''
       tokens[#tokens + 1] = call('HGET', PARTITION .. ':q:' .. key .. '/a', fence) or token

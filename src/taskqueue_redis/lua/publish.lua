@@ -18,7 +18,7 @@ while at <= #ARGV do
   for i = 1, n do
     local id, about, body = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
-    local digest, priority = string.sub(about, 1, 8), string.sub(about, 9, 9)
+    local digest, priority = sub(about, 1, 8), sub(about, 9, 9)
     local packed = places[id] and written[places[id]] or records and records[i]
     local answer = packed and rarely().look_up(q, id, packed, digest) or 0
     if answer == 0 and q.limited then answer = rarely().refusal(q, about) or 0 end

@@ -26,7 +26,7 @@ end
 
 purge_set(q.name .. '/J') -- those first that would come free by the end of others
 for i = 1, #q.lanes do
-  local priority = string.sub(q.lanes, i, i)
+  local priority = sub(q.lanes, i, i)
   purge_set(q.name .. '/z' .. priority)
   if purged < budget then purge_stream(q.name .. '/s' .. priority) end
   local tenants = call('ZRANGEBYSCORE', q.name .. '/w' .. priority, '-inf', text(upto), 'LIMIT', 0, budget)
@@ -35,7 +35,7 @@ end
 if purged < budget then
   local members = call('ZRANGE', q.name .. '/d', 0, budget - purged - 1)
   for i = 1, #members do
-    if tonumber(string.sub(members[i], 1, 17)) <= upto then purge(string.sub(members[i], 18)) end
+    if tonumber(sub(members[i], 1, 17)) <= upto then purge(sub(members[i], 18)) end
   end
 end
 save_all()

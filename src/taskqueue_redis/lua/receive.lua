@@ -64,7 +64,7 @@ local function give(q, lane, name, entries)
     if deadline and deadline <= now then
       expire(q, id, rarely().read_record(call('HGET', q.name .. '/t', id)), name, fence)
     else
-      given[n + 1], given[n + 2], given[n + 3], given[n + 4] = string.sub(fence, 1, -3), id, fields[2], more or ''
+      given[n + 1], given[n + 2], given[n + 3], given[n + 4] = sub(fence, 1, -3), id, fields[2], more or ''
       n = n + 4
     end
   end
@@ -132,7 +132,7 @@ local function serve(q, want)
   if q.limited and rarely().flow_of(q).floor > 0 then return rarely().serve_floor(q, want, serve_class) end
   local served = 0
   for i = 1, #q.lanes do
-    served = served + serve_class(q, string.sub(q.lanes, i, i), want - served)
+    served = served + serve_class(q, sub(q.lanes, i, i), want - served)
     if served >= want then break end
   end
   return served
@@ -179,7 +179,7 @@ end
 -- Each its share; what some leave the others take.
 local left, round = limit, 1
 while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
-  local again, share = {}, math.max(1, math.floor(left / #candidates))
+  local again, share = {}, math.max(1, floor(left / #candidates))
   for i = 1, #candidates do
     local q = candidates[i]
     local want = math.min(left, share, q.room or left)

@@ -16,7 +16,7 @@ local function consider_first(set) consider_place(call('ZRANGE', q.name .. set, 
 
 consider_first('/J')
 for i = 1, #q.lanes do
-  local priority = string.sub(q.lanes, i, i)
+  local priority = sub(q.lanes, i, i)
   consider_first('/z' .. priority)
   local _, head = first_tenant(q, priority)
   consider_place(head)

@@ -20,7 +20,7 @@ for i = 1, #tokens do
   local about = call('HMGET', PARTITION .. ':c:' .. token, 'worker', 'since')
   local lanes, in_flight = call('SMEMBERS', PARTITION .. ':o:' .. token), 0
   for j = 1, #lanes do
-    local name = PARTITION .. ':q:' .. string.sub(lanes[j], 3) .. '/' .. string.sub(lanes[j], 1, 2)
+    local name = PARTITION .. ':q:' .. sub(lanes[j], 3) .. '/' .. sub(lanes[j], 1, 2)
     in_flight = in_flight + (held(name)[token] or 0)
   end
   answers[i] = {token, about[1], about[2], call('SMEMBERS', PARTITION .. ':k:' .. token), in_flight}

@@ -3,6 +3,7 @@
 local PARTITION = KEYS[1]
 local META = PARTITION .. ':meta'
 local call, pack, unpack_struct = redis.call, struct.pack, struct.unpack
+local sub, floor = string.sub, math.floor
 
 if call('HGET', META, 'epoch') ~= ARGV[1] then
   return redis.error_reply('TQ RESET the partition is not the one it was')

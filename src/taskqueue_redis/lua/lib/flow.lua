@@ -31,7 +31,7 @@ end
 -- How many deliveries its whole tokens allow, and when there is one where there is none.
 local function allowed(bucket, most, period)
   fill(bucket, most, period)
-  if bucket.tokens >= TOKEN then return math.floor(bucket.tokens + 1 - TOKEN) end
+  if bucket.tokens >= TOKEN then return floor(bucket.tokens + 1 - TOKEN) end
   return 0, math.ceil(bucket.at + (1 - bucket.tokens) * period / most)
 end
 

@@ -16,7 +16,7 @@ end
 local function note_published(q, id, r, state, body)
   if not q.journal then return end
   local size, tenant = string.byte(body, 2) * 256 + string.byte(body, 3), nil
-  if size > 0 then tenant = cmsgpack.unpack(string.sub(body, 4, 3 + size)).tenant end
+  if size > 0 then tenant = cmsgpack.unpack(sub(body, 4, 3 + size)).tenant end
   note(q, 'published', id, r, state, nil, nil, nil, {'tenant', tenant or ''})
 end
 

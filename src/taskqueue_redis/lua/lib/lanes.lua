@@ -33,8 +33,11 @@ local function spend(q, spent, tenant, turns)
   local f = flow_of(q)
   f.tick = (f.tick + 1) % TICKS
   q.flow_changed, q.save = true, save_order
-  local weight = f.weighted == 1 and tenant and tonumber(call('HGET', q.name .. '/W', tenant)) or 1
-  return (math.floor(spent / TICKS) + math.floor(TURN / weight * turns + 0.5)) * TICKS + f.tick
+  local cost = TURN * turns
+  if f.weighted == 1 and tenant then
+    cost = floor(cost / (tonumber(call('HGET', q.name .. '/W', tenant)) or 1) + 0.5)
+  end
+  return (floor(spent / TICKS) + cost) * TICKS + f.tick
 end
 
 -- A tenant takes a place behind those that are there.
@@ -46,7 +49,7 @@ local function join(q, priority, tenant)
   end
   local name = q.name .. '/g' .. priority
   local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')[2]
-  call('ZADD', name, text(spend(q, first or 0, tenant, first and 1 or 0)), tenant)
+  call('ZADD', name, spend(q, first or 0, tenant, first and 1 or 0), tenant)
 end
 
 -- What is handed back comes before all that was never handed out.
@@ -89,7 +92,7 @@ local function left_lanes(q, n)
   q.laned = q.laned - n
   if q.laned > 0 then return end
   for i = 1, #q.lanes do
-    local priority = string.sub(q.lanes, i, i)
+    local priority = sub(q.lanes, i, i)
     call('DEL', q.name .. '/w' .. priority, q.name .. '/g' .. priority)
   end
 end
@@ -121,7 +124,7 @@ end
 local function wake_tenant(q, tenant)
   if call('ZREM', q.name .. '/v', tenant) == 0 then return end
   for i = 1, #q.lanes do
-    local priority = string.sub(q.lanes, i, i)
+    local priority = sub(q.lanes, i, i)
     if call('ZSCORE', q.name .. '/w' .. priority, tenant) then join(q, priority, tenant) end
   end
 end

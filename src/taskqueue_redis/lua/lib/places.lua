@@ -91,7 +91,7 @@ end
 local function drop_entry(q, name, fence)
   call('XACK', name, 'g', fence)
   call('XDEL', name, fence)
-  if q.timed then call('ZREM', q.name .. '/m', string.sub(name, -2) .. fence) end
+  if q.timed then call('ZREM', q.name .. '/m', sub(name, -2) .. fence) end
 end
 
 local function drop_body(q, id)
@@ -143,7 +143,7 @@ end
 local function recount(q)
   local fresh, back, in_flight, laned = 0, 0, 0, 0
   for i = 1, #q.lanes do
-    local priority = string.sub(q.lanes, i, i)
+    local priority = sub(q.lanes, i, i)
     back = back + call('ZCARD', q.name .. '/z' .. priority)
     local tenants = q.sorted and call('ZRANGE', q.name .. '/w' .. priority, 0, -1) or {}
     for j = 1, #tenants do laned = laned + call('ZCARD', lane_of(q, priority, tenants[j])) end

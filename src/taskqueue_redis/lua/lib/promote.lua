@@ -3,7 +3,7 @@
 local function promote(q, limit)
   local due = call('ZRANGEBYSCORE', q.name .. '/d', '-inf', text(now), 'LIMIT', 0, limit)
   for i = 1, #due do
-    local id = string.sub(due[i], 18)
+    local id = sub(due[i], 18)
     local r = read_record(call('HGET', q.name .. '/t', id))
     local body = call('HGET', q.name .. '/b', id)
     call('HDEL', q.name .. '/b', id)

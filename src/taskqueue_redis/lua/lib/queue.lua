@@ -14,7 +14,7 @@ local function queue(key)
       kind, laned, held = unpack_struct(NUMBERS, packed)
     q = {
       key = key, name = name, known = packed, before = waiting - held, flying = in_flight, unclaimed = fresh, ring = false,
-      lanes = string.sub(packed, SIZE + 1),
+      lanes = sub(packed, SIZE + 1),
       waiting = waiting, back = back, in_flight = in_flight, published = published, delivered = delivered, done = done,
       last = last, -- the highest sequence so far: it grows with all that becomes available, close to the time
       due = due, -- when its next scheduled task falls due

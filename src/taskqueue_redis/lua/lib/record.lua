@@ -26,9 +26,9 @@ local FIRST, NEVER = '\0\1', '\0\0'
 
 -- A record with another place, fence and marks, without reading the rest.
 local function moved_record(packed, place, fence, marks)
-  local whose = #packed > RECORD_SIZE and string.sub(packed, RECORD_SIZE + 2) or '/'
-  return string.sub(packed, 1, 1) .. string.char(place) .. string.sub(packed, 3, 18) .. pack('>I7', fence)
-    .. string.sub(packed, 26, RECORD_SIZE) .. string.char(marks) .. whose
+  local whose = #packed > RECORD_SIZE and sub(packed, RECORD_SIZE + 2) or '/'
+  return sub(packed, 1, 1) .. string.char(place) .. sub(packed, 3, 18) .. pack('>I7', fence)
+    .. sub(packed, 26, RECORD_SIZE) .. string.char(marks) .. whose
 end
 
 local function new_record(priority, digest, tenant, entity)

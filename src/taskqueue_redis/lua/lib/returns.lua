@@ -35,14 +35,14 @@ local function take_back(token, lost, budget)
   local taken, owns, worker = 0, PARTITION .. ':o:' .. token, nil
   local lanes = call('SMEMBERS', owns)
   for i = 1, #lanes do
-    local kind, priority, key = string.sub(lanes[i], 1, 1), string.sub(lanes[i], 2, 2), string.sub(lanes[i], 3)
+    local kind, priority, key = sub(lanes[i], 1, 1), sub(lanes[i], 2, 2), sub(lanes[i], 3)
     local q = queue(key)
     worker = worker or worker_of(q, token)
     local name = stream_of(q, kind, priority)
     local pending = redis.pcall('XPENDING', name, 'g', '-', '+', budget - taken + 1, token)
     if pending.err then pending = {} end
     for j = 1, math.min(#pending, budget - taken) do
-      local fence = string.sub(pending[j][1], 1, -3)
+      local fence = sub(pending[j][1], 1, -3)
       local fields = call('XRANGE', name, fence, fence)[1]
       local id = fields and fields[2][1]
       local packed = id and call('HGET', q.name .. '/t', id)

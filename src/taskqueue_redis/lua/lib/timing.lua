@@ -22,7 +22,7 @@ local function end_hung(budget)
     local q = queue(keys[i])
     local hung = call('ZRANGEBYSCORE', q.name .. '/m', '-inf', text(now), 'LIMIT', 0, budget - ended)
     for j = 1, #hung do
-      local name, fence = q.name .. '/' .. string.sub(hung[j], 1, 2), string.sub(hung[j], 3)
+      local name, fence = q.name .. '/' .. sub(hung[j], 1, 2), sub(hung[j], 3)
       local fields, owner = call('XRANGE', name, fence, fence)[1], holder(name, fence)
       local packed = fields and call('HGET', q.name .. '/t', fields[2][1])
       if packed and owner then

@@ -2,7 +2,7 @@
 
 local function rest(q, tenant, opens_at)
   call('ZADD', q.name .. '/v', opens_at == math.huge and '+inf' or text(opens_at), tenant)
-  for i = 1, #q.lanes do call('ZREM', q.name .. '/g' .. string.sub(q.lanes, i, i), tenant) end
+  for i = 1, #q.lanes do call('ZREM', q.name .. '/g' .. sub(q.lanes, i, i), tenant) end
 end
 
 -- Whether anything in sorted lanes may be handed out; if not, when that may change by time alone.
@@ -12,7 +12,7 @@ local function servable(q)
   if q.waiting > q.laned + q.held or not has_tenant_limits(q) then return true end
   forget_idle(q)
   for i = 1, #q.lanes do
-    local name = q.name .. '/g' .. string.sub(q.lanes, i, i)
+    local name = q.name .. '/g' .. sub(q.lanes, i, i)
     local left, opens_at = 0, nil
     for j = 1, call('ZCARD', name) do
       local tenant = call('ZRANGE', name, 0, 0)[1]
@@ -35,7 +35,7 @@ local function walk_on(q, priority, want)
     for i = 1, n do
       local tenant = told[2 * i - 1]
       turns[i], tenants[i], before[tenant] = tenant, tenant, told[2 * i]
-      number[tenant] = math.floor(want / n)
+      number[tenant] = floor(want / n)
     end
     for i = n + 1, n > 0 and want or 0 do turns[i] = turns[i - n] end
     for i = 1, n > 0 and want % n or 0 do
@@ -116,7 +116,7 @@ local function pick_fair(q, priority, want, expire)
       if missing > 0 then
         leave_walk(q, priority, tenant)
       elseif q.laned > 0 then
-        spent[#spent + 1], spent[#spent + 2] = text(spend(q, before[tenant], tenant, #list)), tenant
+        spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, #list), tenant
       end
     end
   end
@@ -124,9 +124,9 @@ local function pick_fair(q, priority, want, expire)
   local ids, whose, at = {}, {}, {}
   for i = 1, #turns do
     local tenant = turns[i]
-    at[tenant] = (at[tenant] or 0) + 1
-    local id = lists[tenant][at[tenant]]
-    if id then ids[#ids + 1], whose[#whose + 1] = id, tenant end
+    local n = (at[tenant] or 0) + 1
+    local id = lists[tenant][n]
+    if id then ids[#ids + 1], whose[#whose + 1], at[tenant] = id, tenant, n end
   end
   return ids, whose
 end
@@ -156,7 +156,7 @@ local function line_up(q, priority, want, token, expire)
   for i = 1, #ids do
     local id, packed, body, tenant, more = ids[i], records[i], bodies[i], whose[i], ''
     local sequence, deadline = next_seq(q), q.dated and call('ZSCORE', q.name .. '/e', id)
-    local fence, fresh = text(sequence), string.sub(packed, 4, 5) == FIRST and string.sub(packed, 10, 11) == NEVER
+    local fence, fresh = text(sequence), sub(packed, 4, 5) == FIRST and sub(packed, 10, 11) == NEVER
     if fresh and not deadline then
       call('XADD', name, fence, id, body)
     else
@@ -197,7 +197,7 @@ end
 local function sort_some(q, budget)
   local moved = 0
   for i = 1, #q.lanes do
-    local priority = string.sub(q.lanes, i, i)
+    local priority = sub(q.lanes, i, i)
     local popped = budget > moved and call('ZPOPMIN', q.name .. '/z' .. priority, budget - moved) or {}
     for j = 1, #popped, 2 do
       local r = read_record(call('HGET', q.name .. '/t', popped[j]))
@@ -237,7 +237,7 @@ end
 local function serve_floor(q, want, serve_class)
   local f, waiting = flow_of(q), {}
   for i = 1, #q.lanes do
-    local priority = string.sub(q.lanes, i, i)
+    local priority = sub(q.lanes, i, i)
     if waits(q, priority) then waiting[#waiting + 1] = priority end
   end
   local served = 0

@@ -45,7 +45,7 @@ local function publish_copies(bound, id, about, body)
     local q = queue(keys[i])
     if q.due <= now then promote_before(q) end
     local packed = call('HGET', q.name .. '/t', id)
-    local answer = packed and look_up(q, id, packed, string.sub(about, 1, 8)) or 0
+    local answer = packed and look_up(q, id, packed, sub(about, 1, 8)) or 0
     if answer == -2 then return -2 end
     if answer == 0 then
       local why = q.limited and refusal(q, about)
@@ -57,7 +57,7 @@ local function publish_copies(bound, id, about, body)
   local position = lacking[1].waiting
   for i = 1, #lacking do
     local q = lacking[i]
-    local record = publish_unusual(q, id, string.sub(about, 1, 8), string.sub(about, 9, 9), body, about)
+    local record = publish_unusual(q, id, sub(about, 1, 8), sub(about, 9, 9), body, about)
     call('HSET', q.name .. '/t', id, record)
     q.fresh, q.published, q.copied = q.fresh + 1, q.published + 1, true
   end
