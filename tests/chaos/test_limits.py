@@ -168,7 +168,7 @@ _CROWD: Mapping[str, Mapping[str, Any]] = {
 @CHAOS
 @pytest.mark.parametrize("seed", range(3))
 async def test_fifty_workers_on_three_servers(folder: Path, seed: int) -> None:
-    """F2 to F6, OPEN-F1, faults F12 to F15: limits, order, a pause and deadlines hold, whoever dies."""
+    """F2, F3, F5, F6, OPEN-F1, faults F12, F13, F14 and F15: all of it at once, whoever dies."""
     shape = small(
         tasks=3000, seconds=10.0, limits=_CROWD, tenants=5, entities=60, priorities=(2, 5, 5, 8),
         answer_timeout=2.0, operation_timeout=4.0, liveness=90.0,

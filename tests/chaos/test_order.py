@@ -150,7 +150,7 @@ async def test_a_flood_of_high_priorities(folder: Path, seconds: float, rate: in
 
 @each_seed
 async def test_turns_of_tenants_while_the_order_changes(folder: Path, seed: int) -> None:
-    """B3, B12, fault F5: the order is changed under load, ten times, while consumers and Redis are killed."""
+    """B12, OPEN-B4, fault F5: the order is changed under load, ten times, while consumers and Redis are killed."""
     shape = small(
         consumers=3, tasks=1500, seconds=2.0, keys=("alpha", "beta"), tenants=6, entities=20,
         limits={"alpha": {"order": Order.FAIR, "weights": {"t1": 2}, "max_inflight": 12}},
@@ -169,7 +169,7 @@ async def test_turns_of_tenants_while_the_order_changes(folder: Path, seed: int)
 
 
 async def test_one_tenant_of_many_tasks(folder: Path) -> None:
-    """B3, fault F5: beside one tenant with 5,000 tasks, 99 with ten wait about as long as if they were alone."""
+    """OPEN-B4, fault F5: beside one tenant with 5,000 tasks, 99 with ten wait about as long as if they were alone."""
     turns = await fairness.measure(folder, 5000)
     assert turns.p99 <= fairness.SLOWER * turns.idle_p99 + fairness.SLACK, turns
     assert turns.jain >= fairness.JAIN, turns
