@@ -14,7 +14,7 @@ import msgspec
 from taskqueue_core.backend import Backend
 from taskqueue_redis.keys import Partitions
 from tests.chaos.history import Event, What
-from tests.chaos.world import Outcome, Shape, World
+from tests.chaos.world import CONFIG, Outcome, Shape, World
 from tests.redis.clusters import Cluster
 from tests.redis.engines import Engine, discover
 from tests.redis.servers import RedisServer
@@ -51,6 +51,7 @@ class Clustered(World):
         """Start nothing yet. ``config`` goes to every node."""
         engine = engine or discover().best
         assert engine is not None
+        config = {**CONFIG, **(config or {})}
         self.cluster = Cluster(engine, folder / "nodes", replicas=replicas, config=config)
         self.partitions = Partitions(_PREFIX, _PARTITIONS)
         shape = msgspec.structs.replace(
