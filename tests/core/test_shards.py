@@ -274,6 +274,26 @@ async def test_what_cannot_be_sharded() -> None:
         await MemoryBackend().control.configure(KEY, QueueSettings(shards=2))
 
 
+async def test_copies_go_to_whole_queues() -> None:
+    """D9: copies find a queue that had shards and is whole again; one with several cannot be bound to."""
+    backend = ShardedBackend(MemoryBackend())
+    await shard(backend, 2)
+    with pytest.raises(InvalidInput, match="bound_to"):
+        await backend.control.configure("topic", QueueSettings(bound_to=(KEY, "other")))
+    await shard(backend, 1)
+    told = await backend.control.configure("topic", QueueSettings(bound_to=(KEY, "other")))
+    assert (await backend.control.settings("topic")) == told
+    assert told.bound_to == (KEY, "other")
+    (answer,) = await backend.publisher.publish(Task(key="topic", id="x"))
+    assert answer.status is ACCEPTED
+    assert (await backend.control.ledger(KEY)).waiting == 1
+    subscription = backend.subscribe([KEY], "worker")
+    assert await drain(subscription, 1) == {"x"}
+    with pytest.raises(InvalidInput, match="topic"):
+        await shard(backend, 2)
+    await backend.aclose()
+
+
 async def test_settings_hold_in_every_shard() -> None:
     """F7: a pause is in every shard when it is confirmed; versions are compared as ever (laws 5, 9)."""
     backend = ShardedBackend(MemoryBackend())

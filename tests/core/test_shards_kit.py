@@ -1,7 +1,25 @@
 """A backend whose queues may be sharded keeps every promise of the one inside (A16)."""
 
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
+from taskqueue_core.conformance.bench import KEY, OTHER
+from taskqueue_core.conformance.closing import ClosingSuite
+from taskqueue_core.conformance.concurrency import ConcurrencySuite
+from taskqueue_core.conformance.dead_letters import DeadLettersSuite
+from taskqueue_core.conformance.deliver import DeliverSuite
+from taskqueue_core.conformance.expire import ExpireSuite
+from taskqueue_core.conformance.flow import FlowSuite
+from taskqueue_core.conformance.handover import HandoverSuite
+from taskqueue_core.conformance.ledger import LedgerSuite
+from taskqueue_core.conformance.publish import PublishSuite
+from taskqueue_core.conformance.rate import RateSuite
+from taskqueue_core.conformance.retry import RetrySuite
+from taskqueue_core.conformance.revocation import RevocationSuite
+from taskqueue_core.conformance.schedule import ScheduleSuite
+from taskqueue_core.conformance.settle import SettleSuite
+from taskqueue_core.conformance.tracking import TrackingSuite
+from taskqueue_core.conformance.waiting import WaitingSuite
 from taskqueue_core.succession import ShardedBackend
 from taskqueue_memory import MemoryBackend
 
@@ -9,8 +27,37 @@ from taskqueue_memory import MemoryBackend
 class TestWhole(BackendSuite):
     """The kit on queues that were never sharded (A16)."""
 
-    max_examples = 30
+    max_examples = 20
 
     async def open_backend(self, clock: ManualClock) -> ShardedBackend:
         """Open an empty one."""
         return ShardedBackend(MemoryBackend(clock=clock))
+
+
+class TestSucceeded(
+    ConcurrencySuite,
+    LedgerSuite,
+    FlowSuite,
+    RateSuite,
+    TrackingSuite,
+    RevocationSuite,
+    HandoverSuite,
+    DeadLettersSuite,
+    ExpireSuite,
+    RetrySuite,
+    ScheduleSuite,
+    WaitingSuite,
+    ClosingSuite,
+    SettleSuite,
+    DeliverSuite,
+    PublishSuite,
+):
+    """Queues that had several shards and are whole again keep all promises but that they begin unknown (A16)."""
+
+    async def open_backend(self, clock: ManualClock) -> ShardedBackend:
+        """Open an empty one, whose queues have had shards."""
+        backend = ShardedBackend(MemoryBackend(clock=clock))
+        for key in (KEY, OTHER):
+            await backend.chains.succeed(key, 2, QueueSettings())
+            await backend.chains.succeed(key, 1, QueueSettings())
+        return backend

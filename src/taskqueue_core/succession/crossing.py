@@ -90,6 +90,8 @@ class Crossing:
         self.sides = sides
         self.mode = mode
         self.patience = patience
+        self.copied_to: dict[str, tuple[str, ...]] = {}
+        """where the tasks of queues go as copies, as far as this process has read"""
         self._open: dict[str, int] = {}
         self._phase: tuple[float, Phase] | None = None
 
@@ -174,6 +176,7 @@ class Crossing:
                 await self.close(key, 1 - number)
         if number is not None:
             self._open[key] = number
+            self.copied_to[key] = found[number].bound_to
         return number
 
     async def _without(self, key: str, number: int) -> int:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from msgspec import structs
+
 from taskqueue_core.authoring import SubscriptionBase, checked_limit
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
 from taskqueue_core.limits import LIMITS
@@ -61,6 +63,7 @@ class Gathering(SubscriptionBase):
             if place not in covered:
                 missing.setdefault(place.side, []).append(place.key)
         for number, keys in missing.items():
+            self._gather_idle(number, keys)
             for start in range(0, len(keys), LIMITS.keys):
                 self.open(number, tuple(keys[start : start + LIMITS.keys]))
         for source in [one for one in self.sources if one.retired and one.idle]:
@@ -68,6 +71,14 @@ class Gathering(SubscriptionBase):
             closing = asyncio.create_task(self._let_go(source))
             self._closings.add(closing)
             closing.add_done_callback(self._closings.discard)
+
+    def _gather_idle(self, number: int, keys: list[str]) -> None:
+        """Have the source that is about to be opened do the work of those that have nothing out: one asks for less."""
+        for source in self.sources:
+            replaceable = source.idle and not (source.retired or source.aside)
+            if source.number == number and replaceable:
+                source.retired = True
+                keys += source.keys
 
     def open(self, number: int, keys: tuple[str, ...]) -> Source:
         """Open a source."""
@@ -246,7 +257,11 @@ class Gathering(SubscriptionBase):
             return Received()
         live = [source for source in self.sources if not source.retired]
         dues = [source.due_at for source in live if source.due_at is not None]
-        expired = tuple(one for source in self.sources for one in source.expired)
+        expired = tuple(
+            structs.replace(one, key=self._joint.outside(Place(source.number, one.key)) or one.key)
+            for source in self.sources
+            for one in source.expired
+        )
         for source in self.sources:
             source.expired.clear()
         return Received(

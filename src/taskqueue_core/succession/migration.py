@@ -217,6 +217,7 @@ class MigratingControl(JointControl):
         if await self._crossing.phase() is not Phase.IDLE:
             await self._crossing.mirror(key, settings, 1 - number)
         told = await self._crossing.sides[number].control.configure(key, settings)
+        self._crossing.copied_to[key] = told.bound_to
         return told.model_copy(update={"moved_to": None}) if ours(told) else told
 
     async def maintain(self) -> Maintained:

@@ -115,12 +115,15 @@ class MigratingPublisher:
 
     async def _remembered(self, number: int, key: str, ids: list[str]) -> list[bool]:
         control = self._crossing.sides[number].control
-        told = await control.statuses(key, *ids)
-        if not any(told):
-            return [False] * len(ids)
-        window = (await control.settings(key)).dedupe_window
         now = self._crossing.sides[number].backend.now()
-        return [one is not None and not _forgettable(one, window, now) for one in told]
+        known = [False] * len(ids)
+        for name in self._crossing.copied_to.get(key) or (key,):  # it is the copies that are known
+            told = await control.statuses(name, *ids)
+            if any(told):
+                window = (await control.settings(name)).dedupe_window
+                for place, one in enumerate(told):
+                    known[place] |= one is not None and not _forgettable(one, window, now)
+        return known
 
     async def schedule_retry(
         self,

@@ -10,7 +10,7 @@ from taskqueue_core.capabilities import Maintained, QueueSettings
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.succession.control import JointControl
-from taskqueue_core.succession.joint import together
+from taskqueue_core.succession.joint import Place, together
 from taskqueue_core.succession.names import FIRST, LONGEST, Generation, demand_no_shard
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class ShardedControl(JointControl):
 
     async def settings(self, key: str) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.settings`."""
-        found = await self._inner.settings(key)
+        found = self._outside(await self._inner.settings(key))
         if Generation.read(found.moved_to) is None:
             return found
         last = (await self._backend.chains.read(key))[-1]
@@ -48,11 +48,13 @@ class ShardedControl(JointControl):
         demand_no_shard("key", key)
         first = await self._inner.settings(key)
         whole = Generation.read(first.moved_to) is None
+        asked, settings = settings, await self._inside(settings)
         if settings.shards == 1 and whole:
-            return await self._inner.configure(key, settings)
+            return self._outside(await self._inner.configure(key, settings))
         first.followed_by(settings)
         self._check(key, settings)
-        if whole:
+        last = (await self._backend.chains.read(key))[-1]
+        if settings.shards != last.shards:
             await self._demand_no_copies(key)
         moved_to = first.moved_to
         if whole:  # closed by the very change, so that there is but one
@@ -64,9 +66,25 @@ class ShardedControl(JointControl):
             )
         kept = {"shards": 1, "moved_to": moved_to}
         told = await self._inner.configure(key, settings.model_copy(update=kept))
-        settings = settings.model_copy(update={"version": told.version})
-        await self._spread(key, settings)
-        return settings
+        await self._spread(key, settings.model_copy(update={"version": told.version}))
+        return asked.model_copy(update={"version": told.version})
+
+    async def _inside(self, settings: QueueSettings) -> QueueSettings:
+        """Call the queues that copies go to as the store does. Raises `InvalidInput` for one with several shards."""
+        names: list[str] = []
+        for other in settings.bound_to:
+            last = (await self._backend.chains.read(other))[-1]
+            if last.shards > 1:
+                raise InvalidInput("bound_to", "a queue with shards", "queues of one shard")
+            names.append(last.place(other, 0))
+        return settings.model_copy(update={"bound_to": tuple(names)}) if names else settings
+
+    def _outside(self, settings: QueueSettings) -> QueueSettings:
+        """Call them by their names again."""
+        if not settings.bound_to:
+            return settings
+        names = [self._backend.outside(Place(0, name)) or name for name in settings.bound_to]
+        return settings.model_copy(update={"bound_to": tuple(names)})
 
     def _check(self, key: str, settings: QueueSettings) -> None:
         if settings.of_the_whole and settings.shards > 1:
@@ -82,7 +100,7 @@ class ShardedControl(JointControl):
 
     async def _demand_no_copies(self, key: str) -> None:
         for other in await self._inner.queues():
-            if key in (await self._inner.settings(other)).bound_to:
+            if key in self._outside(await self._inner.settings(other)).bound_to:
                 raise InvalidInput("shards", "several", f"1: {other!r} is bound to this queue")
 
     async def _spread(self, key: str, settings: QueueSettings) -> None:
@@ -112,7 +130,7 @@ class ShardedControl(JointControl):
             chain = await chains.read(key)
             for generation, following in itertools.pairwise(chain):
                 await chains.close_all(key, generation, following)
-            settings = await self.settings(key)
+            settings = await self._inside(await self.settings(key))
             await together(
                 chains.copy(name, settings, generation)
                 for generation in chain

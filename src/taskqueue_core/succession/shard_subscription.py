@@ -49,10 +49,16 @@ class ShardedSubscription(JointSubscription):
         self._served = served
         return structs.replace(delivery, shard_changed=last != delivery.shard)
 
+    def _alone(self) -> Source | None:
+        """Return none, too, where a shard may be preferred."""
+        shard = None if self._served is None else Shard.read(self._served.key)
+        return None if shard is not None and shard.generation.shards > 1 else super()._alone()
+
     def _first(self) -> Source | None:
         """Return the source of the shard that was served last, unless the others have waited long enough."""
         place = self._served
-        if place is None or Shard.read(place.key) is None:
+        shard = None if place is None else Shard.read(place.key)
+        if place is None or shard is None or shard.generation.shards == 1:
             return None
         if self._streak >= _STREAK:
             self._streak = 0
