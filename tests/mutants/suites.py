@@ -73,8 +73,10 @@ QUICK = {
         "boolean: if self._leaving: -> if not self._leaving:",
         "boolean: not 0 < frame.lease < float('inf') -> 0 < frame.lease < float('inf')",
         "comparison: receipt in self._held -> receipt not in self._held #1",
-        "comparison: self._state in (SessionState.READY, SessionState.DRAINING) -> "
-        "self._state not in (SessionState.READY, SessionState.DRAINING)",
+        (
+            "comparison: self._state in (SessionState.READY, SessionState.DRAINING) -> "
+            "self._state not in (SessionState.READY, SessionState.DRAINING)"
+        ),
         "return: return self._granted -> return None",
         "statement: self._demand(SessionState.READY, SessionState.DRAINING) -> pass #1",
     ),
