@@ -40,18 +40,29 @@ LIMITS: dict[str, dict[str, Any]] = {
     "max_inflight, rate_limit, capacity": {"max_inflight": CYCLE, "capacity": CYCLE},
 }
 """what each changes of the one before; none of them is met"""
+MIXED = "100 tenants, 3 priorities, no limits"
+ORDERS: dict[str, dict[str, Any]] = {
+    MIXED: {"max_inflight": 0, "rate_limit": None, "capacity": None, "order": "fifo"},
+    "100 tenants, 3 priorities, max_inflight, rate_limit, fair": {
+        "max_inflight": CYCLE,
+        "rate_limit": {"max_tokens": 1_000_000},
+        "order": "fair",
+    },
+}
+"""the same for tasks of many tenants"""
 
 
 def limits(
     entry: catalog.Entry, *, repeats: int, patience: meter.Patience
 ) -> dict[str, list[dict[str, Any]]]:
     """Measure the cost per task of draining by what the queue is limited to."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in LIMITS}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in LIMITS | ORDERS}
     with stage(entry, patience=patience) as on:
         for _ in range(repeats):
-            for name, changed in LIMITS.items():
+            for name, changed in (LIMITS | ORDERS).items():
                 on.worker("configure", **changed)
-                found[name].append(_cycles(on, KEYS[BASE]))
+                shape = KEYS[BASE] | ({"tenants": 100} if name in ORDERS else {})
+                found[name].append(_cycles(on, shape))
     return found
 
 

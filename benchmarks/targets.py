@@ -178,5 +178,12 @@ TARGETS = (
         0.7,
         lambda f: f.growth("limits", scaling.UNLIMITED, list(scaling.LIMITS)[-1]),
     ),
+    Target(
+        "drain with max_inflight, rate_limit and fair order over 100 tenants and 3 priorities",
+        "x no limits",
+        "≥",
+        0.7,
+        lambda f: f.growth("limits", scaling.MIXED, list(scaling.ORDERS)[-1]),
+    ),
     Target("cost per task, deepest backlog", "x backlog 1,000", "≤", 1.2, _backlog),
 )

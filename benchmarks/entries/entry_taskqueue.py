@@ -45,6 +45,9 @@ class Handlers:
             self._book.note(payload["number"], payload["sent"])
 
 
+_PRIORITIES = (1, 5, 9)
+
+
 class Ours:
     """The redis backend; a producer and a worker are two processes, each with a backend of its own."""
 
@@ -60,10 +63,16 @@ class Ours:
         (answer,) = await self._backend.publisher.publish(Task.of("k0", payload_of(number, sent)))
         assert answer.status is Published.ACCEPTED, answer
 
-    async def publish_many(self, numbers: range, busy: int = 1) -> None:
-        """Publish in calls of `BULK` tasks, over ``busy`` keys in turn; look at every confirmation."""
+    async def publish_many(self, numbers: range, busy: int = 1, tenants: int = 0) -> None:
+        """Publish in calls of `BULK` tasks, over ``busy`` keys in turn; look at every confirmation.
+
+        With ``tenants`` each has tasks of three priorities.
+        """
         for batch in batches(numbers, BULK):
-            tasks = [Task.of(f"k{number % busy}", payload_of(number)) for number in batch]
+            tasks = [
+                Task.of(f"k{number % busy}", payload_of(number), **_whose(number, tenants))
+                for number in batch
+            ]
             for answer in await self._backend.publisher.publish(*tasks):
                 assert answer.status is Published.ACCEPTED, answer
 
@@ -93,13 +102,15 @@ class Ours:
         await asyncio.gather(*(wait(number) for number in range(subscriptions)))
         return {}
 
-    async def cycles(self, count: int, per_cycle: int, keys: int, busy: int) -> dict[str, float]:
+    async def cycles(
+        self, count: int, per_cycle: int, keys: int, busy: int, tenants: int = 0
+    ) -> dict[str, float]:
         """Publish and drain, over and over; return the time that draining took."""
         seconds = cpu = 0.0
         names = [f"k{number}" for number in range(keys)]
         async with self._backend.subscribe(names, "bench") as subscription:
             for _ in range(count):
-                await self.publish_many(range(per_cycle), busy)
+                await self.publish_many(range(per_cycle), busy, tenants)
                 book = Book(per_cycle)
                 await _drain(subscription, book)
                 figures = book.figures()
@@ -132,6 +143,12 @@ class Ours:
     async def close(self) -> None:
         """Close the backend."""
         await self._backend.aclose()
+
+
+def _whose(number: int, tenants: int) -> dict[str, Any]:
+    if not tenants:
+        return {}
+    return {"tenant": f"t{number % tenants}", "priority": _PRIORITIES[number // tenants % 3]}
 
 
 async def _drain(subscription: Subscription, book: Book) -> None:

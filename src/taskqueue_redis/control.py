@@ -78,9 +78,9 @@ class RedisControl:
             raise SettingsConflict(
                 f"version {told.decode()} of the settings is in force, not {settings.version}: read them again"
             )
-        left = changed.order is Order.FAIR
-        while left:  # what waits in plain lanes; receives would do it too, as they come to it
-            left = await self._of("sort", key, _CHUNK)
+        left, cursor = (1, b"0") if changed.order is Order.FAIR else (0, b"")
+        while left or cursor:  # what is there already takes its place in the order, and counts
+            left, cursor = await self._of("sort", key, _CHUNK, cursor)
         return changed
 
     def _check_bound(self, key: str, settings: QueueSettings) -> None:

@@ -108,13 +108,17 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     return book
 
 
+def _flow(part: _Partition, q: str) -> tuple[float, ...]:
+    return struct.unpack_from("<24d", part.ask("GET", f"{q}/f") or bytes(192))
+
+
 def _recount_lanes(
     part: _Partition, q: str, numbers: dict[str, float], records: dict[str, bytes], flying: set[int]
 ) -> int:
     """Count what lies in sorted lanes, and behind others with its ordering key."""
     laned, tenants = 0, {name.decode() for name in part.ask("HKEYS", f"{q}/T")}
     resting = set(part.ask("ZRANGE", f"{q}/v", 0, -1))
-    fair = bool(struct.unpack_from("<23d", part.ask("GET", f"{q}/f") or bytes(184))[8])
+    fair = bool(_flow(part, q)[8])
     for priority in range(10):
         told = part.ask("ZRANGE", f"{q}/w{priority}", 0, -1, "WITHSCORES")
         heads = {told[n]: int(told[n + 1]) for n in range(0, len(told), 2)}
@@ -127,17 +131,19 @@ def _recount_lanes(
             laned += part.ask("ZCARD", lane)
     told = part.ask("ZRANGE", f"{q}/J", 0, -1)
     for task_id in (name.decode() for name in told):
-        entity = records[task_id][50:].decode().partition("/")[2]
+        entity = records[task_id][51:].decode().partition("/")[2]
         assert part.ask("ZSCORE", f"{q}/j:{entity}", task_id), "it stands behind nobody"
         holder = part.ask("HGET", f"{q}/h", entity).decode()
         assert records[holder][0] in {1, 2}, "what holds the others up is over"
     marks = Counter[tuple[str, int]]()
+    epoch = int(_flow(part, q)[-1])
     for record in records.values():
         if len(record) > _SIZE:
-            mark, tenant = record[_SIZE], record[_SIZE + 1 :].decode().partition("/")[0]
-            marks[tenant, 0] += mark % 2
-            marks[tenant, 1] += mark // 2
-            assert mark < 2 or int.from_bytes(record[18:25], "big") in flying
+            mark = int.from_bytes(record[_SIZE : _SIZE + 2], "big")
+            tenant = record[_SIZE + 2 :].decode().partition("/")[0]
+            if epoch and mark // 4 == epoch:
+                marks[tenant, mark % 4 - 1] += 1
+                assert mark % 4 == 1 or int.from_bytes(record[18:25], "big") in flying
     for tenant in tenants:
         fresh, in_flight, *_ = struct.unpack("<5d", part.ask("HGET", f"{q}/T", tenant))
         assert (fresh, in_flight) == (marks[tenant, 0], marks[tenant, 1]), tenant

@@ -35,6 +35,12 @@ f.tokens, f.at = had_tokens and math.min(f.tokens, f.max_tokens) or f.max_tokens
 if f.tenant_tokens ~= tokens or f.tenant_period ~= period then
   f.old_tokens, f.old_period, f.changed, f.rates = tokens, period, now, f.rates + 1
 end
+if f.tenant_capacity + f.tenant_inflight + f.tenant_tokens == 0 then
+  f.epoch = 0
+  call('DEL', q.name .. '/T', q.name .. '/u')
+elseif f.epoch == 0 then
+  f.epoch = (ARGV[4] + 1) % 16000 + 1
+end
 if q.limited then save_flow(q) else call('DEL', q.name .. '/f') end
 q.timed = q.timed or f.processing > 0
 q.opened, q.changed = true, true

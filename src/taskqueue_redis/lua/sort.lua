@@ -1,7 +1,10 @@
 --@ base room queue states record counts flow tenants lanes journal places turns
--- Brings tasks that wait in plain lanes into sorted ones. ARGV: key, the most to move. Answers how many are left.
-local q = queue(ARGV[3])
+-- Brings tasks that wait in plain lanes into sorted ones, and counts what is there for its tenant where these are limited.
+-- ARGV: key, the most to do, from where on to count ("" for nothing). Answers how much is left to sort, and from where on to count.
+local q, cursor = queue(ARGV[3]), ARGV[5]
 lift_refusal()
 if q.sorted and q.waiting > q.laned + q.held and sort_some(q, tonumber(ARGV[4])) == 0 then recount(q) end
+if cursor ~= '' and flow_of(q).epoch > 0 then cursor = count_some(q, cursor, ARGV[4]) end
+if cursor == '0' or flow_of(q).epoch == 0 then cursor = '' end
 save_all()
-return q.sorted and q.waiting - q.laned - q.held or 0
+return {q.sorted and q.waiting - q.laned - q.held or 0, cursor}

@@ -1,8 +1,9 @@
 -- The limits of a queue that has any, and what they have left, packed in one string.
-local FLOW = '<ddddddddddddddddddddddd'
+local FLOW = '<dddddddddddddddddddddddd'
 local FLOWS = {'capacity', 'max_inflight', 'max_tokens', 'period', 'paused', 'intake_paused', 'moved', 'processing', 'fair',
   'weighted', 'tenant_capacity', 'tenant_inflight', 'tenant_tokens', 'tenant_period', 'floor', 'tokens', 'at', 'owed', 'tick',
-  'old_tokens', 'old_period', 'changed', 'rates'} -- the last: the rate of tenants before it was changed, when that was, how often
+  'old_tokens', 'old_period', 'changed', 'rates', 'epoch'} -- the last: the rate of tenants before it was changed, when that was, how
+  -- often; and since which version of the settings tenants are counted
 local TOKEN = 1 - 1e-6 -- what floating point leaves out of a token is forgiven
 
 local function flow_of(q)

@@ -5,18 +5,25 @@
 -- Whether an entry at rest was never handed out: it counts against the capacity.
 local function is_fresh(r) return r.attempt == 1 and r.handed == 0 end
 
+local function marks_of(q, r)
+  local marks = r.marks % 4
+  return marks > 0 and floor(r.marks / 4) == flow_of(q).epoch and marks or 0
+end
+
+local function mark(q, r, marks)
+  r.marks = marks > 0 and 4 * flow_of(q).epoch + marks or 0
+end
+
 local function count_fresh(q, r)
-  if r.marks % 2 == 0 and is_fresh(r) then
-    r.marks = r.marks + 1
+  if flow_of(q).epoch > 0 and is_fresh(r) and marks_of(q, r) == 0 then
+    mark(q, r, 1)
     note_tenant(q, r.tenant, 1, 0)
   end
 end
 
 local function uncount_fresh(q, r)
-  if r.marks % 2 == 1 then
-    r.marks = r.marks - 1
-    note_tenant(q, r.tenant, -1, 0)
-  end
+  if marks_of(q, r) == 1 then note_tenant(q, r.tenant, -1, 0) end
+  r.marks = 0
 end
 
 local function leave_fresh(q, r)
@@ -131,8 +138,9 @@ end
 
 -- A delivery has ended.
 local function land(q, r)
-  if r.marks < 2 then return end
-  r.marks = r.marks - 2
+  local counted = marks_of(q, r) == 2
+  r.marks = 0
+  if not counted then return end
   note_tenant(q, r.tenant, 0, -1)
   if flow_of(q).tenant_inflight > 0 then wake_tenant(q, r.tenant) end
 end
@@ -166,7 +174,7 @@ local function settle_sorted(q, ended)
   local landed, tenants = {}, {}
   for i = 1, #ended, 2 do
     local r = read_record(ended[i + 1])
-    if r.marks >= 2 then
+    if marks_of(q, r) == 2 then
       if not landed[r.tenant] then tenants[#tenants + 1] = r.tenant end
       landed[r.tenant] = (landed[r.tenant] or 0) + 1
     end

@@ -1,13 +1,13 @@
 -- Reading and writing records. Behind the numbers of one whose task has a tenant or an ordering key, or lies in sorted lanes,
--- stand its marks (see `tenants.lua`), the tenant and the ordering key.
+-- stand its marks (see `tenants.lua`) in two bytes, the tenant and the ordering key.
 
 local function read_record(packed)
   local state, place, priority, attempt, losses, prior, handed, seq, fence, at, digest, verb, answer, settled =
     unpack_struct(RECORD, packed)
   local marks, tenant, entity = 0, '', ''
   if #packed > RECORD_SIZE then
-    marks = string.byte(packed, RECORD_SIZE + 1)
-    tenant, entity = string.match(packed, '^([^/]*)/(.*)$', RECORD_SIZE + 2)
+    marks = unpack_struct('>H', packed, RECORD_SIZE + 1)
+    tenant, entity = string.match(packed, '^([^/]*)/(.*)$', RECORD_SIZE + 3)
   end
   return {state = state, place = place, priority = priority, attempt = attempt, losses = losses, prior = prior,
     handed = handed, seq = seq, fence = fence, at = at, digest = digest, verb = verb, answer = answer, settled = settled,
@@ -18,7 +18,7 @@ local function write_record(r)
   local packed = pack(RECORD, r.state, r.place, r.priority, r.attempt, r.losses, r.prior, r.handed, r.seq, r.fence,
     r.at, r.digest, r.verb, r.answer, r.settled)
   if r.marks == 0 and r.tenant == '' and r.entity == '' then return packed end
-  return packed .. string.char(r.marks) .. r.tenant .. '/' .. r.entity
+  return packed .. pack('>H', r.marks) .. r.tenant .. '/' .. r.entity
 end
 
 -- What the fields `attempt` and `handed` are in one that was never handed out.
@@ -26,9 +26,9 @@ local FIRST, NEVER = '\0\1', '\0\0'
 
 -- A record with another place, fence and marks, without reading the rest.
 local function moved_record(packed, place, fence, marks)
-  local whose = #packed > RECORD_SIZE and sub(packed, RECORD_SIZE + 2) or '/'
+  local whose = #packed > RECORD_SIZE and sub(packed, RECORD_SIZE + 3) or '/'
   return sub(packed, 1, 1) .. string.char(place) .. sub(packed, 3, 18) .. pack('>I7', fence)
-    .. sub(packed, 26, RECORD_SIZE) .. string.char(marks) .. whose
+    .. sub(packed, 26, RECORD_SIZE) .. pack('>H', marks) .. whose
 end
 
 local function new_record(priority, digest, tenant, entity)

@@ -1,5 +1,6 @@
--- The tenants of a queue whose lanes are sorted: how many of their tasks were never handed out, how many are in flight, and
--- their tokens. One of whom nothing is left is forgotten. The marks of a record say for what it counts: 1 never handed out, 2 in flight.
+-- The tenants of a queue that limits them: how many of their tasks were never handed out, how many are in flight, and their
+-- tokens. One of whom nothing is left is forgotten. The marks of a record say for what it counts, 1 for a task that was never handed
+-- out and 2 for one in flight, and since when: counting begins anew when a queue comes to have such limits.
 local TENANT = '<ddddd'
 
 local function save_order(q)

@@ -151,10 +151,11 @@ local function line_up(q, priority, want, token, expire)
   if #ids == 0 then return call('EXISTS', q.name .. (flow_of(q).fair == 1 and '/g' or '/w') .. priority) == 1 and {} or nil end
   local records, bodies = call('HMGET', q.name .. '/t', unpack(ids)), call('HMGET', q.name .. '/b', unpack(ids))
   call('HDEL', q.name .. '/b', unpack(ids))
-  local written, given, fences, marked, flying, tenants = {}, {}, {}, {}, {}, {}
-  local name = stream_of(q, 'r', priority)
+  local written, given, fences, unmarked, flying, tenants = {}, {}, {}, {}, {}, {}
+  local name, epoch = stream_of(q, 'r', priority), flow_of(q).epoch
+  local marks = epoch > 0 and 4 * epoch + 2 or 0
   for i = 1, #ids do
-    local id, packed, body, tenant, more = ids[i], records[i], bodies[i], whose[i], ''
+    local id, packed, body, more = ids[i], records[i], bodies[i], ''
     local sequence, deadline = next_seq(q), q.dated and call('ZSCORE', q.name .. '/e', id)
     local fence, fresh = text(sequence), sub(packed, 4, 5) == FIRST and sub(packed, 10, 11) == NEVER
     if fresh and not deadline then
@@ -165,20 +166,26 @@ local function line_up(q, priority, want, token, expire)
       more = select(2, enter_stream(q, 'r', r, id, body, deadline))
     end
     if fresh then q.fresh = q.fresh - 1 end
-    if not flying[tenant] then
-      tenants[#tenants + 1] = tenant
-      marked[tenant], flying[tenant] = 0, 0
+    if epoch > 0 then
+      local tenant = whose[i]
+      if not flying[tenant] then
+        tenants[#tenants + 1] = tenant
+        unmarked[tenant], flying[tenant] = 0, 0
+      end
+      flying[tenant] = flying[tenant] + 1
+      if #packed > RECORD_SIZE and unpack_struct('>H', packed, RECORD_SIZE + 1) == marks - 1 then
+        unmarked[tenant] = unmarked[tenant] + 1
+      end
     end
-    flying[tenant], marked[tenant] = flying[tenant] + 1, marked[tenant] + (string.byte(packed, RECORD_SIZE + 1) or 0) % 2
     fences[i] = fence
-    written[2 * i - 1], written[2 * i] = id, moved_record(packed, AGAIN, sequence, 2)
+    written[2 * i - 1], written[2 * i] = id, moved_record(packed, AGAIN, sequence, marks)
     given[4 * i - 3], given[4 * i - 2], given[4 * i - 1], given[4 * i] = fence, id, body, more
   end
-  read_tenants(q, tenants)
+  if #tenants > 0 then read_tenants(q, tenants) end
   local taxed = flow_of(q).tenant_tokens > 0
   for i = 1, #tenants do
     local tenant = tenants[i]
-    local s = note_tenant(q, tenant, -marked[tenant], flying[tenant])
+    local s = note_tenant(q, tenant, -unmarked[tenant], flying[tenant])
     if taxed then s.tokens = s.tokens - flying[tenant] end
   end
   call('HSET', q.name .. '/t', unpack(written))
@@ -224,6 +231,26 @@ local function sort_some(q, budget)
     moved = moved + #entries
   end
   return moved
+end
+
+-- Counts some of what is there for its tenant, from a cursor on. Answers the next cursor, "0" at the end.
+local function count_some(q, cursor, budget)
+  local told = call('HSCAN', q.name .. '/t', cursor, 'COUNT', budget)
+  for i = 1, #told[2], 2 do
+    local id, r = told[2][i], read_record(told[2][i + 1])
+    local marks = r.marks
+    if r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
+      and holder(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence)) then
+      if marks_of(q, r) == 0 then
+        mark(q, r, 2)
+        note_tenant(q, r.tenant, 0, 1)
+      end
+    elseif is_live(r) then
+      count_fresh(q, r)
+    end
+    if r.marks ~= marks then call('HSET', q.name .. '/t', id, write_record(r)) end
+  end
+  return told[1]
 end
 
 local function waits(q, priority)
