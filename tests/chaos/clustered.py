@@ -12,14 +12,16 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.backend import Backend
+from taskqueue_core.succession import ShardedBackend
 from taskqueue_redis.keys import Partitions
 from tests.chaos.history import Event, What
+from tests.chaos.limiting import limit
 from tests.chaos.world import CONFIG, Outcome, Shape, World
 from tests.redis.clusters import Cluster
 from tests.redis.engines import Engine, discover
 from tests.redis.servers import RedisServer
 
-__all__ = ["CLUSTER_KEYS", "Clustered", "standstill"]
+__all__ = ["CLUSTER_KEYS", "Clustered", "Sharded", "standstill"]
 
 _PREFIX = "chaos"
 _PARTITIONS = 8
@@ -46,6 +48,7 @@ class Clustered(World):
         replicas: int = 0,
         config: Mapping[str, str] | None = None,
         engine: Engine | None = None,
+        keys: tuple[str, ...] = CLUSTER_KEYS,
         **more: Any,
     ) -> None:
         """Start nothing yet. ``config`` goes to every node."""
@@ -54,9 +57,7 @@ class Clustered(World):
         config = {**CONFIG, **(config or {})}
         self.cluster = Cluster(engine, folder / "nodes", replicas=replicas, config=config)
         self.partitions = Partitions(_PREFIX, _PARTITIONS)
-        shape = msgspec.structs.replace(
-            shape or Shape(), keys=CLUSTER_KEYS, producers=len(CLUSTER_KEYS)
-        )
+        shape = msgspec.structs.replace(shape or Shape(), keys=keys, producers=max(2, len(keys)))
         self.errors: list[str] = []
         """what the nodes say at the end of commands whose keys were not in one slot"""
         super().__init__(folder, shape, engine=engine, redis=self.cluster.masters[0], **more)
@@ -176,6 +177,26 @@ class Clustered(World):
             for name, count in node.info("errorstats").items()
             if name == "errorstat_CROSSSLOT"
         ]
+
+
+class Sharded(Clustered):
+    """One queue over all masters, in as many shards as an operator says, who may change that at any time."""
+
+    def __init__(self, folder: Path, shape: Shape | None = None, **more: Any) -> None:
+        """Start nothing yet."""
+        super().__init__(folder, shape, keys=("alpha",), **more)
+
+    def open_backend(self, port: int, *, url: str = "") -> Backend:
+        """Make a backend that has shards."""
+        return ShardedBackend(super().open_backend(port, url=url))
+
+    def setup(self, role: str, number: int) -> dict[str, Any]:
+        """Everybody has shards."""
+        return super().setup(role, number) | {"word": "tests.chaos.programs.sharded"}
+
+    async def spread(self, number: int) -> None:
+        """Change the number of shards, until that is confirmed."""
+        await limit(self, "alpha", shards=number)
 
 
 def standstill(

@@ -64,8 +64,8 @@ class What(StrEnum):
     # settings that rules depend on
     SETTINGS = "settings"
     """from here on for ``key``: ``name`` is max_losses; limit, rate or burst, for all or for each ``tenant_``; fair,
-    floor or max_processing; or weight, of the tenant ``target``. ``value`` is its value, none if there is none or
-    nobody knows it for now"""
+    floor, shards or max_processing; or weight, of the tenant ``target``. ``value`` is its value, none if there is none
+    or nobody knows it for now"""
     PAUSE = "pause"
     PAUSED = "paused"
     """confirmed, at ``store_at``"""

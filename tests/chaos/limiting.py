@@ -43,12 +43,13 @@ def _limits(settings: QueueSettings) -> dict[str, float | None]:
         "fair": 1.0 if settings.order is Order.FAIR else None,
         "floor": settings.floor_share or None,
         "max_processing": settings.max_processing_time,
+        "shards": settings.shards if settings.shards > 1 else None,
     }
 
 
 async def swap(world: World, key: str) -> None:
     """Give a queue the other order, which only fair order's settings have to make room for."""
-    settings = await world.control.settings(key)
+    settings = await _change(world, key)
     unfair = {name: QueueSettings.model_fields[name].default for name in _OF_FAIR}
     other = (
         {"order": Order.FAIR} if settings.order is Order.FIFO else {"order": Order.FIFO, **unfair}
@@ -70,8 +71,11 @@ async def resume(world: World, key: str) -> None:
 
 
 async def _change(world: World, key: str, **changes: Any) -> QueueSettings:
+    """Change settings, or only read them where nothing is to be changed."""
     while True:
         try:
+            if not changes:
+                return await world.control.settings(key)
             return await change_settings(
                 world.control, key, lambda found: found.model_copy(update=changes)
             )

@@ -128,7 +128,12 @@ def _shuffled(rule: str, lane: list[_Place], *, one_key: bool = False) -> Iterat
 
 
 def r8(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """Of tasks with one ordering key the next is handed out once the one before has ended or died, and in order."""
+    """Of tasks with one ordering key the next is handed out once the one before has ended or died, and in order.
+
+    What was scheduled in a shard, and falls due there after the number of shards has changed, comes before what is in
+    a new one.
+    """
+    sharded = history.setting("shards")
     keys: defaultdict[tuple[str, str], list[tuple[Handout, Story]]] = defaultdict(list)
     for story in history.stories.values():
         for handout in story.handouts if story.ordering_key else ():
@@ -145,7 +150,8 @@ def r8(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
             holder = handout, story
     lanes: defaultdict[tuple[str, str], list[_Place]] = defaultdict(list)
     for place in _places(history, strict=terms.strict_order):
-        if place.story.ordering_key:
+        scheduled = place.first.first.key in sharded and place.story.scheduled
+        if place.story.ordering_key and not scheduled:
             lanes[place.story.key, place.story.ordering_key].append(place)
     for lane in lanes.values():
         yield from _overtaken("R8", lane, lane)

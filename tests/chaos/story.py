@@ -212,6 +212,11 @@ class Story(msgspec.Struct):
         return self.publications[0].called.ordering_key if self.publications else ""
 
     @property
+    def scheduled(self) -> bool:
+        """Whether it was not to be delivered before some time."""
+        return any(one.called.not_before is not None for one in self.publications)
+
+    @property
     def stored(self) -> bool:
         """Whether the store has confirmed it."""
         return any(one.stored for one in self.publications) or self._retried

@@ -14,7 +14,7 @@ from taskqueue_core.tasks import Task
 from taskqueue_redis.cluster import slot_of
 from taskqueue_redis.keys import Partitions, bell
 from tests.chaos.cases import CHAOS, SEEDS, passed, small
-from tests.chaos.clustered import Clustered, standstill
+from tests.chaos.clustered import Clustered, Sharded, standstill
 from tests.chaos.history import Event, What
 from tests.chaos.outages import RECOVERY
 from tests.chaos.world import Shape
@@ -182,6 +182,28 @@ async def test_operators_see_every_partition(folder: Path) -> None:
             ledger = await control.ledger(key)
             assert (ledger.waiting, ledger.dead, ledger.in_flight) == (0, 0, 0)
             assert ledger.published == ledger.cancelled + ledger.discarded
+
+
+@each_seed
+async def test_the_number_of_shards_changes(folder: Path, seed: int) -> None:
+    """A16, fault D7: 4, 8, 3 and 8 shards again with all keys in flight, while consumers and producers are killed.
+
+    A key moves only when its old shard has none of it, so its tasks never run side by side, nor out of their order.
+    """
+    shape = clustered(tasks=1200, seconds=4.0, consumers=3, entities=60, keyed=True, liveness=60.0)
+    async with Sharded(folder, shape, seed=seed) as world:
+        await world.spread(4)
+        await world.begin()
+        await world.holding("consumer", 0, 1)
+        for turn, number in enumerate((8, 3, 8)):
+            await asyncio.gather(
+                world.spread(number),
+                world.inflict("kill", "consumer", turn),
+                world.inflict("kill", "producer", turn % 2),
+            )
+            await asyncio.sleep(0.3)
+        outcome = await world.finish()
+    assert passed(outcome).tasks == shape.tasks
 
 
 def _answered_after(events: Sequence[Event], key: str, spans: Sequence[tuple[float, float]]) -> int:
