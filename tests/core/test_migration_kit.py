@@ -2,23 +2,40 @@
 
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite, Bench
+from taskqueue_core.conformance.control import ControlSuite
+from taskqueue_core.conformance.dead_letters import DeadLettersSuite
+from taskqueue_core.conformance.deliver import DeliverSuite
+from taskqueue_core.conformance.handover import HandoverSuite
+from taskqueue_core.conformance.publish import PublishSuite
+from taskqueue_core.conformance.retry import RetrySuite
+from taskqueue_core.conformance.settle import SettleSuite
 from taskqueue_core.flow import RateLimit
 from taskqueue_core.succession import MigratingBackend, MigrationMode, rollback, start
 from taskqueue_memory import MemoryBackend
 
 
-class MigrationKit(BackendSuite):
-    """The kit on two empty backends."""
+class Pair:
+    """Two empty backends."""
 
-    __test__ = False
     mode = MigrationMode.AVAILABLE
-    max_examples = 10
 
     async def open_backend(self, clock: ManualClock) -> MigratingBackend:
         """Open both."""
         return MigratingBackend(
             MemoryBackend(clock=clock), MemoryBackend(clock=clock), mode=self.mode
         )
+
+
+class TestAvailable(Pair, BackendSuite):
+    """Started, in mode ``available`` (A20)."""
+
+    max_examples = 20
+
+    async def open_backend(self, clock: ManualClock) -> MigratingBackend:
+        """Open both, and start."""
+        backend = await super().open_backend(clock)
+        await start(backend)
+        return backend
 
     async def test_every_waiting_receive_has_its_token(self, bench: Bench) -> None:
         """What is handed out to one who gives up at that moment takes its token; the others have theirs (law 5; F5)."""
@@ -37,19 +54,6 @@ class MigrationKit(BackendSuite):
         assert len(taken) == 7
 
 
-class TestAvailable(MigrationKit):
-    """Started, in mode ``available`` (A20)."""
-
-    __test__ = True
-    max_examples = 30
-
-    async def open_backend(self, clock: ManualClock) -> MigratingBackend:
-        """Open both, and start."""
-        backend = await super().open_backend(clock)
-        await start(backend)
-        return backend
-
-
 class TestStrict(TestAvailable):
     """Started, in mode ``strict`` (A20)."""
 
@@ -57,7 +61,21 @@ class TestStrict(TestAvailable):
     mode = MigrationMode.STRICT
 
 
-class TestRolledBack(MigrationKit):
+class _Main(
+    ControlSuite,
+    HandoverSuite,
+    DeadLettersSuite,
+    RetrySuite,
+    SettleSuite,
+    DeliverSuite,
+    PublishSuite,
+):
+    """What depends on the direction."""
+
+    __test__ = False
+
+
+class TestRolledBack(Pair, _Main):
     """On the way back (A20)."""
 
     __test__ = True
@@ -70,7 +88,7 @@ class TestRolledBack(MigrationKit):
         return backend
 
 
-class TestNotStarted(MigrationKit):
+class TestNotStarted(Pair, _Main):
     """Before the start: the old side has everything (A20)."""
 
     __test__ = True
