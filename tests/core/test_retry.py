@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,7 @@ def middle() -> float:
     return 0.5
 
 
-def delivery(attempt: int = 1, **fields: int) -> Delivery:
+def delivery(attempt: int = 1, **fields: Any) -> Delivery:
     """A delivery of some task, in its n-th attempt."""
     task = Task(key="k", max_attempts=fields.pop("max_attempts", None))
     return Delivery(task=task, receipt="r", attempt=attempt, delivered_at=0.0, **fields)
