@@ -83,6 +83,10 @@ class _Specs:
         """Tasks ended because their deadline had passed."""
 
     @hookspec
+    def unclaimed(self, keys: Sequence[str]) -> None:
+        """Tasks wait in queues that nobody is subscribed to. Called with each pass of housekeeping that finds so."""
+
+    @hookspec
     def worker_connected(self, connection: Connection) -> None:
         """A worker's socket was welcomed."""
 

@@ -165,6 +165,8 @@ class _ObservedControl:
         done = await self._inner.maintain()
         if done.expired:
             self._hooks.fire("expired", tasks=done.expired)
+        if done.unclaimed:
+            self._hooks.fire("unclaimed", keys=done.unclaimed)
         return done
 
     def __getattr__(self, name: str) -> Any:

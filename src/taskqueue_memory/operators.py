@@ -89,6 +89,13 @@ class MemoryControl:
             expired=tuple(self._store.expire()),
             forgotten=self._store.forget(),
             recovered=recovered,
+            unclaimed=tuple(
+                sorted(
+                    queue.key
+                    for queue in self._store.queues.values()
+                    if queue.states[State.WAITING] and not queue.subscribers
+                )
+            ),
         )
 
 

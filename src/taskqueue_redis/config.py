@@ -70,6 +70,8 @@ class RedisSettings(BaseSettings):
     """seconds of silence after which what a consumer holds goes to others"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)
     """usual seconds between two passes of housekeeping"""
+    stale_consumers: float = Field(86_400.0, ge=60, allow_inf_nan=False)
+    """seconds after which a member of a stream's group that holds nothing, and that nobody knows, is removed"""
     appendfsync: Literal["always", "everysec", "no"] | None = None
     """how often Redis syncs its append-only file, where its ACL keeps that secret"""
 

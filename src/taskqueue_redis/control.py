@@ -165,9 +165,11 @@ class RedisControl:
     async def maintain(self) -> Maintained:
         promoted = forgotten = recovered = 0
         expired: list[Expired] = []
+        unclaimed: set[str] = set()
         settings = self._home.settings
         names = self._home.scripts.partitions.names
-        words = microseconds(settings.lease), microseconds(settings.housekeeping), _CHUNK
+        stale = round(1000 * settings.stale_consumers)
+        words = microseconds(settings.lease), microseconds(settings.housekeeping), _CHUNK, stale
         passes = (self._run("maintain", name, *words) for name in names)
         outcomes = await asyncio.gather(*passes, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -183,8 +185,13 @@ class RedisControl:
             forgotten += told[2]
             recovered += told[3]
             self._tell(partition, int(told[5]), told[6])
+            unclaimed.update(key.decode() for key in told[7])
         return Maintained(
-            promoted=promoted, expired=tuple(expired), forgotten=forgotten, recovered=recovered
+            promoted=promoted,
+            expired=tuple(expired),
+            forgotten=forgotten,
+            recovered=recovered,
+            unclaimed=tuple(sorted(unclaimed)),
         )
 
     def _tell(self, partition: str, anomalies: int, given_up: list[list[bytes]]) -> None:

@@ -35,6 +35,7 @@ SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("SET", "KEY", "a"),
     ("SINTER", "KEY", "KEY"),
     ("SMEMBERS", "KEY"),
+    ("SRANDMEMBER", "KEY"),
     ("SREM", "KEY", "a"),
     ("XACK", "KEY", "a", "1-1"),
     ("XADD", "KEY", "*", "a", "1"),

@@ -21,6 +21,8 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
     """ended tasks whose windows have passed"""
     recovered: int = 0
     """deliveries taken back from dead consumers, or because they had no progress for `max_processing_time`"""
+    unclaimed: tuple[str, ...] = ()
+    """queues in which tasks wait and to which nobody is subscribed"""
 
 
 class Control(Protocol):
@@ -74,5 +76,9 @@ class Control(Protocol):
         ...
 
     async def maintain(self) -> Maintained:
-        """Do one bounded pass of housekeeping. Idempotent, safe from every replica at once (law 10)."""
+        """Do one bounded pass of housekeeping. Idempotent, safe from every replica at once (law 10).
+
+        It promotes what is due, expires, takes back what was lost, forgets what is long over, repairs what a foreign
+        hand has left, and reports the queues whose tasks nobody would take.
+        """
         ...

@@ -18,6 +18,22 @@ __all__ = ["ControlSuite"]
 class ControlSuite(Harness):
     """`Control`."""
 
+    async def test_what_nobody_takes(self, bench: Bench) -> None:
+        """Housekeeping reports queues in which tasks wait and to which nobody is subscribed (OPEN-A3, OPEN-A4)."""
+        await bench.publish("t1")
+        await bench.publish("t2", key=OTHER)
+        worker = bench.subscribe(OTHER)
+        await worker.receive(1, 0)
+        assert (await bench.control.maintain()).unclaimed == (KEY,)
+        subscription = bench.subscribe(KEY)
+        delivery = await bench.one(subscription)
+        assert (await bench.control.maintain()).unclaimed == ()
+        await subscription.redeliver(delivery)
+        await subscription.close()
+        assert (await bench.control.maintain()).unclaimed == (KEY,)
+        assert await bench.control.cancel(KEY, "t1")
+        assert (await bench.control.maintain()).unclaimed == (), "nothing waits there any more"
+
     async def test_queues(self, bench: Bench) -> None:
         """Queues exist from their first task, settings or subscription on, and are listed in order."""
         control = bench.control

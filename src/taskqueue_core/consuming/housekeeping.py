@@ -20,6 +20,7 @@ _log = logging.getLogger("taskqueue.housekeeping")
 async def keep_house(control: Control) -> None:
     """Do a pass every two seconds, a quarter more or less, until cancelled. A failed pass is logged once per series."""
     failing = False
+    unclaimed, told = set[str](), set[str]()
     while True:
         await asyncio.sleep(_EVERY * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - spreads load, no secret
         try:
@@ -39,3 +40,8 @@ async def keep_house(control: Control) -> None:
             if done.expired or done.recovered:
                 figures = {"expired": len(done.expired), "recovered": done.recovered}
                 _log.info("kept house", extra=figures)
+            # A queue whose worker is just being restarted is unclaimed for one pass, and no more.
+            found = set(done.unclaimed)
+            if news := sorted((found & unclaimed) - told):
+                _log.warning("tasks wait and nobody takes them", extra={"queues": news})
+            unclaimed, told = found, found & (told | unclaimed)

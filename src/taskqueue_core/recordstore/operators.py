@@ -196,8 +196,22 @@ class RecordControl:
                 break
             await asyncio.sleep(0)
         return Maintained(
-            promoted=promoted, expired=tuple(expired), forgotten=forgotten, recovered=recovered
+            promoted=promoted,
+            expired=tuple(expired),
+            forgotten=forgotten,
+            recovered=recovered,
+            unclaimed=self._unclaimed(),
         )
+
+    def _unclaimed(self) -> tuple[str, ...]:
+        books, found = self._books, list[str]()
+        with books.step():
+            for key in sorted(books.hints.waiting - books.watchers.keys):
+                if books.store.first_waiting(key) is None:
+                    books.hints.waiting.discard(key)
+                else:
+                    found.append(key)
+        return tuple(found)
 
 
 def _ledger(counters: Counter[str]) -> Ledger:

@@ -179,7 +179,12 @@ class JointControl(ABC):
             expired=tuple(expired),
             forgotten=sum(done.forgotten for done in told),
             recovered=sum(done.recovered for done in told),
+            unclaimed=tuple(sorted(self._unclaimed(told))),
         )
+
+    def _unclaimed(self, told: Sequence[Maintained]) -> set[str]:
+        places = [Place(number, key) for number, done in enumerate(told) for key in done.unclaimed]
+        return {self._joint.outside(place) or place.key for place in places}
 
 
 def _as_one(infos: list[WorkerInfo]) -> WorkerInfo:

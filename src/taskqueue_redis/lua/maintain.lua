@@ -1,8 +1,9 @@
 --@ base room life queue states record counts flow tenants lanes cold journal places ends promote returns timing
 -- One bounded pass of housekeeping. Safe from everywhere at once.
--- ARGV: microseconds after which a silent consumer is given up, the longest usual time between two passes, budget.
+-- ARGV: microseconds after which a silent consumer is given up, the longest usual time between two passes, budget, milliseconds
+-- after which one that holds nothing and is not known is removed.
 -- Answers how many were promoted, the expired as {key, id, attempt}, how many were forgotten and recovered, whether
--- there is more to do, anomalies seen so far, and consumers that were given up as {token, worker}.
+-- there is more to do, anomalies seen so far, consumers that were given up as {token, worker}, and queues whose tasks nobody takes.
 local lease, period, budget = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 lift_refusal()
 local more = false
@@ -106,5 +107,29 @@ for i = 1, #ended do
   looked = looked + n
   if looked >= budget then more = true break end
 end
+-- Looks at one queue with each pass for what no path of this package leaves: counters that are wrong, strangers in its groups.
+local some = call('SRANDMEMBER', PARTITION .. ':queues')
+if some then
+  local q = queue(some)
+  recount(q)
+  for i = 1, #q.lanes do
+    for _, kind in ipairs({'s', 'r'}) do
+      local name = stream_of(q, kind, sub(q.lanes, i, i))
+      local members = redis.pcall('XINFO', 'CONSUMERS', name, 'g')
+      for j = 1, members.err and 0 or #members do
+        local token, pending, idle = members[j][2], members[j][4], members[j][6]
+        if pending == 0 and idle > tonumber(ARGV[6]) and not call('ZSCORE', PARTITION .. ':alive', token) then
+          call('XGROUP', 'DELCONSUMER', name, 'g', token)
+        end
+      end
+    end
+  end
+end
+
+local unclaimed = {}
 save_all()
-return {promoted, expired, forgotten, recovered, more and 1 or 0, call('HGET', META, 'anomalies') or '0', dead}
+local ready = call('SMEMBERS', PARTITION .. ':ready')
+for i = 1, #ready do
+  if not call('HGET', PARTITION .. ':subs', ready[i]) then unclaimed[#unclaimed + 1] = ready[i] end
+end
+return {promoted, expired, forgotten, recovered, more and 1 or 0, call('HGET', META, 'anomalies') or '0', dead, unclaimed}

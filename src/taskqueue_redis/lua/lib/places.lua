@@ -141,11 +141,12 @@ end
 -- Counts anew what lies in a queue, where a counter and the structures differ: a foreign hand was here.
 -- What is missing then shows as the ledger's imbalance.
 local function recount(q)
-  local fresh, back, in_flight, laned = 0, 0, 0, 0
+  local fresh, back, in_flight, laned, many = 0, 0, 0, 0, false
   for i = 1, #q.lanes do
     local priority = sub(q.lanes, i, i)
     back = back + call('ZCARD', q.name .. '/z' .. priority)
-    local tenants = q.sorted and call('ZRANGE', q.name .. '/w' .. priority, 0, -1) or {}
+    local tenants = q.sorted and call('ZRANGE', q.name .. '/w' .. priority, 0, 1000) or {}
+    many = many or #tenants > 1000
     for j = 1, #tenants do laned = laned + call('ZCARD', lane_of(q, priority, tenants[j])) end
     for _, kind in ipairs({'s', 'r'}) do
       local name = stream_of(q, kind, priority)
@@ -156,6 +157,7 @@ local function recount(q)
       if kind == 's' then fresh = fresh + rest else back = back + rest end
     end
   end
+  if many then laned = q.laned end
   local held = q.sorted and call('ZCARD', q.name .. '/J') or 0
   local sorted = laned + held
   if q.waiting == fresh + back + sorted and q.back == back and q.in_flight == in_flight and q.held == held then return end
