@@ -324,7 +324,8 @@ def _fair_ones(subscription: FacadeSubscription) -> Iterator[Tenants]:
 
 
 def _records(facade: Facade, *deliveries: Delivery) -> list[Record]:
-    return [queue_of(facade, one.task.key).records[one.task.id] for one in deliveries]
+    found = [facade.inner._store.find(one.task.key, one.task.id) for one in deliveries]
+    return [record for record in found if record is not None]
 
 
 def _release(facade: Facade, record: Record) -> None:

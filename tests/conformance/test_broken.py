@@ -158,13 +158,11 @@ FOUND_BY_HISTORIES = (
     limits.HandsOutWhilePaused,
     order.ForgetsEntities,
     order.ForgetsTenants,
-    order.GivesTenantsOneTooMany,
     order.HoldsForTheDead,
     order.ReleasesOnHandBack,
     order.ReleasesOnRetry,
-    order.StartsAnew,
-    order.UnboundedByTenants,
     flow.EndsTheHealthy,
+    flow.HangsForNothing,
     flow.NeverEndsTheHung,
 )
 

@@ -30,15 +30,15 @@ KEYS = (KEY, OTHER)
 WORKERS = ("w1", "w1", "w2")
 
 keys = st.sampled_from(KEYS)
-names = st.sampled_from(["t1", "t2", "t3", "t4", "t5"])
+names = st.sampled_from(["t1", "t2", "t3", "t4", "t5", "t6", "t7"])
 delays = st.sampled_from([None, None, None, None, None, 1, 3])
-batches = st.lists(names, min_size=1, max_size=4)
+batches = st.lists(names, min_size=1, max_size=6)
 tasks = st.fixed_dictionaries(
     {
         "payload": st.sampled_from([1, 1, 1, 2]),
         "priority": st.sampled_from([5, 5, 8]),
-        "tenant": st.sampled_from(["a", "a", "b", None]),
-        "ordering_key": st.sampled_from([None, None, None, "e"]),
+        "tenant": st.sampled_from(["a", "b", None]),
+        "ordering_key": st.sampled_from([None, None, "e"]),
         "not_before": delays,
         "deadline": delays,
     }
@@ -47,15 +47,16 @@ tasks = st.fixed_dictionaries(
 owners = st.integers(0, len(WORKERS) - 1)
 tellers = st.sampled_from([None] * len(WORKERS) + list(range(len(WORKERS))))
 """``None``: whoever owns the delivery"""
-_tokens = st.sampled_from([None, RateLimit(max_tokens=1)])
+_tokens = st.sampled_from([None, None, None, RateLimit(max_tokens=1)])
 bounds: dict[str, st.SearchStrategy[Any]] = {
-    "capacity": st.sampled_from([None, 2, 4]),
-    "max_inflight": st.sampled_from([0, 1, 2]),
+    "capacity": st.sampled_from([None, None, 2, 4]),
+    "max_inflight": st.sampled_from([0, 0, 0, 1, 2]),
     "rate_limit": _tokens,
     "max_processing_time": st.sampled_from([None, None, 2, 4]),
 }
 """limits of a queue; times in units"""
-pauses = {"paused": st.booleans(), "intake_paused": st.booleans()}
+_rarely = st.sampled_from([False] * 5 + [True])
+pauses = {"paused": _rarely, "intake_paused": _rarely}
 _shares = st.sampled_from([0.0, 0.0, 0.5])
 arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries(
@@ -72,9 +73,9 @@ arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
         {
             "order": st.just(Order.FAIR),
             "weights": st.sampled_from([{}, {}, {"a": 3}]),
-            "tenant_capacity": st.sampled_from([None, None, 1]),
-            "tenant_max_inflight": st.sampled_from([0, 0, 1]),
-            "tenant_rate_limit": st.one_of(st.none(), _tokens),
+            "tenant_capacity": st.sampled_from([None, None, None, 1]),
+            "tenant_max_inflight": st.sampled_from([0, 0, 0, 1]),
+            "tenant_rate_limit": _tokens,
             "floor_share": _shares,
         }
     ),

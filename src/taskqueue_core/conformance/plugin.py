@@ -29,6 +29,7 @@ MODULES = (
     "machine",
     "model",
     "moved",
+    "moves",
     "order",
     "processing",
     "publish",

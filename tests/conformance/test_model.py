@@ -1,0 +1,193 @@
+"""The model of the state machine, by histories written down: what random ones find too seldom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from taskqueue_core.capabilities import Order
+from taskqueue_core.conformance import moves
+from taskqueue_core.conformance.machine import MachineSuite, QueueMachine
+from taskqueue_core.flow import RateLimit
+from tests.conformance import broken_flow as flow
+from tests.conformance import broken_order as order
+from tests.conformance.facade import Facade
+from tests.conformance.runner import suite_on
+
+FIELDS: dict[str, Any] = {
+    "payload": 1,
+    "priority": 5,
+    "tenant": "a",
+    "ordering_key": None,
+    "not_before": None,
+    "deadline": None,
+}
+FIFO: dict[str, Any] = {
+    "order": Order.FIFO,
+    "weights": {},
+    "tenant_capacity": None,
+    "tenant_max_inflight": 0,
+    "tenant_rate_limit": None,
+    "floor_share": 0.0,
+}
+FAIR = FIFO | {"order": Order.FAIR}
+
+
+def publish(state: QueueMachine, *names: str, **fields: Any) -> None:
+    """Publish tasks of one tenant."""
+    state.publish("alpha", list(names), FIELDS | fields)
+
+
+def take_turns(state: QueueMachine) -> None:
+    """One tenant has much and one has little."""
+    state.arrange("alpha", FAIR)
+    publish(state, "t1", "t2", "t3", "t4")
+    publish(state, "t5", tenant="b")
+    state.serve([0, 1, 0, 1, 0])
+
+
+def limit_tenants(state: QueueMachine) -> None:
+    """A tenant has one place."""
+    state.arrange("alpha", FAIR | {"tenant_max_inflight": 1})
+    publish(state, "t1", "t2")
+    publish(state, "t5", tenant="b")
+    state.serve([0, 1, 0])
+    state.ack(0, [1])
+    state.serve([0, 1])
+
+
+def bound_tenants(state: QueueMachine) -> None:
+    """A tenant and the queue have little room."""
+    state.limit("alpha", {"capacity": 2})
+    state.arrange("alpha", FAIR | {"tenant_capacity": 1})
+    publish(state, "t1", "t2")
+    publish(state, "t3", tenant="b")
+    publish(state, "t4", tenant=None)
+
+
+def spend_tokens(state: QueueMachine) -> None:
+    """A tenant has a token in a second."""
+    state.arrange("alpha", FAIR | {"tenant_rate_limit": RateLimit(max_tokens=1)})
+    publish(state, "t1", "t2", "t3")
+    publish(state, "t4", tenant="b")
+    state.serve([0, 1])
+    state.redeliver(0, [1])
+    state.serve([0, 1])
+    state.advance(4)
+    state.serve([0, 1])
+
+
+def share(state: QueueMachine) -> None:
+    """The lowest priority has half of the hand-outs."""
+    state.arrange("alpha", FIFO | {"floor_share": 0.5})
+    publish(state, "t1", "t2", "t3")
+    publish(state, "t4", "t5", "t6", priority=8)
+    state.serve([0, 1, 0, 1, 0, 1])
+
+
+def share_alike(state: QueueMachine) -> None:
+    """The order is strict, after it was not."""
+    share(state)
+    state.close(0)
+    state.close(1)
+    state.arrange("alpha", FIFO)
+    state.serve([0, 1, 0, 1, 0, 1])
+
+
+def hold(state: QueueMachine) -> None:
+    """An entity of three, the last of a higher priority."""
+    publish(state, "t1", "t2", ordering_key="e")
+    publish(state, "t3", ordering_key="e", priority=8)
+    state.serve([0, 1])
+    state.redeliver(0, [0])
+    state.serve([0, 1])
+    state.ack(0, [0])
+    state.serve([0, 1])
+    state.retry(0, 1)
+    state.serve([0, 1])
+    state.advance(1)
+    state.serve([0, 1])
+    state.dead_letter(0, 0)
+    state.serve([0, 1])
+    state.redrive("alpha", [])
+    state.serve([0, 1])
+
+
+def hang(state: QueueMachine) -> None:
+    """One that hangs, and one that is merely slow."""
+    state.limit("alpha", {"max_processing_time": 4})
+    publish(state, "t1", "t2")
+    state.serve([0, 1])
+    state.advance(2)
+    state.progress(0)
+    state.maintain(2)
+    state.serve([0, 1])
+    state.maintain(4)
+
+
+HISTORIES = (
+    take_turns,
+    limit_tenants,
+    bound_tenants,
+    spend_tokens,
+    share,
+    share_alike,
+    hold,
+    hang,
+)
+FINDS: tuple[tuple[type[Facade], Callable[[QueueMachine], None], str], ...] = (
+    (order.StartsAnew, take_turns, "turns of 'a' while 'b' waits"),
+    (order.ForgetsTenants, limit_tenants, "number 2 of the tenant 'a'"),
+    (order.GivesTenantsOneTooMany, limit_tenants, "number 2 of the tenant 'a'"),
+    (order.UnboundedByTenants, bound_tenants, "publish answered accepted"),
+    (order.RefundsTenants, spend_tokens, "without a token"),
+    (order.ReleasesByPriority, hold, "of its entity is first"),
+    (order.ReleasesOnHandBack, hold, "of its entity is first"),
+    (order.ReleasesOnRetry, hold, "of its entity is first"),
+    (order.HoldsForTheDead, hold, "available and not delivered"),
+    (flow.EndsTheHealthy, hang, "it must be in_flight"),
+    (flow.HangsForNothing, hang, "it must be"),
+    (flow.NeverEndsTheHung, hang, "it must be waiting"),
+)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Facade]], QueueMachine]]:
+    """Drive a backend by hand."""
+    monkeypatch.setattr(moves, "note", lambda _: None)
+    made: list[QueueMachine] = []
+
+    def make(backend: type[Facade]) -> QueueMachine:
+        by_hand = type("ByHand", (QueueMachine,), {"harness": suite_on(backend, MachineSuite)})
+        made.append(by_hand())
+        made[-1].open(({}, {}), (FIFO, FIFO))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.teardown()
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_nothing_is_wrong(
+    machine: Callable[[type[Facade]], QueueMachine], history: Callable[[QueueMachine], None]
+) -> None:
+    """The model finds nothing in a backend that keeps its promises (laws 4, 5, 6)."""
+    state = machine(Facade)
+    history(state)
+    assert state.deliveries or state.model.entries
+
+
+@pytest.mark.parametrize(("backend", "history", "told"), FINDS)
+def test_it_is_found(
+    machine: Callable[[type[Facade]], QueueMachine],
+    backend: type[Facade],
+    history: Callable[[QueueMachine], None],
+    told: str,
+) -> None:
+    """The model says what is wrong with a broken one (laws 4, 5, 6)."""
+    state = machine(backend)
+    with pytest.raises(AssertionError, match=told):
+        history(state)
