@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -56,9 +57,11 @@ def main(arguments: list[str]) -> int:
         for name in options.suites or SUITES:
             suite = SUITES[name]
             some = _chosen(suite, None if options.all else options.sample, options.seed)
-            found[name] = _try(copy, name, suite, some)
-            if options.json:
-                options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+            found[name] = []
+            for verdict in _try(copy, name, suite, some):
+                found[name].append(verdict)
+                if options.json:
+                    options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     return _tell(found)
 
 
@@ -88,19 +91,17 @@ def _chosen(suite: Suite, sample: int | None, seed: int) -> list[Mutant]:
     return [every[n] for n in sorted(chosen)]
 
 
-def _try(copy: Copy, name: str, suite: Suite, mutants: list[Mutant]) -> list[Verdict]:
+def _try(copy: Copy, name: str, suite: Suite, mutants: list[Mutant]) -> Iterator[Verdict]:
     began = time.monotonic()
     if copy.run(suite.tests, suite.seconds * 3) != 0:
         sys.exit(f"the tests of {name} fail without any mutant:\n{copy.output()[-3000:]}")
     # Not much longer than without: what runs on and on has been noticed.
     seconds = min(suite.seconds, 20 + 4 * (time.monotonic() - began))
-    verdicts = []
     for mutant in mutants:
         verdict = copy.attempt(mutant, suite.tests, seconds)
-        verdicts.append(verdict)
         if not verdict.killed:
             _say(f"survived: line {mutant.line} of {mutant.name}")
-    return verdicts
+        yield verdict
 
 
 def _tell(found: dict[str, list[Verdict]]) -> int:
