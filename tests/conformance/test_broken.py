@@ -220,7 +220,7 @@ def test_random_histories_find_it(
 
     with (
         profile(phases=[Phase.generate]),
-        pytest.raises(AssertionError, match=r"law|changed on the way|not delivered"),
+        pytest.raises(AssertionError, match=r"law|changed on the way|not delivered|due_at"),
     ):
         play()
 
