@@ -149,7 +149,7 @@ async def test_keys_of_a_script_share_a_slot(folder: Path) -> None:
 
 
 async def test_operators_see_every_partition(folder: Path) -> None:
-    """Fault D5: lists, counts and purges are the truth of all partitions, of which each node has some."""
+    """FIX-C6, fault D5: lists, counts and purges are the truth of all partitions, of which each node has some."""
     keys = tuple(f"queue-{n}" for n in range(60))
     async with Clustered(folder, clustered(tasks=0, consumers=0)) as world:
         backend = world.backend

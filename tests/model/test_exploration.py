@@ -46,7 +46,7 @@ def test_a_way_can_be_read() -> None:
 
 
 def test_a_publisher_must_wait_for_its_replica() -> None:
-    """E14, fault M2: confirmed by a replica, nothing is lost by a failover; to confirm without waiting is found out."""
+    """Fault M2: confirmed by a replica, nothing is lost by a failover; to confirm without waiting is found out."""
     assert not explore(Small(REPLICATED)).counterexample
     assert "a replica has confirmed a1, and it is gone" in explore(Hasty(REPLICATED)).counterexample
 

@@ -204,7 +204,7 @@ class Workload:
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_after_any_workload(each_redis: RedisServer, redis_prefix: str, seed: int) -> None:
-    """Laws 1 and 10, rule 10, E6, BUG-D4, A14: after each step the books equal what the structures hold."""
+    """A24, E6, BUG-D4, A14, laws 1 and 10, rule 10: after each step the books equal what the structures hold."""
     clock, chance = ManualClock(1_700_000_000.0), random.Random(seed)
     async with opened(each_redis.url, redis_prefix, clock=clock) as backend:
         workload = Workload(backend, clock, chance)
@@ -218,7 +218,8 @@ async def test_after_any_workload(each_redis: RedisServer, redis_prefix: str, se
                     break
         for consumer in workload.consumers:
             await consumer.close()
-        for _ in range(50):  # a busy machine's pause is a gap, which grants the silent ones another lease
+        # Several times: a busy machine's pause is a gap, which grants the silent ones another lease.
+        for _ in range(50):
             await workload.forget_beats()
             await backend.control.maintain()
             ledgers = [await backend.control.ledger(key) for key in KEYS]

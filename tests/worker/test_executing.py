@@ -173,7 +173,7 @@ async def test_an_unknown_key_is_handed_back(server: FakeServer) -> None:
 
 
 async def test_never_more_than_the_concurrency_at_once(server: FakeServer) -> None:
-    """With a prefetch more may wait here; what the server sends beyond its credit goes back."""
+    """A26: with a prefetch more may wait here; what the server sends beyond its credit goes back."""
     worker = Worker(server.url, concurrency=3, prefetch=2)
     gate = threading.Event()
     entered = threading.Semaphore(0)

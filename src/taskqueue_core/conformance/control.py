@@ -19,7 +19,7 @@ class ControlSuite(Harness):
     """`Control`."""
 
     async def test_what_nobody_takes(self, bench: Bench) -> None:
-        """Housekeeping reports queues in which tasks wait and to which nobody is subscribed (OPEN-A3, OPEN-A4)."""
+        """Housekeeping reports queues in which tasks wait and to which nobody is subscribed (A21, OPEN-A3, OPEN-A4)."""
         await bench.publish("t1")
         await bench.publish("t2", key=OTHER)
         worker = bench.subscribe(OTHER)
