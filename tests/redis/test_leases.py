@@ -119,7 +119,7 @@ async def test_ten_thousand_live_ones_in_front(redis_url: str, redis_prefix: str
 async def test_the_dead_are_recovered_page_by_page(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """A21, A25, D12, BUG-D5: one that held more than a pass moves is worked off page by page, and forgotten after that."""
+    """A21, A25, D12, BUG-D5: one that held more than a pass moves is worked off page by page, then forgotten."""
     async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
         await publish(backend, *(f"t{n:04}" for n in range(1100)))
         lost = other.subscribe([KEY], "lost")
