@@ -156,6 +156,8 @@ class Link:
                     return await self._topology.masters()
             except Unreachable as error:
                 self._topology.doubt(None)
+                if self._closed:
+                    trial.end(error.policy, error.failure)
                 await trial.after(error.policy, error.failure)
             except TimeoutError:
                 trial.expire("nobody said in time which servers there are")

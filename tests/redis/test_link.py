@@ -307,5 +307,9 @@ async def test_closing_ends_every_call(each_redis: RedisServer) -> None:
         with pytest.raises(NotReached):
             async with raw(link):
                 pass
+        began = time.monotonic()
+        with pytest.raises(NotReached):
+            await link.everywhere("PING")
+        assert time.monotonic() - began < link.settings.operation_timeout / 2, "it was tried again"
         await link.aclose()
     assert asyncio.all_tasks() == {asyncio.current_task()}
