@@ -164,6 +164,7 @@ class Home:
         except Failure:
             histories = None  # it is out of reach again: the next time tells
         if histories is not None and self._histories not in (None, histories):
+            self.receipts.doubt()
             self.wakeups.doubt()
         self._histories = histories or self._histories
         self.wakeups.look_again()

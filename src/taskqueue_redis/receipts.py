@@ -44,6 +44,15 @@ class Receipts:
 
     def __init__(self) -> None:
         self._holders: dict[str, Holder] = {}
+        self._doubted: set[str] = set()
+
+    def doubt(self) -> None:
+        """Take nothing that is out for granted any more: the store has gone back, and may have given it to others."""
+        self._doubted = set(self._holders)
+
+    def vouches(self, receipt: str) -> bool:
+        """Whether somebody here has seen it, and no failover since can have undone that it is theirs."""
+        return receipt in self._holders and receipt not in self._doubted
 
     def keep(self, receipt: str, holder: Holder) -> None:
         """Note a delivery."""
@@ -52,6 +61,7 @@ class Receipts:
     def forget(self, receipt: str) -> None:
         """Note that a delivery has been settled."""
         self._holders.pop(receipt, None)
+        self._doubted.discard(receipt)
 
     def holds(self, receipt: str) -> bool:
         """Whether somebody here has seen it."""
@@ -65,7 +75,7 @@ class Receipts:
         """Forget and return what a consumer has out."""
         receipts = self.of(holder)
         for receipt in receipts:
-            del self._holders[receipt]
+            self.forget(receipt)
         return receipts
 
     def holders(self) -> set[Holder]:
@@ -77,6 +87,6 @@ class Receipts:
         head, tail = f"{fence}.", f".{key}"
         for receipt, holder in self._holders.items():
             if holder.token == token and receipt.startswith(head) and receipt.endswith(tail):
-                del self._holders[receipt]
+                self.forget(receipt)
                 holder.revoke([receipt])
                 return

@@ -55,7 +55,7 @@ class Settlements:
                 continue
             places, acks = by_partition.setdefault(partition, ([], []))
             places.append(place)
-            known_here = self._receipts.holds(delivery.receipt)
+            known_here = self._receipts.vouches(delivery.receipt)
             acks.append(_Ack(tail, known_here, delivery.task.id, head, result or b""))
 
         async def settle(partition: str, places: list[int], acks: list[_Ack]) -> None:

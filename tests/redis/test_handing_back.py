@@ -50,6 +50,22 @@ async def test_handed_back_at_once(each_redis: RedisServer, redis_prefix: str) -
         assert (stats.lost, stats.redelivered) == (0, 8)
 
 
+async def test_what_a_failover_gave_to_another(redis_server: RedisServer, redis_prefix: str) -> None:
+    """Law 2, fault C5: a hand-out that was undone, and done again for another, is not ended by who had it first."""
+    async with opened(redis_server.url, redis_prefix) as backend:
+        await publish(backend, "a")
+        async with backend.subscribe([KEY], "one") as one, backend.subscribe([KEY], "two") as two:
+            (held,) = await take(one, 1)
+            await two.join()
+            fence, lane, *_ = held.receipt.split(".")
+            name = stream(redis_prefix, lane)
+            redis_server.call("XCLAIM", name, "g", two.token, 0, fence, "JUSTID")
+            backend._home.receipts.doubt()
+            with pytest.raises(LeaseLost):
+                await one.ack(held)
+            assert (await backend.control.ledger(KEY)).in_flight == 1
+
+
 async def test_to_the_queue_it_came_from(redis_url: str, redis_prefix: str) -> None:
     """E2, A14: one id in two queues is two tasks: each is settled, returned and buried in its own."""
     async with opened(redis_url, redis_prefix) as backend:
