@@ -139,10 +139,18 @@ class Story(msgspec.Struct):
 
 
 class _Run:
-    def __init__(self, seed: int, old: StoreHome, new: StoreHome, mode: MigrationMode) -> None:
+    def __init__(
+        self,
+        seed: int,
+        old: StoreHome,
+        new: StoreHome,
+        mode: MigrationMode,
+        command: Callable[[str], Awaitable[None]] | None,
+    ) -> None:
         self.random = random.Random(seed)
         self.homes = old, new
         self.mode = mode
+        self.command = command
         self.story = Story()
         self.enough = False
 
@@ -191,6 +199,9 @@ class _Run:
 
     async def step(self, act: Callable[[MigratingBackend], Awaitable[object]]) -> None:
         """Give a command, killed at some change of settings; then again by another process, to its end."""
+        if self.command is not None:
+            await self.command(act.__name__)
+            return
         operator = self.process()
         cut = self.random.randint(1, 9)
         for side in operator.sides:
@@ -214,9 +225,13 @@ async def migration(
     *,
     mode: MigrationMode = MigrationMode.AVAILABLE,
     tasks: int = 40,
+    command: Callable[[str], Awaitable[None]] | None = None,
 ) -> Story:
-    """Run one, with a kill in each command and of a worker in each phase; return what came of it."""
-    run = _Run(seed, old, new, mode)
+    """Run one, with a kill in each command and of a worker in each phase; return what came of it.
+
+    ``command`` gives a command by its name, and kills who does so, in a way of its own.
+    """
+    run = _Run(seed, old, new, mode, command)
     plain = run.homes[0].enter()  # a publisher whose configuration knows nothing of all this
     first, second = run.process(), run.process()
     workers = [run.process() for _ in range(3)]
