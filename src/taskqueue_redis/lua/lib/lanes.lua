@@ -173,7 +173,9 @@ end
 local function settle_sorted(q, ended)
   local landed, tenants = {}, {}
   for i = 1, #ended, 2 do
-    local r = read_record(ended[i + 1])
+    local packed, r = ended[i + 1], {}
+    r.marks = unpack_struct('>H', packed, RECORD_SIZE + 1)
+    r.tenant, r.entity = string.match(packed, '^([^/]*)/(.*)$', RECORD_SIZE + 3)
     if marks_of(q, r) == 2 then
       if not landed[r.tenant] then tenants[#tenants + 1] = r.tenant end
       landed[r.tenant] = (landed[r.tenant] or 0) + 1

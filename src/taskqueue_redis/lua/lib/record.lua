@@ -21,14 +21,14 @@ local function write_record(r)
   return packed .. pack('>H', r.marks) .. r.tenant .. '/' .. r.entity
 end
 
--- What the fields `attempt` and `handed` are in one that was never handed out.
-local FIRST, NEVER = '\0\1', '\0\0'
+-- What the fields from `attempt` to `handed` are in one that was never handed out.
+local NEVER = '\0\1\0\0\0\0\0\0'
+local FLYING = string.char(WAITING, AGAIN)
 
--- A record with another place, fence and marks, without reading the rest.
-local function moved_record(packed, place, fence, marks)
+-- The record of a waiting entry that comes into the stream of returned ones, without reading the rest. `marks`: packed.
+local function flying_record(packed, fence, marks)
   local whose = #packed > RECORD_SIZE and sub(packed, RECORD_SIZE + 3) or '/'
-  return sub(packed, 1, 1) .. string.char(place) .. sub(packed, 3, 18) .. pack('>I7', fence)
-    .. sub(packed, 26, RECORD_SIZE) .. pack('>H', marks) .. whose
+  return FLYING .. sub(packed, 3, 18) .. pack('>I7', fence) .. sub(packed, 26, RECORD_SIZE) .. marks .. whose
 end
 
 local function new_record(priority, digest, tenant, entity)

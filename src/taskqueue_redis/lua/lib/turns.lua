@@ -26,7 +26,7 @@ local function servable(q)
 end
 
 -- Each hand-out costs its tenant a turn; who has spent the least is next. Answers the tenants in turn, each once in the order of
--- its last turn, how many turns each has, and what it has spent before.
+-- its last turn, how many turns each has, what it has spent before, and whether each surely has one turn.
 local function walk_on(q, priority, want)
   local told = call('ZRANGE', q.name .. '/g' .. priority, 0, want - 1, 'WITHSCORES')
   local turns, number, before, tenants = {}, {}, {}, {}
@@ -43,7 +43,7 @@ local function walk_on(q, priority, want)
       number[tenant] = number[tenant] + 1
       tenants[n + i], tenants[i] = tenant, false
     end
-    return turns, tenants, number, before
+    return turns, tenants, number, before, n == want
   end
   local who, spent, left = {}, {}, {}
   for i = 1, #told, 2 do who[#who + 1], spent[#spent + 1] = told[i], tonumber(told[i + 1]) end
@@ -99,8 +99,28 @@ end
 
 -- Both take the next from their lanes, and answer their ids and whose they are.
 
+-- As below, where each has one turn and nothing a deadline.
+local function pick_one_each(q, priority, tenants, before)
+  local ids, whose, spent = {}, {}, {}
+  for i = 1, #tenants do
+    local tenant = tenants[i]
+    local id = call('ZPOPMIN', lane_of(q, priority, tenant))[1]
+    if id then
+      ids[#ids + 1], whose[#whose + 1] = id, tenant
+      spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, 1), tenant
+    else
+      leave_walk(q, priority, tenant)
+    end
+  end
+  left_lanes(q, #ids)
+  if #spent > 0 and q.laned > 0 then call('ZADD', q.name .. '/g' .. priority, unpack(spent)) end
+  return ids, whose
+end
+
 local function pick_fair(q, priority, want, expire)
-  local turns, tenants, number, before = walk_on(q, priority, want)
+  local turns, tenants, number, before, once = walk_on(q, priority, want)
+  if q.dated == nil then q.dated = q.extras and call('EXISTS', q.name .. '/e') == 1 end
+  if once and not q.dated then return pick_one_each(q, priority, turns, before) end
   local lists, spent = {}, {}
   for i = 1, #tenants do
     local tenant = tenants[i]
@@ -154,10 +174,11 @@ local function line_up(q, priority, want, token, expire)
   local written, given, fences, unmarked, flying, tenants = {}, {}, {}, {}, {}, {}
   local name, epoch = stream_of(q, 'r', priority), flow_of(q).epoch
   local marks = epoch > 0 and 4 * epoch + 2 or 0
+  local flies = pack('>H', marks)
   for i = 1, #ids do
     local id, packed, body, more = ids[i], records[i], bodies[i], ''
     local sequence, deadline = next_seq(q), q.dated and call('ZSCORE', q.name .. '/e', id)
-    local fence, fresh = text(sequence), sub(packed, 4, 5) == FIRST and sub(packed, 10, 11) == NEVER
+    local fence, fresh = text(sequence), sub(packed, 4, 11) == NEVER
     if fresh and not deadline then
       call('XADD', name, fence, id, body)
     else
@@ -178,7 +199,7 @@ local function line_up(q, priority, want, token, expire)
       end
     end
     fences[i] = fence
-    written[2 * i - 1], written[2 * i] = id, moved_record(packed, AGAIN, sequence, marks)
+    written[2 * i - 1], written[2 * i] = id, flying_record(packed, sequence, flies)
     given[4 * i - 3], given[4 * i - 2], given[4 * i - 1], given[4 * i] = fence, id, body, more
   end
   if #tenants > 0 then read_tenants(q, tenants) end
