@@ -243,7 +243,7 @@ class Replay(Spec):
 
     def on_maintain(self, words: list[bytes], _: Any) -> Any:
         """Keep house."""
-        lease, period, budget = map(int, words)
+        lease, period, budget, _ = map(int, words)
         if not self.swept or not self.armed or self.real - self.swept > 3 * period:
             self.armed = self.real
         self.swept = self.real
@@ -255,7 +255,14 @@ class Replay(Spec):
             recovered += self.give_up(token)
         assert max(promoted, len(expired), recovered) < budget, "a pass took only a part"
         told = sorted([key, task, attempt] for (key, task), attempt in expired)
-        return [promoted, told, self.forget(), recovered, 0, "0", sorted(given_up)]
+        figures = [promoted, told, self.forget(), recovered, 0, "0"]
+        return [*figures, sorted(given_up), self.unclaimed()]
+
+    def unclaimed(self) -> list[str]:
+        """Return the queues in which tasks wait and that nobody is subscribed to."""
+        claimed = {key for consumer in self.consumers.values() for key in consumer.keys}
+        keys = {name[0] for name in self.tasks} - claimed
+        return sorted(key for key in keys if self.count(key, "waiting"))
 
     def forget(self) -> int:
         """Forget what ended long ago."""
