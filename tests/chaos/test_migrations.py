@@ -15,7 +15,7 @@ import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.succession import MigrationMode
 from taskqueue_redis import RedisBackend
-from tests.core.migrating import migration
+from tests.flow.migrating import migration
 from tests.redis.engines import discover
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer

@@ -50,7 +50,9 @@ async def test_handed_back_at_once(each_redis: RedisServer, redis_prefix: str) -
         assert (stats.lost, stats.redelivered) == (0, 8)
 
 
-async def test_what_a_failover_gave_to_another(redis_server: RedisServer, redis_prefix: str) -> None:
+async def test_what_a_failover_gave_to_another(
+    redis_server: RedisServer, redis_prefix: str
+) -> None:
     """Law 2, fault C5: a hand-out that was undone, and done again for another, is not ended by who had it first."""
     async with opened(redis_server.url, redis_prefix) as backend:
         await publish(backend, "a")

@@ -11,7 +11,7 @@ from taskqueue_core.succession.names import Generation
 from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.keys import Partitions
-from tests.core.migrating import MemoryHome, migration
+from tests.flow.migrating import MemoryHome, migration
 from tests.redis.clusters import Cluster
 from tests.redis.conftest import MakeServer
 from tests.redis.links import settings_for

@@ -24,7 +24,7 @@ from taskqueue_core.succession import (
 from taskqueue_core.tasks import Settled, Task
 from taskqueue_memory import MemoryBackend
 from tests.core.dict_store import DictStore, Disk
-from tests.core.pairs import ACCEPTED, DUPLICATE, KEY, pair, take
+from tests.flow.pairs import ACCEPTED, DUPLICATE, KEY, pair, take
 
 
 async def test_what_the_new_side_cannot_keep() -> None:

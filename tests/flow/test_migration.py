@@ -17,7 +17,7 @@ from taskqueue_core.succession import (
 )
 from taskqueue_core.succession.phases import MigrationUnfinished
 from taskqueue_core.tasks import Published, Refusal, Settled, Task
-from tests.core.pairs import ACCEPTED, DUPLICATE, KEY, REFUSED, pair, take
+from tests.flow.pairs import ACCEPTED, DUPLICATE, KEY, REFUSED, pair, take
 
 
 async def test_from_one_side_to_the_other() -> None:

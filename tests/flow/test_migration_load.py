@@ -3,7 +3,7 @@
 import pytest
 
 from taskqueue_core.succession import MigrationMode
-from tests.core.migrating import MemoryHome, migration
+from tests.flow.migrating import MemoryHome, migration
 
 
 @pytest.mark.parametrize("mode", MigrationMode)
