@@ -7,7 +7,7 @@ from math import ceil
 
 from taskqueue_core.backend import Capability
 from taskqueue_core.conformance.bench import KEY, Bench, ids
-from taskqueue_core.conformance.flow import held
+from taskqueue_core.conformance.ends import held
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.conformance.order import fill
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from taskqueue_core.backend import Subscription
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_core.conformance.ends import End, ack, cancel, close, frees, held, lose, redeliver
 from taskqueue_core.conformance.harness import Harness
-from taskqueue_core.tasks import Delivery, Received, Settled
+from taskqueue_core.tasks import Delivery, Settled
 
-__all__ = ["FlowSuite", "held"]
+__all__ = ["FlowSuite"]
 
 
 class FlowSuite(Harness):
@@ -52,33 +52,20 @@ class FlowSuite(Harness):
 
     async def test_settling_frees_the_place(self, bench: Bench) -> None:
         """Every settlement makes way for a receive that waits for a place (law 5; F2)."""
-
-        async def ack(subscription: Subscription, delivery: Delivery) -> None:
-            await subscription.ack(delivery)
-
-        async def redeliver(subscription: Subscription, delivery: Delivery) -> None:
-            await subscription.redeliver(delivery)
-
-        async def lose(subscription: Subscription, delivery: Delivery) -> None:
-            assert await subscription.redeliver(delivery, lost=True) == (Settled.OK,)
-
-        async def close(subscription: Subscription, _: Delivery) -> None:
-            await subscription.close()
-
         for end in (ack, redeliver, lose, close):
             await _frees(bench, end)
 
     async def test_dying_frees_the_place(self, bench: Bench) -> None:
         """A dead letter, by a verdict or by one loss too many, makes way for a waiting receive (law 5; F2)."""
 
-        async def bury(subscription: Subscription, delivery: Delivery) -> None:
+        async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
             await bench.bury(subscription, delivery)
 
-        async def lose(subscription: Subscription, delivery: Delivery) -> None:
+        async def poison(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
             await bench.configure(max_losses=0)
             assert await subscription.redeliver(delivery, lost=True) == (Settled.DEAD,)
 
-        for end in (bury, lose):
+        for end in (bury, poison):
             await _frees(bench, end)
 
     async def test_retrying_frees_the_place(self, bench: Bench) -> None:
@@ -86,10 +73,10 @@ class FlowSuite(Harness):
         bench.needs_atomic_retry()
         retry = bench.backend.publisher.schedule_retry
 
-        async def settle(_: Subscription, delivery: Delivery) -> None:
+        async def settle(bench: Bench, _: Subscription, delivery: Delivery) -> None:
             await retry(delivery.task, bench.now + 3600, settles=delivery)
 
-        async def from_afar(_: Subscription, delivery: Delivery) -> None:
+        async def from_afar(bench: Bench, _: Subscription, delivery: Delivery) -> None:
             await retry(delivery.task, bench.now + 3600)
 
         for end in (settle, from_afar):
@@ -98,10 +85,7 @@ class FlowSuite(Harness):
     async def test_ending_frees_the_place(self, bench: Bench) -> None:
         """A running task that is cancelled, or expires, makes way for a waiting receive (law 5; F2)."""
 
-        async def cancel(_: Subscription, delivery: Delivery) -> None:
-            assert await bench.control.cancel(KEY, delivery.task.id)
-
-        async def expire(_: Subscription, __: Delivery) -> None:
+        async def expire(bench: Bench, _: Subscription, __: Delivery) -> None:
             await bench.advance(bench.short)
             await bench.control.maintain()
 
@@ -213,36 +197,6 @@ class FlowSuite(Harness):
         assert ids((await bench.outcome(waiting)).deliveries) == ["t3"]
 
 
-async def held(subscription: Subscription) -> Received:
-    """Receive nothing, of a queue that has something: a limit holds it up."""
-    for _ in range(10):  # a bounded step may ask to be followed by another
-        received = await subscription.receive(5, 0)
-        assert received.deliveries == (), "handed out beyond a limit (law 5)"
-        if not received.again:
-            return received
-    raise AssertionError("`again` without end, though a limit holds everything up")
-
-
-async def _frees(
-    bench: Bench,
-    end: Callable[[Subscription, Delivery], Awaitable[None]],
-    *,
-    deadline: float | None = None,
-) -> None:
-    """Have one task in flight and a receive wait for its place, then ``end`` it: the wait must end, too."""
+async def _frees(bench: Bench, end: End, *, deadline: float | None = None) -> None:
     await bench.limit(max_inflight=1)
-    one, two = bench.subscribe(), bench.subscribe(consumer="another")
-    first, second = f"{end.__name__}1", f"{end.__name__}2"
-    await bench.publish(first, deadline=None if deadline is None else bench.now + deadline)
-    await bench.publish(second)
-    delivery = await bench.one(one)
-    await held(two)
-    waiting = await bench.start(two.receive(5, None))
-    assert not waiting.done(), "handed out beyond the limit (law 5)"
-    await end(one, delivery)
-    taken = (await bench.outcome(waiting)).deliveries
-    assert len(taken) == 1, f"{len(taken)} in flight, the limit is 1 (law 5)"
-    await two.ack(*taken)
-    await bench.control.purge(KEY)
-    for subscription in (one, two):
-        await subscription.close()
+    await frees(bench, end, deadline=deadline)

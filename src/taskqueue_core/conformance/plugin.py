@@ -15,6 +15,7 @@ MODULES = (
     "dead_letters",
     "deliver",
     "draws",
+    "ends",
     "entities",
     "entries",
     "expire",

@@ -6,7 +6,7 @@ import pytest
 
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.conformance.bench import KEY, Bench, ids
-from taskqueue_core.conformance.flow import held
+from taskqueue_core.conformance.ends import held
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Settled, State

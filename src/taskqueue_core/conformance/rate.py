@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
-from taskqueue_core.conformance.flow import held
+from taskqueue_core.conformance.ends import held
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Delivery, Received

@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.backend import Capability
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
-from taskqueue_core.conformance.flow import held
+from taskqueue_core.conformance.ends import ack, cancel, close, frees, held, lose, redeliver
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.conformance.order import fill
 from taskqueue_core.flow import IntervalUnit, RateLimit
@@ -116,37 +116,9 @@ class TenantsSuite(Harness):
 
     async def test_a_tenants_place_wakes(self, bench: Bench) -> None:
         """Every way that ends a delivery makes way for a receive that waits for the tenant's place (law 5)."""
-
-        async def ack(subscription: Subscription, delivery: Delivery) -> None:
-            await subscription.ack(delivery)
-
-        async def redeliver(subscription: Subscription, delivery: Delivery) -> None:
-            await subscription.redeliver(delivery)
-
-        async def lose(subscription: Subscription, delivery: Delivery) -> None:
-            assert await subscription.redeliver(delivery, lost=True) == (Settled.OK,)
-
-        async def cancel(_: Subscription, delivery: Delivery) -> None:
-            assert await bench.control.cancel(KEY, delivery.task.id)
-
-        async def close(subscription: Subscription, _: Delivery) -> None:
-            await subscription.close()
-
         await bench.fair(tenant_max_inflight=1)
         for end in (ack, redeliver, lose, cancel, close):
-            one, two = bench.subscribe(), bench.subscribe(consumer="another")
-            await bench.publish(f"{end.__name__}1", f"{end.__name__}2", tenant="a")
-            delivery = await bench.one(one)
-            await held(two)
-            waiting = await bench.start(two.receive(5, None))
-            assert not waiting.done(), "handed out beyond the tenant's limit (law 5)"
-            await end(one, delivery)
-            taken = (await bench.outcome(waiting)).deliveries
-            assert len(taken) == 1, f"{len(taken)} in flight, the tenant's limit is 1 (law 5)"
-            await two.ack(*taken)
-            await bench.control.purge(KEY)
-            for subscription in (one, two):
-                await subscription.close()
+            await frees(bench, end, tenant="a")
 
     async def test_tenants_tokens(self, bench: Bench) -> None:
         """Who has spent its tokens is passed over, redeliveries included, until the next one (law 5; OPEN-F1, F3)."""
