@@ -1,6 +1,7 @@
--- Sorted lanes, of a queue that is fair or has met an ordering key: what waits lies in a lane per priority and tenant, by its
--- sequence. `/w` has the tenants with lanes by their first entry, `/g` those whose turn may come by what they have spent,
--- `/v` those who are at a limit by the time at which that may change.
+-- Sorted lanes, of a queue that is fair or has met an ordering key: what waits lies in a lane per priority and tenant (`/y`), by
+-- its sequence. `/w` has the tenants with lanes by their first entry or an earlier one, `/g` those whose turn may come by what
+-- they have spent; both may have some whose lanes are empty by now. `/v` has those who are at a limit, by the time at which that
+-- may change, `/h` who holds each ordering key, `/j` who stands behind it, and `/J` all of these.
 
 -- Whether an entry at rest was never handed out: it counts against the capacity.
 local function is_fresh(r) return r.attempt == 1 and r.handed == 0 end
@@ -10,9 +11,7 @@ local function marks_of(q, r)
   return marks > 0 and floor(r.marks / 4) == flow_of(q).epoch and marks or 0
 end
 
-local function mark(q, r, marks)
-  r.marks = marks > 0 and 4 * flow_of(q).epoch + marks or 0
-end
+local function mark(q, r, marks) r.marks = 4 * flow_of(q).epoch + marks end
 
 local function count_fresh(q, r)
   if flow_of(q).epoch > 0 and is_fresh(r) and marks_of(q, r) == 0 then

@@ -13,10 +13,9 @@ local function servable(q)
   forget_idle(q)
   for i = 1, #q.lanes do
     local name = q.name .. '/g' .. sub(q.lanes, i, i)
-    local left, opens_at = 0, nil
-    for j = 1, call('ZCARD', name) do
+    for _ = 1, call('ZCARD', name) do
       local tenant = call('ZRANGE', name, 0, 0)[1]
-      left, opens_at = tenant_room(q, tenant)
+      local left, opens_at = tenant_room(q, tenant)
       if left > 0 then return true end
       rest(q, tenant, opens_at)
     end
@@ -79,13 +78,18 @@ local function walk_on(q, priority, want)
   return turns, tenants, number, before
 end
 
+local function has_deadlines(q)
+  if q.dated == nil then q.dated = q.extras and call('EXISTS', q.name .. '/e') == 1 end
+  return q.dated
+end
+
 -- Of entries that were taken from their lanes, ends those past their deadline. Adds the others to a list.
 local function add_live(q, ids, step, list, expire)
-  if q.dated == nil then q.dated = q.extras and call('EXISTS', q.name .. '/e') == 1 end
+  local dated = has_deadlines(q)
   left_lanes(q, #ids / step)
   for i = 1, #ids, step do
     local id = ids[i]
-    local deadline = q.dated and call('ZSCORE', q.name .. '/e', id)
+    local deadline = dated and call('ZSCORE', q.name .. '/e', id)
     if deadline and tonumber(deadline) <= now then
       local r = read_record(call('HGET', q.name .. '/t', id))
       leave_fresh(q, r)
@@ -97,9 +101,9 @@ local function add_live(q, ids, step, list, expire)
   end
 end
 
--- Both take the next from their lanes, and answer their ids and whose they are.
+-- The next are taken from their lanes in fair order or first in, first out. Each answers their ids, and whose they are.
 
--- As below, where each has one turn and nothing a deadline.
+-- Where each tenant has one turn, and nothing a deadline.
 local function pick_one_each(q, priority, tenants, before)
   local ids, whose, spent = {}, {}, {}
   for i = 1, #tenants do
@@ -119,8 +123,7 @@ end
 
 local function pick_fair(q, priority, want, expire)
   local turns, tenants, number, before, once = walk_on(q, priority, want)
-  if q.dated == nil then q.dated = q.extras and call('EXISTS', q.name .. '/e') == 1 end
-  if once and not q.dated then return pick_one_each(q, priority, turns, before) end
+  if once and not has_deadlines(q) then return pick_one_each(q, priority, turns, before) end
   local lists, spent = {}, {}
   for i = 1, #tenants do
     local tenant = tenants[i]
@@ -164,11 +167,16 @@ local function pick_first(q, priority, want, expire)
   return ids, whose
 end
 
+-- Whether a priority has tenants whose turn may come.
+local function has_tenants(q, priority)
+  return call('EXISTS', q.name .. (flow_of(q).fair == 1 and '/g' or '/w') .. priority) == 1
+end
+
 -- Turns waiting entries into entries of the stream of returned ones, in flight with a consumer. Answers them as `receive` does;
 -- nothing where nobody is there.
 local function line_up(q, priority, want, token, expire)
   local ids, whose = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want, expire)
-  if #ids == 0 then return call('EXISTS', q.name .. (flow_of(q).fair == 1 and '/g' or '/w') .. priority) == 1 and {} or nil end
+  if #ids == 0 then return has_tenants(q, priority) and {} or nil end
   local records, bodies = call('HMGET', q.name .. '/t', unpack(ids)), call('HMGET', q.name .. '/b', unpack(ids))
   call('HDEL', q.name .. '/b', unpack(ids))
   local written, given, fences, unmarked, flying, tenants = {}, {}, {}, {}, {}, {}
@@ -177,7 +185,7 @@ local function line_up(q, priority, want, token, expire)
   local flies = pack('>H', marks)
   for i = 1, #ids do
     local id, packed, body, more = ids[i], records[i], bodies[i], ''
-    local sequence, deadline = next_seq(q), q.dated and call('ZSCORE', q.name .. '/e', id)
+    local sequence, deadline = next_seq(q), has_deadlines(q) and call('ZSCORE', q.name .. '/e', id)
     local fence, fresh = text(sequence), sub(packed, 4, 11) == NEVER
     if fresh and not deadline then
       call('XADD', name, fence, id, body)
@@ -275,7 +283,7 @@ local function count_some(q, cursor, budget)
 end
 
 local function waits(q, priority)
-  if q.sorted then return call('EXISTS', q.name .. (flow_of(q).fair == 1 and '/g' or '/w') .. priority) == 1 end
+  if q.sorted then return has_tenants(q, priority) end
   local name = stream_of(q, 's', priority)
   return call('EXISTS', q.name .. '/z' .. priority) == 1
     or call('XRANGE', name, last_delivered(name), '+', 'COUNT', 1)[1] ~= nil
