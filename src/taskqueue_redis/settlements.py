@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Settled
+from taskqueue_core.together import together
 from taskqueue_redis.coalescing import Coalescer
 from taskqueue_redis.receipts import Receipts, readable
 from taskqueue_redis.scripts import Scripts, Word
-from taskqueue_redis.together import together
 from taskqueue_redis.translation import translated
 
 __all__ = ["Settlements"]

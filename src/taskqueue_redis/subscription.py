@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from taskqueue_core.authoring import SubscriptionBase, answer, checked_limit, checked_results
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed
 from taskqueue_core.tasks import Delivery, Received, Settled
+from taskqueue_core.together import together
 from taskqueue_redis.home import Home
 from taskqueue_redis.intake import GivenUp, Intake
 from taskqueue_redis.reading import delivery_of
 from taskqueue_redis.receipts import Receipt, readable
 from taskqueue_redis.scripts import microseconds, seconds
-from taskqueue_redis.together import together
 from taskqueue_redis.translation import translated
 
 __all__ = ["RedisSubscription"]

@@ -7,8 +7,8 @@ from collections.abc import KeysView
 
 from taskqueue_core.capabilities import Control, QueueSettings
 from taskqueue_core.operating import change_settings
-from taskqueue_core.succession.joint import together
 from taskqueue_core.succession.names import FIRST, Generation, Shard
+from taskqueue_core.together import together
 
 __all__ = ["REMEMBERED", "Chains"]
 

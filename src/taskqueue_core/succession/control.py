@@ -13,7 +13,7 @@ from msgspec import structs
 
 from taskqueue_core.capabilities import Maintained, QueueSettings
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.succession.joint import Joint, Place, Side, together
+from taskqueue_core.succession.joint import Joint, Place, Side
 from taskqueue_core.tasks import (
     DeadLetter,
     Delivery,
@@ -23,6 +23,7 @@ from taskqueue_core.tasks import (
     TaskStatus,
     WorkerInfo,
 )
+from taskqueue_core.together import together
 
 __all__ = ["JointControl", "JointDeadLetters"]
 

@@ -11,7 +11,8 @@ from typing import NamedTuple, TypeVar
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.operating import change_settings
-from taskqueue_core.succession.joint import Side, together
+from taskqueue_core.succession.joint import Side
+from taskqueue_core.together import together
 
 __all__ = ["MARKER", "NEW", "OLD", "Crossing", "MigrationMode", "Phase", "Sides", "ours"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.succession.crossing import NEW, OLD, Crossing, Phase, Sides
-from taskqueue_core.succession.joint import Place, Plan, together
+from taskqueue_core.succession.joint import Place, Plan
 from taskqueue_core.tasks import QueueStats
+from taskqueue_core.together import together
 
 __all__ = ["Gates"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from taskqueue_core.backend import Backend, Capabilities, Capability
@@ -13,7 +13,7 @@ from taskqueue_core.capabilities import Control, DeadLetters, control_of, dead_l
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Delivery, Task
 
-__all__ = ["Joint", "Place", "Plan", "Side", "shared_capabilities", "together"]
+__all__ = ["Joint", "Place", "Plan", "Side", "shared_capabilities"]
 
 T = TypeVar("T")
 
@@ -141,17 +141,6 @@ class Joint(ABC):
     @abstractmethod
     def in_turn(self) -> bool:
         """Whether sources are asked in turn; if not, the oldest first."""
-
-
-async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """Return what all calls answer, begun at once. Raises the first error, after all have ended."""
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    found: list[T] = []
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-        found.append(answer)
-    return found
 
 
 def shared_capabilities(backends: Sequence[Backend]) -> Capabilities:

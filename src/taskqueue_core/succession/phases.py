@@ -7,9 +7,9 @@ import msgspec
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.succession.crossing import MARKER, NEW, OLD, Crossing, Phase, ours
-from taskqueue_core.succession.joint import together
 from taskqueue_core.succession.migration import MigratingBackend
 from taskqueue_core.tasks import Ledger
+from taskqueue_core.together import together
 
 __all__ = [
     "MigrationStatus",

@@ -11,8 +11,9 @@ from taskqueue_core.capabilities import RoomBell
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.succession.bells import JointBell
 from taskqueue_core.succession.crossing import Crossing, MigrationMode, ours
-from taskqueue_core.succession.joint import Joint, together
+from taskqueue_core.succession.joint import Joint
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task, TaskStatus
+from taskqueue_core.together import together
 
 __all__ = ["MigratingPublisher"]
 

@@ -10,8 +10,9 @@ from taskqueue_core.capabilities import Maintained, QueueSettings
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.succession.control import JointControl
-from taskqueue_core.succession.joint import Place, together
+from taskqueue_core.succession.joint import Place
 from taskqueue_core.succession.names import FIRST, LONGEST, Generation, demand_no_shard
+from taskqueue_core.together import together
 
 if TYPE_CHECKING:
     from taskqueue_core.succession.sharding import ShardedBackend

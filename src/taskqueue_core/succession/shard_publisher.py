@@ -10,9 +10,9 @@ from msgspec import structs
 from taskqueue_core.capabilities import RoomBell
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.succession.bells import JointBell
-from taskqueue_core.succession.joint import together
 from taskqueue_core.succession.names import Generation, demand_no_shard, renamed, shard_of
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
+from taskqueue_core.together import together
 
 if TYPE_CHECKING:
     from taskqueue_core.succession.sharding import ShardedBackend

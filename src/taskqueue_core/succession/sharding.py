@@ -18,12 +18,13 @@ from taskqueue_core.errors import BackendUnavailable, CapabilityMissing
 from taskqueue_core.limits import check_name
 from taskqueue_core.succession.chains import REMEMBERED, Chains
 from taskqueue_core.succession.control import JointDeadLetters
-from taskqueue_core.succession.joint import Joint, Place, Plan, Side, together
+from taskqueue_core.succession.joint import Joint, Place, Plan, Side
 from taskqueue_core.succession.names import FIRST, Generation, Shard, demand_no_shard, renamed
 from taskqueue_core.succession.shard_control import ShardedControl
 from taskqueue_core.succession.shard_publisher import ShardedPublisher
 from taskqueue_core.succession.shard_subscription import ShardedSubscription
 from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats, Task
+from taskqueue_core.together import together
 
 __all__ = ["ShardedBackend"]
 

@@ -16,9 +16,10 @@ from taskqueue_core.errors import (
     TaskQueueError,
 )
 from taskqueue_core.succession.gathering import Gathering
-from taskqueue_core.succession.joint import Joint, together
+from taskqueue_core.succession.joint import Joint
 from taskqueue_core.succession.sources import Source
 from taskqueue_core.tasks import Delivery, Settled
+from taskqueue_core.together import together
 
 __all__ = ["JointSubscription"]
 

@@ -1,17 +1,17 @@
-"""Calls to several partitions at once, none of which is held up, or left out, because another one fails."""
+"""Calls to several places at once, none of which is held up, or left out, because another one fails."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
 
 __all__ = ["together"]
 
 Answer = TypeVar("Answer")
 
 
-async def together(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+async def together(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
     """Return what each call answers, in their order. Raises, once all have ended, what the first to fail has raised."""
     answers: list[Answer] = []
     failure: BaseException | None = None
