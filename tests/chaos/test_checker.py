@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -236,6 +237,19 @@ def test_a_failover_waives_what_it_may(run: Simulation) -> None:
     verdict = check(run.events, run.dump(), Terms(waived=((start, end),)))
     assert {one.task for one in verdict.waived} == {"q/t1"}
     assert {one.task for one in verdict.violations} == {"q/t2"}
+
+
+def test_a_hand_out_that_was_undone_may_come_again_as_it_was(run: Simulation) -> None:
+    """One receipt for two hand-outs of a task is excused if a failover undid the first; for two tasks it never is."""
+    first, second = (event for event in run.events if event.what is What.DELIVERED)
+    span = ((first.at - 0.0001, first.at + 0.0001),)
+    again = msgspec.structs.replace(first, at=run.at)
+    verdict = check([*run.events, again], run.dump(), Terms(waived=span))
+    assert [(one.rule, one.task) for one in verdict.waived] == [("R0", "q/t1")]
+    assert "R0" not in broken(verdict)
+    assert "R0" in broken(check([*run.events, again], run.dump(), Terms()))
+    other = msgspec.structs.replace(second, at=run.at, receipt=first.receipt)
+    assert "R0" in broken(check([*run.events, other], run.dump(), Terms(waived=span)))
 
 
 def test_lost_publishes_are_waived_only_where_that_was_agreed(run: Simulation) -> None:
