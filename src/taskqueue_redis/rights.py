@@ -43,6 +43,7 @@ SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("XDEL", "KEY", "1-1"),
     ("XGROUP", "CREATE", "KEY", "a", "0"),
     ("XGROUP", "DELCONSUMER", "KEY", "a", "a"),
+    ("XGROUP", "SETID", "KEY", "a", "0"),
     ("XINFO", "CONSUMERS", "KEY", "a"),
     ("XINFO", "GROUPS", "KEY"),
     ("XLEN", "KEY"),

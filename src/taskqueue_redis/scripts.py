@@ -21,7 +21,7 @@ from taskqueue_redis.resets import QueueReset
 
 __all__ = ["LAYOUT", "Scripts", "Word", "microseconds", "seconds", "source"]
 
-LAYOUT = "4"
+LAYOUT = "5"
 """grows when older versions could not read what newer ones write"""
 _PARTS = re.compile(r"^--@ (.*)\n")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)

@@ -101,8 +101,8 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     assert (len(pending), back) == (book["in_flight"], book["back"])
     assert part.ask("ZCARD", f"{q}/d") == book["scheduled"]
     assert part.ask("ZCARD", f"{q}/dead") == book["dead"]
-    sorted_ones = _recount_lanes(part, q, numbers, records, {fence for _, fence in pending})
-    assert part.ask("HLEN", f"{q}/b") == book["scheduled"] + book["dead"] + back + sorted_ones
+    held = _recount_lanes(part, q, numbers, records, pending)
+    assert part.ask("HLEN", f"{q}/b") == book["scheduled"] + book["dead"] + back + held
     assert book["published"] == sum(book[name] for name in _LEDGER[1:])
     assert numbers["due"] == (part.first(f"{q}/d") or math.inf)
     return book
@@ -113,9 +113,14 @@ def _flow(part: _Partition, q: str) -> tuple[float, ...]:
 
 
 def _recount_lanes(
-    part: _Partition, q: str, numbers: dict[str, float], records: dict[str, bytes], flying: set[int]
+    part: _Partition, q: str, numbers: dict[str, float], records: dict[str, bytes], flying: set[tuple[int, int]]
 ) -> int:
-    """Count what lies in sorted lanes, and behind others with its ordering key."""
+    """Count what lies in sorted lanes, and behind others with its ordering key; return how many do the latter."""
+    resting_at = {
+        (record[1], int.from_bytes(record[18:25], "big"))
+        for record in records.values()
+        if record[0] == 1 and record[1] in {1, 2}
+    } - flying
     laned, tenants = 0, {name.decode() for name in part.ask("HKEYS", f"{q}/T")}
     resting = set(part.ask("ZRANGE", f"{q}/v", 0, -1))
     fair = bool(_flow(part, q)[8])
@@ -128,7 +133,9 @@ def _recount_lanes(
             lane = f"q{q[1:]}/y{priority}:{tenant.decode()}"
             first = part.first(lane)
             assert first is None or head <= first
-            laned += part.ask("ZCARD", lane)
+            members = part.ask("ZRANGE", lane, 0, -1)
+            assert {(" sr".index(chr(one[0])), int(one[1:])) for one in members} <= resting_at
+            laned += len(members)
     told = part.ask("ZRANGE", f"{q}/J", 0, -1)
     for task_id in (name.decode() for name in told):
         entity = records[task_id][51:].decode().partition("/")[2]
@@ -143,13 +150,13 @@ def _recount_lanes(
             tenant = record[_SIZE + 2 :].decode().partition("/")[0]
             if epoch and mark // 4 == epoch:
                 marks[tenant, mark % 4 - 1] += 1
-                assert mark % 4 == 1 or int.from_bytes(record[18:25], "big") in flying
+                assert mark % 4 == 1 or (record[1], int.from_bytes(record[18:25], "big")) in flying
     for tenant in tenants:
         fresh, in_flight, *_ = struct.unpack("<5d", part.ask("HGET", f"{q}/T", tenant))
         assert (fresh, in_flight) == (marks[tenant, 0], marks[tenant, 1]), tenant
     assert {tenant for (tenant, _), number in marks.items() if number} <= tenants
     assert (numbers["laned"], numbers["held"]) == (laned, len(told))
-    return laned + len(told)
+    return len(told)
 
 
 def _pending(part: _Partition, name: str) -> set[int]:

@@ -1,4 +1,4 @@
---@ base room queue states / states record counts flow tenants lanes journal places ends receipts
+--@ base room queue states / states record counts streams flow tenants lanes journal places ends receipts
 -- Ends deliveries as executed.
 -- ARGV: per group its key, lane, token, whether the caller knows them to be its process's own (1) and number, then per
 -- delivery: id, sequence of the entry, result ("" for none).
@@ -29,7 +29,8 @@ while at <= #ARGV do
         unpack_struct(RECORD, packed)
       local sequence = tonumber(fence)
       if state == WAITING and where == place and current_fence == sequence then
-        if sequence <= handed_out and (known or rarely().current(q, rarely().read_record(packed), fence, token)) then
+        local mine = known or rarely().current(q, rarely().read_record(packed), fence, token)
+        if mine and (q.sorted and call('XACK', name, 'g', fence) == 1 or not q.sorted and sequence <= handed_out) then
           local before = packed
           packed = pack(RECORD, DONE, NOWHERE, priority, attempt, losses, prior, attempt, seq, 0, now, digest, ACK, 0,
             sequence)
@@ -62,7 +63,7 @@ while at <= #ARGV do
     if call('RPUSH', q.name .. '/l', unpack(ends)) == #ends then
       call('ZADD', PARTITION .. ':forget', text(now + q.window), q.key)
     end
-    call('XACK', name, 'g', unpack(fences))
+    if not q.sorted then call('XACK', name, 'g', unpack(fences)) end
     call('XDEL', name, unpack(fences))
     if q.extras and call('EXISTS', q.name .. '/a') == 1 then call('HDEL', q.name .. '/a', unpack(fences)) end
     if q.timed then

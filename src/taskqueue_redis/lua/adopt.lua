@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes places receipts
+--@ base room queue states record counts streams flow tenants lanes places receipts
 -- Moves live deliveries of the same worker identity to another consumer; their receipts stay.
 -- ARGV: token of the new owner, then per receipt: key, lane, entry, token.
 -- Answers per receipt {id, body, more, when it was delivered}, or nothing where it is stale or another's.
@@ -13,8 +13,8 @@ for at = 4, #ARGV, 4 do
   local answer = {}
   if owner and (owner == token or is_adopted(q, fence, token))
     and call('HGET', PARTITION .. ':c:' .. owner, 'worker') == identity then
-    local entry = call('XRANGE', name, fence, fence)[1]
-    if entry then
+    local fields = fields_at(name, fence)
+    if fields then
       if owner ~= heir then
         call('XCLAIM', name, 'g', heir, 0, fence, 'JUSTID')
         if heir == token then
@@ -25,7 +25,7 @@ for at = 4, #ARGV, 4 do
         end
         call('SADD', PARTITION .. ':o:' .. heir, lane .. q.key)
       end
-      answer = {entry[2][1], entry[2][2], entry[2][4] or '', text(now - idle * 1000)}
+      answer = {fields[1], fields[2], fields[4] or '', text(now - idle * 1000)}
     end
   end
   answers[#answers + 1] = answer

@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes journal places ends
+--@ base room queue states record counts streams flow tenants lanes journal places ends
 -- Ends a live task as cancelled, wherever it is. ARGV: key, id. Answers 1, or 0 where it was not live.
 local q, id = queue(ARGV[3]), ARGV[4]
 lift_refusal()

@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes journal places turns
+--@ base room queue states record counts streams flow tenants lanes journal places turns sorting
 -- Replaces the settings of a queue if the version is the one in force.
 -- ARGV: key, the version that they replace, settings as JSON, window, result_ttl, max_losses, journal ("1" or ""), durability (""
 -- for none), replicas that must confirm (0 for none), where it has moved to (""), queues that it is bound to (JSON, "" for none),

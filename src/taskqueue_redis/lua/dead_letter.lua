@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes cold journal places ends receipts
+--@ base room queue states record counts streams flow tenants lanes cold journal places ends receipts
 -- Ends a delivery by putting its task among the dead letters.
 -- ARGV: key, id, entry, token, reason, whether there is an error ("1"), error, lane.
 -- Answers "ok" or "lost".
@@ -9,7 +9,7 @@ local packed = call('HGET', q.name .. '/t', id)
 if not packed then
   local name = q.name .. '/' .. ARGV[10]
   if reason == 'corrupt' and holder(name, fence) == token then -- a foreign hand has put it there
-    local fields = call('XRANGE', name, fence, fence)[1][2]
+    local fields = fields_at(name, fence)
     if fields[3] ~= 'again' then q.fresh = q.fresh + 1 end -- it was taken for a first hand-out
     drop_entry(q, name, fence)
     call('HINCRBY', META, 'anomalies', 1)

@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes cold journal places ends returns
+--@ base room queue states record counts streams flow tenants lanes cold journal places ends returns
 -- Takes back what a consumer holds, not as lost, and forgets it. ARGV: token, the most to take in one call.
 -- Answers 1 once nothing is left.
 lift_refusal()

@@ -1,4 +1,4 @@
---@ base room life queue states record counts flow tenants lanes cold journal places ends promote returns timing
+--@ base room life queue states record counts streams flow tenants lanes cold journal places ends promote returns timing
 -- One bounded pass of housekeeping. Safe from everywhere at once.
 -- ARGV: microseconds after which a silent consumer is given up, the longest usual time between two passes, budget, milliseconds
 -- after which one that holds nothing and is not known is removed.

@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes cold journal places ends returns receipts timing
+--@ base room queue states record counts streams flow tenants lanes cold journal places ends returns receipts timing
 -- Notes the progress of a running task. ARGV: key, id, entry, token, packed progress. Answers 1, or 0 where it is stale.
 local q, id, fence, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 lift_refusal()

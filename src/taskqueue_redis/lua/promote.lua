@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes journal places promote
+--@ base room queue states record counts streams flow tenants lanes journal places promote
 -- Makes available what has fallen due. ARGV: the most to move. Answers when the next thing falls due, or "".
 lift_refusal()
 local promoted = promote_due(tonumber(ARGV[3]))

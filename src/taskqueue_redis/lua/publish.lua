@@ -1,4 +1,4 @@
---@ base queue states / states record counts flow tenants lanes cold journal places ends promote unusual
+--@ base queue states / states record counts streams flow tenants lanes cold journal places ends promote unusual
 -- Stores tasks, each once.
 -- ARGV: per queue its key and the number of tasks, then per task: id, digest of 8 bytes and priority (and, where there is
 -- one of them, ":" not before ":" deadline, and "/" tenant "/" ordering key), body.

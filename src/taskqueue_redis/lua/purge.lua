@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes journal places ends
+--@ base room queue states record counts streams flow tenants lanes journal places ends sorting
 -- Ends waiting and scheduled tasks as cancelled, a bounded number of those that were there at a time.
 -- ARGV: key, the highest sequence to touch ("" for all until now), the most to end.
 -- Answers how many, whether that was all, and the highest sequence.
@@ -6,6 +6,7 @@ local q, budget = queue(ARGV[3]), tonumber(ARGV[5])
 local upto = tonumber(ARGV[4]) or q.last
 local purged = 0
 lift_refusal()
+if q.sorted and q.waiting > q.laned + q.held and sort_some(q, budget) == 0 then recount(q) end
 
 local function purge(id)
   local r = read_record(call('HGET', q.name .. '/t', id))
@@ -18,19 +19,37 @@ local function purge_stream(name)
   for i = 1, #entries do purge(entries[i][2][1]) end
 end
 
-local function purge_set(name)
-  if purged >= budget then return end
-  local ids = call('ZRANGEBYSCORE', name, '-inf', text(upto), 'LIMIT', 0, budget - purged)
+local function first_of(name)
+  if purged >= budget then return {} end
+  return call('ZRANGEBYSCORE', name, '-inf', text(upto), 'LIMIT', 0, budget - purged)
+end
+
+local function purge_set(set)
+  local ids = first_of(set)
   for j = 1, #ids do purge(ids[j]) end
+end
+
+local function purge_lane(priority, tenant)
+  local name = lane_of(q, priority, tenant)
+  local members = first_of(name)
+  for j = 1, #members do
+    local fields = fields_at(stream_of(q, sub(members[j], 1, 1), priority), sub(members[j], 2))
+    if fields then
+      purge(fields[1])
+    else -- a foreign hand was here
+      call('ZREM', name, members[j])
+      recount(q)
+    end
+  end
 end
 
 purge_set(q.name .. '/J') -- those first that would come free by the end of others
 for i = 1, #q.lanes do
   local priority = sub(q.lanes, i, i)
   purge_set(q.name .. '/z' .. priority)
-  if purged < budget then purge_stream(q.name .. '/s' .. priority) end
+  if not q.sorted and purged < budget then purge_stream(q.name .. '/s' .. priority) end
   local tenants = call('ZRANGEBYSCORE', q.name .. '/w' .. priority, '-inf', text(upto), 'LIMIT', 0, budget)
-  for j = 1, #tenants do purge_set(lane_of(q, priority, tenants[j])) end
+  for j = 1, #tenants do purge_lane(priority, tenants[j]) end
 end
 if purged < budget then
   local members = call('ZRANGE', q.name .. '/d', 0, budget - purged - 1)
@@ -39,4 +58,5 @@ if purged < budget then
   end
 end
 save_all()
-return {purged, purged < budget and 1 or 0, text(upto)}
+local sorted = not q.sorted or q.waiting <= q.laned + q.held
+return {purged, purged < budget and sorted and 1 or 0, text(upto)}

@@ -1,4 +1,4 @@
---@ base room life queue states / states record counts flow tenants lanes cold journal places ends returns promote turns timing
+--@ base room life queue states / states record counts streams flow tenants lanes cold journal places ends returns promote turns sorting timing
 -- Hands out up to `limit` deliveries over the keys of a consumer.
 -- ARGV: token, turn, limit, whether to look for other keys with work in any case (1), then keys that are likely to have
 -- work, the next in turn first.
@@ -23,10 +23,10 @@ end
 local expired, groups, gone = {}, {}, 0
 local worker = nil
 
--- An entry of a stream, or one that was taken from its lane.
 local function expire(q, id, r, name, fence)
   local rare = rarely()
-  if name then rare.drop_entry(q, name, fence) end
+  rare.drop_entry(q, name, fence)
+  rare.uncount_fresh(q, r)
   rare.finish(q, r, id, EXPIRED, 'expired')
   rare.put_down(q, id, r)
   rare.note(q, 'expired', id, r, 'expired')
@@ -40,7 +40,11 @@ local function hand_out(q, lane, given)
   if n == 0 then return 0 end
   groups[#groups + 1] = {q.key, lane, given}
   call('SADD', PARTITION .. ':o:' .. token, lane .. q.key)
-  call('HSET', q.name, lane, given[4 * n - 3])
+  if not q.sorted then
+    call('HSET', q.name, lane, given[4 * n - 3])
+  elseif q.limited then
+    rarely().note_flying(q, given)
+  end
   q.waiting, q.in_flight, q.delivered = q.waiting - n, q.in_flight + n, q.delivered + n
   if q.timed then rarely().note_start(q, lane, given) end
   if q.journal then
@@ -104,9 +108,13 @@ local function serve_class(q, priority, want)
   local served = 0
   if q.sorted then
     while served < want and gone < EXPIRED_AT_MOST and q.laned > 0 do
-      local given = rarely().line_up(q, priority, want - served, token, expire)
-      if not given then break end
-      served = served + hand_out(q, 'r' .. priority, given)
+      local runs = rarely().line_up(q, priority, want - served, token)
+      if not runs then break end
+      for i = 1, #runs do
+        local lane, count, entries = unpack(runs[i])
+        if #entries < count then doubtful[q] = true end
+        served = served + give(q, lane, q.name .. '/' .. lane, entries)
+      end
     end
     return served
   end

@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes cold journal places ends returns receipts
+--@ base room queue states record counts streams flow tenants lanes cold journal places ends returns receipts
 -- Hands deliveries back, or counts them as lost if the caller owns them.
 -- ARGV: the token of the one that lost them ("" for a plain hand-back), then per delivery: key, id, entry, token.
 -- Answers "ok", "dead" or "lost" per delivery.

@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes cold journal places ends promote
+--@ base room queue states record counts streams flow tenants lanes cold journal places ends promote
 -- Makes dead tasks waiting again, or gives them up for good, a bounded number of those that were dead at a time.
 -- ARGV: key, "redrive" or "discard", the highest place among the dead to touch ("" for all until now), the most to
 -- move, ids (none for all). Answers how many, whether that was all, and the highest place.

@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes cold journal places ends receipts
+--@ base room queue states record counts streams flow tenants lanes cold journal places ends receipts
 -- Schedules the next attempt of a task, once per token.
 -- ARGV: key, id, at, token ("" for the default), whether there is an error ("1"), error, entry and token of the
 -- delivery that it settles ("" for none), its attempt, and of the task: digest, priority, deadline (""), body, tenant and

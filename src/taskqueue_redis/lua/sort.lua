@@ -1,4 +1,4 @@
---@ base room queue states record counts flow tenants lanes journal places turns
+--@ base room queue states record counts streams flow tenants lanes journal places turns sorting
 -- Brings tasks that wait in plain lanes into sorted ones, and counts what is there for its tenant where these are limited.
 -- ARGV: key, the most to do, from where on to count ("" for nothing). Answers how much is left to sort, and from where on to count.
 local q, cursor = queue(ARGV[3]), ARGV[5]

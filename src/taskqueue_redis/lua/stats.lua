@@ -1,4 +1,4 @@
---@ base queue states record counts flow tenants lanes places
+--@ base queue states record counts streams flow tenants lanes places
 -- A queue at a glance. ARGV: key. Answers its counters as pairs, since when the oldest waits (""), its subscribers.
 local q = queue(ARGV[3])
 local oldest = nil
@@ -20,9 +20,11 @@ for i = 1, #q.lanes do
   consider_first('/z' .. priority)
   local _, head = first_tenant(q, priority)
   consider_place(head)
-  local name = stream_of(q, 's', priority)
-  local head = call('XRANGE', name, last_delivered(name), '+', 'COUNT', 1)[1]
-  consider(head and tonumber(string.match(head[1], '^(%d+)')))
+  if not q.sorted or q.waiting > q.laned + q.held then
+    local name = stream_of(q, 's', priority)
+    local head = call('XRANGE', name, last_delivered(name), '+', 'COUNT', 1)[1]
+    consider(head and tonumber(string.match(head[1], '^(%d+)')))
+  end
 end
 local counters = call('HGETALL', q.name)
 for _, name in ipairs({'waiting', 'in_flight', 'published', 'delivered', 'done'}) do

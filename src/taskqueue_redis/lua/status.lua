@@ -1,4 +1,4 @@
---@ base queue states record counts flow tenants lanes places
+--@ base queue states record counts streams flow tenants lanes places
 -- Says what is known of tasks. ARGV: key, ids. Answers per task {record, whether it is in flight, cold, progress},
 -- or an empty table.
 local q, answers = queue(ARGV[3]), {}

@@ -1,10 +1,8 @@
--- Sorted lanes, of a queue that is fair or has met an ordering key: what waits lies in a lane per priority and tenant (`/y`), by
--- its sequence. `/w` has the tenants with lanes by their first entry or an earlier one, `/g` those whose turn may come by what
--- they have spent; both may have some whose lanes are empty by now. `/v` has those who are at a limit, by the time at which that
--- may change, `/h` who holds each ordering key, `/j` who stands behind it, and `/J` all of these.
-
--- Whether an entry at rest was never handed out: it counts against the capacity.
-local function is_fresh(r) return r.attempt == 1 and r.handed == 0 end
+-- Sorted lanes, of a queue that is fair or has met an ordering key. What waits lies in a stream as ever, and beside that in a lane
+-- per priority and tenant (`/y`), where the kind of its stream and its sequence there stand by its place: it is claimed from
+-- there, while the groups of the streams stand still. `/w` has the tenants with lanes by their first entry or an earlier one, `/g`
+-- those whose turn may come by what they have spent; both may have some whose lanes are empty by now. `/v` has those who are at a
+-- limit, by the time at which that may change, `/h` who holds each ordering key, `/j` who stands behind it, and `/J` all of these.
 
 local function marks_of(q, r)
   local marks = r.marks % 4
@@ -61,31 +59,43 @@ end
 -- What is handed back comes before all that was never handed out.
 local RETURNED = 2 ^ 51
 
-local function enter_lane(q, r, id, returned)
+local function member_of(r) return (r.place == AGAIN and 'r' or 's') .. text(r.fence) end
+
+-- Answers whether it was not there already.
+local function enter_lane(q, r, returned)
   local place = text(returned and r.seq - RETURNED or r.seq)
-  r.place, r.fence = LANED, 0
   local name = lane_of(q, r.priority, r.tenant)
-  call('ZADD', name, place, id)
+  if call('ZADD', name, place, member_of(r)) == 0 then return false end
   call('ZADD', q.name .. '/w' .. r.priority, 'LT', place, r.tenant)
   q.laned = q.laned + 1
   if call('ZCARD', name) == 1 then join(q, r.priority, r.tenant) end
+  return true
 end
 
--- What begins to wait, its body being in the hash. Of those with the same ordering key one is ahead, until it has ended or died.
-local function enter_sorted(q, r, id, returned)
+-- Of those with the same ordering key one is ahead, until it has ended or died. Answers whether this one stands behind it.
+local function is_held(q, r, id)
+  if r.entity == '' then return false end
+  local holder = call('HGET', q.name .. '/h', r.entity)
+  if holder and holder ~= id then return true end
+  call('HSET', q.name .. '/h', r.entity, id)
+  return false
+end
+
+local function hold(q, r, id, body)
+  r.place, r.fence = HELD, 0
+  call('HSET', q.name .. '/b', id, body)
+  call('ZADD', q.name .. '/j:' .. r.entity, text(r.seq), id)
+  call('ZADD', q.name .. '/J', text(r.seq), id)
+  q.held = q.held + 1
+end
+
+-- What begins to wait, or to wait again.
+local function enter_sorted(q, r, id, body, deadline, returned)
   count_fresh(q, r)
-  if r.entity ~= '' then
-    local holder = call('HGET', q.name .. '/h', r.entity)
-    if holder and holder ~= id then
-      r.place, r.fence = HELD, 0
-      call('ZADD', q.name .. '/j:' .. r.entity, text(r.seq), id)
-      call('ZADD', q.name .. '/J', text(r.seq), id)
-      q.held = q.held + 1
-      return
-    end
-    call('HSET', q.name .. '/h', r.entity, id)
-  end
-  enter_lane(q, r, id, returned)
+  if is_held(q, r, id) then return hold(q, r, id, body) end
+  r.place, r.fence = returned and AGAIN or FRESH, returned and next_seq(q) or r.seq
+  enter_stream(q, returned and 'r' or 's', r, id, body, deadline)
+  enter_lane(q, r, returned)
 end
 
 -- A tenant with nothing left is out. That is found when its turn comes, or once nothing is left of anybody.
@@ -115,15 +125,14 @@ local function first_tenant(q, priority)
   end
 end
 
-local function leave_sorted(q, r, id)
-  if r.place == LANED then
-    call('ZREM', lane_of(q, r.priority, r.tenant), id)
-    left_lanes(q, 1)
-  else
-    call('ZREM', q.name .. '/j:' .. r.entity, id)
-    call('ZREM', q.name .. '/J', id)
-    q.held = q.held - 1
-  end
+local function leave_lane(q, r)
+  if call('ZREM', lane_of(q, r.priority, r.tenant), member_of(r)) == 1 then left_lanes(q, 1) end
+end
+
+local function leave_held(q, r, id)
+  call('ZREM', q.name .. '/j:' .. r.entity, id)
+  call('ZREM', q.name .. '/J', id)
+  q.held = q.held - 1
 end
 
 -- A tenant who was at a limit may be below it now.
@@ -144,10 +153,16 @@ local function land(q, r)
   if flow_of(q).tenant_inflight > 0 then wake_tenant(q, r.tenant) end
 end
 
--- Once nothing needs sorted lanes, plain ones will do.
+-- Once nothing needs sorted lanes, plain ones will do: from now on the groups move on.
 local function unsort(q)
-  if q.sorted and flow_of(q).fair == 0 and q.laned == 0 and q.held == 0 and call('EXISTS', q.name .. '/h') == 0 then
-    q.sorted = false
+  if not q.sorted or flow_of(q).fair == 1 or q.waiting > 0 or call('EXISTS', q.name .. '/h') == 1 then return end
+  q.sorted = false
+  for i = 1, #q.lanes do
+    for _, kind in ipairs({'s', 'r'}) do
+      local lane = kind .. sub(q.lanes, i, i)
+      move_on(q.name .. '/' .. lane, text(q.last))
+      call('HSET', q.name, lane, text(q.last))
+    end
   end
 end
 
@@ -163,7 +178,9 @@ local function release(q, r, id)
   q.held = q.held - 1
   call('HSET', q.name .. '/h', r.entity, heir)
   local h = read_record(call('HGET', q.name .. '/t', heir))
-  enter_lane(q, h, heir)
+  h.place, h.fence = FRESH, next_seq(q)
+  enter_stream(q, 's', h, heir, drop_body(q, heir), deadline_of(q, heir))
+  enter_lane(q, h)
   call('HSET', q.name .. '/t', heir, write_record(h))
   q.ring = true
 end

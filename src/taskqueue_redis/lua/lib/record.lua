@@ -21,14 +21,15 @@ local function write_record(r)
   return packed .. pack('>H', r.marks) .. r.tenant .. '/' .. r.entity
 end
 
--- What the fields from `attempt` to `handed` are in one that was never handed out.
-local NEVER = '\0\1\0\0\0\0\0\0'
-local FLYING = string.char(WAITING, AGAIN)
+-- The tenant and the marks of a record.
+local function marked(packed)
+  if #packed == RECORD_SIZE then return '', 0 end
+  return string.match(packed, '^[^/]*', RECORD_SIZE + 3), unpack_struct('>H', packed, RECORD_SIZE + 1)
+end
 
--- The record of a waiting entry that comes into the stream of returned ones, without reading the rest. `marks`: packed.
-local function flying_record(packed, fence, marks)
+local function with_marks(packed, marks)
   local whose = #packed > RECORD_SIZE and sub(packed, RECORD_SIZE + 3) or '/'
-  return FLYING .. sub(packed, 3, 18) .. pack('>I7', fence) .. sub(packed, 26, RECORD_SIZE) .. marks .. whose
+  return sub(packed, 1, RECORD_SIZE) .. pack('>H', marks) .. whose
 end
 
 local function new_record(priority, digest, tenant, entity)

@@ -43,12 +43,12 @@ local function take_back(token, lost, budget)
     if pending.err then pending = {} end
     for j = 1, math.min(#pending, budget - taken) do
       local fence = sub(pending[j][1], 1, -3)
-      local fields = call('XRANGE', name, fence, fence)[1]
-      local id = fields and fields[2][1]
+      local fields = fields_at(name, fence)
+      local id = fields and fields[1]
       local packed = id and call('HGET', q.name .. '/t', id)
       call('HDEL', q.name .. '/a', fence)
       if packed then
-        hand_back(q, id, read_record(packed), name, fence, fields[2][2], lost, nil, worker)
+        hand_back(q, id, read_record(packed), name, fence, fields[2], lost, nil, worker)
       else
         drop_entry(q, name, fence)
         call('HINCRBY', META, 'anomalies', 1)

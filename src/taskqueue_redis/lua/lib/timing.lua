@@ -23,11 +23,11 @@ local function end_hung(budget)
     local hung = call('ZRANGEBYSCORE', q.name .. '/m', '-inf', text(now), 'LIMIT', 0, budget - ended)
     for j = 1, #hung do
       local name, fence = q.name .. '/' .. sub(hung[j], 1, 2), sub(hung[j], 3)
-      local fields, owner = call('XRANGE', name, fence, fence)[1], holder(name, fence)
-      local packed = fields and call('HGET', q.name .. '/t', fields[2][1])
+      local fields, owner = fields_at(name, fence), holder(name, fence)
+      local packed = fields and call('HGET', q.name .. '/t', fields[1])
       if packed and owner then
         call('HDEL', q.name .. '/a', fence)
-        hand_back(q, fields[2][1], read_record(packed), name, fence, fields[2][2], true, nil, worker_of(q, owner))
+        hand_back(q, fields[1], read_record(packed), name, fence, fields[2], true, nil, worker_of(q, owner))
         revoke(owner, q, fence)
       end
       call('ZREM', q.name .. '/m', hung[j])

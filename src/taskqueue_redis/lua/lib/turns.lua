@@ -78,93 +78,68 @@ local function walk_on(q, priority, want)
   return turns, tenants, number, before
 end
 
-local function has_deadlines(q)
-  if q.dated == nil then q.dated = q.extras and call('EXISTS', q.name .. '/e') == 1 end
-  return q.dated
-end
+-- The next are taken from their lanes in fair order or first in, first out. Each answers what stood there.
 
--- Of entries that were taken from their lanes, ends those past their deadline. Adds the others to a list.
-local function add_live(q, ids, step, list, expire)
-  local dated = has_deadlines(q)
-  left_lanes(q, #ids / step)
-  for i = 1, #ids, step do
-    local id = ids[i]
-    local deadline = dated and call('ZSCORE', q.name .. '/e', id)
-    if deadline and tonumber(deadline) <= now then
-      local r = read_record(call('HGET', q.name .. '/t', id))
-      leave_fresh(q, r)
-      drop_body(q, id)
-      expire(q, id, r)
-    else
-      list[#list + 1] = id
-    end
-  end
-end
-
--- The next are taken from their lanes in fair order or first in, first out. Each answers their ids, and whose they are.
-
--- Where each tenant has one turn, and nothing a deadline.
+-- Where each tenant has one turn.
 local function pick_one_each(q, priority, tenants, before)
-  local ids, whose, spent = {}, {}, {}
+  local members, spent = {}, {}
   for i = 1, #tenants do
     local tenant = tenants[i]
-    local id = call('ZPOPMIN', lane_of(q, priority, tenant))[1]
-    if id then
-      ids[#ids + 1], whose[#whose + 1] = id, tenant
+    local member = call('ZPOPMIN', lane_of(q, priority, tenant))[1]
+    if member then
+      members[#members + 1] = member
       spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, 1), tenant
     else
       leave_walk(q, priority, tenant)
     end
   end
-  left_lanes(q, #ids)
-  if #spent > 0 and q.laned > 0 then call('ZADD', q.name .. '/g' .. priority, unpack(spent)) end
-  return ids, whose
+  return members, spent
 end
 
-local function pick_fair(q, priority, want, expire)
-  local turns, tenants, number, before, once = walk_on(q, priority, want)
-  if once and not has_deadlines(q) then return pick_one_each(q, priority, turns, before) end
-  local lists, spent = {}, {}
+local function pick_turns(q, priority, turns, tenants, number, before)
+  local members, spent, lists, at = {}, {}, {}, {}
   for i = 1, #tenants do
     local tenant = tenants[i]
     if tenant then
-      local list, missing = {}, number[tenant]
-      while missing > 0 do
-        local some = call('ZPOPMIN', lane_of(q, priority, tenant), missing)
-        if not some[1] then break end
-        add_live(q, some, 2, list, expire)
-        missing = number[tenant] - #list
-      end
-      lists[tenant] = list
-      if missing > 0 then
-        leave_walk(q, priority, tenant)
-      elseif q.laned > 0 then
-        spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, #list), tenant
-      end
+      local list = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant])
+      local n = #list / 2
+      lists[tenant], at[tenant] = list, 1
+      if n < number[tenant] then leave_walk(q, priority, tenant)
+      else spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, n), tenant end
     end
   end
-  if #spent > 0 and q.laned > 0 then call('ZADD', q.name .. '/g' .. priority, unpack(spent)) end
-  local ids, whose, at = {}, {}, {}
   for i = 1, #turns do
     local tenant = turns[i]
-    local n = (at[tenant] or 0) + 1
-    local id = lists[tenant][n]
-    if id then ids[#ids + 1], whose[#whose + 1], at[tenant] = id, tenant, n end
+    members[#members + 1] = lists[tenant][at[tenant]]
+    at[tenant] = at[tenant] + 2
   end
-  return ids, whose
+  return members, spent
 end
 
-local function pick_first(q, priority, want, expire)
-  local ids, whose, tenant, _, upto = {}, {}, first_tenant(q, priority)
-  while #ids < want and tenant do
+local function pick_fair(q, priority, want)
+  local turns, tenants, number, before, once = walk_on(q, priority, want)
+  local members, spent
+  if once then
+    members, spent = pick_one_each(q, priority, turns, before)
+  else
+    members, spent = pick_turns(q, priority, turns, tenants, number, before)
+  end
+  left_lanes(q, #members)
+  if #spent > 0 and q.laned > 0 then call('ZADD', q.name .. '/g' .. priority, unpack(spent)) end
+  return members
+end
+
+local function pick_first(q, priority, want)
+  local members, tenant, _, upto = {}, first_tenant(q, priority)
+  while #members < want and tenant do
     local name = lane_of(q, priority, tenant)
-    local some = call('ZRANGEBYSCORE', name, '-inf', upto or '+inf', 'LIMIT', 0, want - #ids)
+    local some = call('ZRANGEBYSCORE', name, '-inf', upto or '+inf', 'LIMIT', 0, want - #members)
     call('ZREM', name, unpack(some))
-    add_live(q, some, 1, ids, expire)
-    for i = #whose + 1, #ids do whose[i] = tenant end
+    left_lanes(q, #some)
+    for i = 1, #some do members[#members + 1] = some[i] end
     tenant, _, upto = first_tenant(q, priority)
   end
-  return ids, whose
+  return members
 end
 
 -- Whether a priority has tenants whose turn may come.
@@ -172,114 +147,56 @@ local function has_tenants(q, priority)
   return call('EXISTS', q.name .. (flow_of(q).fair == 1 and '/g' or '/w') .. priority) == 1
 end
 
--- Turns waiting entries into entries of the stream of returned ones, in flight with a consumer. Answers them as `receive` does;
--- nothing where nobody is there.
-local function line_up(q, priority, want, token, expire)
-  local ids, whose = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want, expire)
-  if #ids == 0 then return has_tenants(q, priority) and {} or nil end
-  local records, bodies = call('HMGET', q.name .. '/t', unpack(ids)), call('HMGET', q.name .. '/b', unpack(ids))
-  call('HDEL', q.name .. '/b', unpack(ids))
-  local written, given, fences, unmarked, flying, tenants = {}, {}, {}, {}, {}, {}
-  local name, epoch = stream_of(q, 'r', priority), flow_of(q).epoch
-  local marks = epoch > 0 and 4 * epoch + 2 or 0
-  local flies = pack('>H', marks)
-  for i = 1, #ids do
-    local id, packed, body, more = ids[i], records[i], bodies[i], ''
-    local sequence, deadline = next_seq(q), has_deadlines(q) and call('ZSCORE', q.name .. '/e', id)
-    local fence, fresh = text(sequence), sub(packed, 4, 11) == NEVER
-    if fresh and not deadline then
-      call('XADD', name, fence, id, body)
-    else
-      local r = read_record(packed)
-      r.fence = sequence
-      more = select(2, enter_stream(q, 'r', r, id, body, deadline))
+local function claim(name, token, fences)
+  fences[#fences + 1] = 'FORCE'
+  local claimed = redis.pcall('XCLAIM', name, 'g', token, 0, unpack(fences))
+  if not claimed.err then return claimed end
+  call('XGROUP', 'CREATE', name, 'g', '0')
+  return call('XCLAIM', name, 'g', token, 0, unpack(fences))
+end
+
+-- Takes the next from their lanes and has a consumer own them. Answers runs of one stream, each with its lane, how many, and the
+-- entries, which are fewer where a foreign hand was there; nothing where nobody waits.
+local function line_up(q, priority, want, token)
+  local members = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want)
+  if #members == 0 then return has_tenants(q, priority) and {} or nil end
+  local runs, at = {}, 1
+  while at <= #members do
+    local kind, fences, n = sub(members[at], 1, 1), {}, 0
+    while at <= #members and sub(members[at], 1, 1) == kind do
+      n = n + 1
+      fences[n] = sub(members[at], 2)
+      at = at + 1
     end
-    if fresh then q.fresh = q.fresh - 1 end
-    if epoch > 0 then
-      local tenant = whose[i]
-      if not flying[tenant] then
-        tenants[#tenants + 1] = tenant
-        unmarked[tenant], flying[tenant] = 0, 0
-      end
-      flying[tenant] = flying[tenant] + 1
-      if #packed > RECORD_SIZE and unpack_struct('>H', packed, RECORD_SIZE + 1) == marks - 1 then
-        unmarked[tenant] = unmarked[tenant] + 1
-      end
-    end
-    fences[i] = fence
-    written[2 * i - 1], written[2 * i] = id, flying_record(packed, sequence, flies)
-    given[4 * i - 3], given[4 * i - 2], given[4 * i - 1], given[4 * i] = fence, id, body, more
+    runs[#runs + 1] = {kind .. priority, n, claim(stream_of(q, kind, priority), token, fences)}
   end
-  if #tenants > 0 then read_tenants(q, tenants) end
-  local taxed = flow_of(q).tenant_tokens > 0
+  return runs
+end
+
+-- What was given to a consumer counts for its tenants now. `given`: as `receive` answers it.
+local function note_flying(q, given)
+  local epoch, ids = flow_of(q).epoch, {}
+  if epoch == 0 then return end
+  for i = 2, #given, 4 do ids[#ids + 1] = given[i] end
+  local records, written, tenants, unmarked, flying = call('HMGET', q.name .. '/t', unpack(ids)), {}, {}, {}, {}
+  for i = 1, #ids do
+    local packed = records[i]
+    local tenant, marks = marked(packed)
+    if not flying[tenant] then
+      tenants[#tenants + 1] = tenant
+      unmarked[tenant], flying[tenant] = 0, 0
+    end
+    flying[tenant] = flying[tenant] + 1
+    if marks == 4 * epoch + 1 then unmarked[tenant] = unmarked[tenant] + 1 end
+    written[2 * i - 1], written[2 * i] = ids[i], with_marks(packed, 4 * epoch + 2)
+  end
+  call('HSET', q.name .. '/t', unpack(written))
+  read_tenants(q, tenants)
   for i = 1, #tenants do
     local tenant = tenants[i]
     local s = note_tenant(q, tenant, -unmarked[tenant], flying[tenant])
-    if taxed then s.tokens = s.tokens - flying[tenant] end
+    if flow_of(q).tenant_tokens > 0 then s.tokens = s.tokens - flying[tenant] end
   end
-  call('HSET', q.name .. '/t', unpack(written))
-  local last = fences[#fences]
-  fences[#fences + 1], fences[#fences + 2] = 'FORCE', 'JUSTID'
-  fences[#fences + 1], fences[#fences + 2] = 'LASTID', last
-  local claimed = redis.pcall('XCLAIM', name, 'g', token, 0, unpack(fences))
-  if claimed.err then
-    call('XGROUP', 'CREATE', name, 'g', '0')
-    call('XCLAIM', name, 'g', token, 0, unpack(fences))
-  end
-  return given
-end
-
--- Brings what waits in plain lanes into sorted ones, first come, first served. Answers how many.
-local function sort_some(q, budget)
-  local moved = 0
-  for i = 1, #q.lanes do
-    local priority = sub(q.lanes, i, i)
-    local popped = budget > moved and call('ZPOPMIN', q.name .. '/z' .. priority, budget - moved) or {}
-    for j = 1, #popped, 2 do
-      local r = read_record(call('HGET', q.name .. '/t', popped[j]))
-      q.back = q.back - 1
-      enter_sorted(q, r, popped[j], true)
-      call('HSET', q.name .. '/t', popped[j], write_record(r))
-    end
-    moved = moved + #popped / 2
-    local name = stream_of(q, 's', priority)
-    local entries = budget > moved and call('XRANGE', name, last_delivered(name), '+', 'COUNT', budget - moved) or {}
-    for j = 1, #entries do
-      local id, body = entries[j][2][1], entries[j][2][2]
-      local packed = call('HGET', q.name .. '/t', id)
-      call('XDEL', name, entries[j][1])
-      if packed then
-        local r = read_record(packed)
-        call('HSET', q.name .. '/b', id, body)
-        enter_sorted(q, r, id)
-        call('HSET', q.name .. '/t', id, write_record(r))
-      else
-        call('HINCRBY', META, 'anomalies', 1)
-      end
-    end
-    moved = moved + #entries
-  end
-  return moved
-end
-
--- Counts some of what is there for its tenant, from a cursor on. Answers the next cursor, "0" at the end.
-local function count_some(q, cursor, budget)
-  local told = call('HSCAN', q.name .. '/t', cursor, 'COUNT', budget)
-  for i = 1, #told[2], 2 do
-    local id, r = told[2][i], read_record(told[2][i + 1])
-    local marks = r.marks
-    if r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
-      and holder(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence)) then
-      if marks_of(q, r) == 0 then
-        mark(q, r, 2)
-        note_tenant(q, r.tenant, 0, 1)
-      end
-    elseif is_live(r) then
-      count_fresh(q, r)
-    end
-    if r.marks ~= marks then call('HSET', q.name .. '/t', id, write_record(r)) end
-  end
-  return told[1]
 end
 
 local function waits(q, priority)

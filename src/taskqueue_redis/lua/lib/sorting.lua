@@ -1,0 +1,72 @@
+-- Sorting: what lies in plain lanes comes into sorted ones, first come, first served.
+
+local function sort_returned(q, priority, budget)
+  local popped = call('ZPOPMIN', q.name .. '/z' .. priority, budget)
+  for i = 1, #popped, 2 do
+    local id = popped[i]
+    local r = read_record(call('HGET', q.name .. '/t', id))
+    q.back = q.back - 1
+    enter_sorted(q, r, id, drop_body(q, id), deadline_of(q, id), true)
+    call('HSET', q.name .. '/t', id, write_record(r))
+  end
+  return #popped / 2
+end
+
+-- Those that were never handed out have lower sequences than all that came into lanes since.
+local function sort_stream(q, priority, budget)
+  local name, moved = stream_of(q, 's', priority), 0
+  local entries = call('XRANGE', name, last_delivered(name), '+', 'COUNT', budget)
+  for i = 1, #entries do
+    local fence, id, body = sub(entries[i][1], 1, -3), entries[i][2][1], entries[i][2][2]
+    local packed = call('HGET', q.name .. '/t', id)
+    if not packed then
+      call('XDEL', name, fence)
+      call('HINCRBY', META, 'anomalies', 1)
+    elseif not holder(name, fence) then
+      local r = read_record(packed)
+      count_fresh(q, r)
+      if is_held(q, r, id) then
+        call('XDEL', name, fence)
+        hold(q, r, id, body)
+        moved = moved + 1
+      elseif enter_lane(q, r) then
+        moved = moved + 1
+      end
+      call('HSET', q.name .. '/t', id, write_record(r))
+    end
+  end
+  if #entries > 0 then move_on(name, entries[#entries][1]) end
+  return moved
+end
+
+-- Answers how many were moved.
+local function sort_some(q, budget)
+  local moved = 0
+  for i = 1, #q.lanes do
+    local priority = sub(q.lanes, i, i)
+    if budget > moved then moved = moved + sort_returned(q, priority, budget - moved) end
+    local left = math.min(budget - moved, q.waiting - q.back - q.laned - q.held)
+    if left > 0 then moved = moved + sort_stream(q, priority, left) end
+  end
+  return moved
+end
+
+-- Counts some of what is there for its tenant, from a cursor on. Answers the next cursor, "0" at the end.
+local function count_some(q, cursor, budget)
+  local told = call('HSCAN', q.name .. '/t', cursor, 'COUNT', budget)
+  for i = 1, #told[2], 2 do
+    local id, r = told[2][i], read_record(told[2][i + 1])
+    local marks = r.marks
+    if r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
+      and holder(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence)) then
+      if marks_of(q, r) == 0 then
+        mark(q, r, 2)
+        note_tenant(q, r.tenant, 0, 1)
+      end
+    elseif is_live(r) then
+      count_fresh(q, r)
+    end
+    if r.marks ~= marks then call('HSET', q.name .. '/t', id, write_record(r)) end
+  end
+  return told[1]
+end
