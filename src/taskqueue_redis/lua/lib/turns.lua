@@ -25,9 +25,11 @@ local function servable(q)
 end
 
 -- Each hand-out costs its tenant a turn; who has spent the least is next. Answers the tenants in turn, each once in the order of
--- its last turn, how many turns each has, what it has spent before, and whether each surely has one turn.
+-- its last turn, how many turns each has, what it has spent before (nothing where all have as many turns as all others, so that
+-- they stand as they stood), and whether each surely has one turn.
 local function walk_on(q, priority, want)
-  local told = call('ZRANGE', q.name .. '/g' .. priority, 0, want - 1, 'WITHSCORES')
+  local name = q.name .. '/g' .. priority
+  local told = call('ZRANGE', name, 0, want - 1, 'WITHSCORES')
   local turns, number, before, tenants = {}, {}, {}, {}
   if flow_of(q).weighted == 0 and not has_tenant_limits(q) then -- round by round
     local n = #told / 2
@@ -42,7 +44,8 @@ local function walk_on(q, priority, want)
       number[tenant] = number[tenant] + 1
       tenants[n + i], tenants[i] = tenant, false
     end
-    return turns, tenants, number, before, n == want
+    local whole = n > 0 and want % n == 0 and (n < want or call('ZCARD', name) == n)
+    return turns, tenants, number, not whole and before, n == want
   end
   local who, spent, left = {}, {}, {}
   for i = 1, #told, 2 do who[#who + 1], spent[#spent + 1] = told[i], tonumber(told[i + 1]) end
@@ -88,7 +91,7 @@ local function pick_one_each(q, priority, tenants, before)
     local member = call('ZPOPMIN', lane_of(q, priority, tenant))[1]
     if member then
       members[#members + 1] = member
-      spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, 1), tenant
+      if before then spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, 1), tenant end
     else
       leave_walk(q, priority, tenant)
     end
@@ -104,8 +107,11 @@ local function pick_turns(q, priority, turns, tenants, number, before)
       local list = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant])
       local n = #list / 2
       lists[tenant], at[tenant] = list, 1
-      if n < number[tenant] then leave_walk(q, priority, tenant)
-      else spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, n), tenant end
+      if n < number[tenant] then
+        leave_walk(q, priority, tenant)
+      elseif before then
+        spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, n), tenant
+      end
     end
   end
   for i = 1, #turns do
