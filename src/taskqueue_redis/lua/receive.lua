@@ -23,6 +23,7 @@ end
 local expired, groups, gone = {}, {}, 0
 local worker = nil
 
+-- Answers whether so many have expired that the others can wait.
 local function expire(q, id, r, name, fence)
   local rare = rarely()
   rare.drop_entry(q, name, fence)
@@ -33,6 +34,7 @@ local function expire(q, id, r, name, fence)
   expired[#expired + 1] = {q.key, id, r.attempt}
   q.waiting = q.waiting - 1
   gone = gone + 1
+  return gone >= EXPIRED_AT_MOST
 end
 
 local function hand_out(q, lane, given)
@@ -108,7 +110,7 @@ local function serve_class(q, priority, want)
   local served = 0
   if q.sorted then
     while served < want and gone < EXPIRED_AT_MOST and q.laned > 0 do
-      local runs = rarely().line_up(q, priority, want - served, token)
+      local runs = rarely().line_up(q, priority, want - served, token, expire)
       if not runs then break end
       for i = 1, #runs do
         local lane, count, entries = unpack(runs[i])

@@ -81,9 +81,34 @@ local function walk_on(q, priority, want)
   return turns, tenants, number, before
 end
 
+local function has_deadlines(q)
+  if q.dated == nil then q.dated = q.extras and call('EXISTS', q.name .. '/e') == 1 end
+  return q.dated
+end
+
+-- Adds what was taken from a lane to a list, but for what is past its deadline, which costs no turn: that is ended. Answers whether
+-- enough has ended so. `step`: from one to the next.
+local function add_live(q, priority, some, step, list, expire)
+  local enough = false
+  left_lanes(q, #some / step)
+  for i = 1, #some, step do
+    local name, fence = stream_of(q, sub(some[i], 1, 1), priority), sub(some[i], 2)
+    local fields = has_deadlines(q) and fields_at(name, fence)
+    local deadline = fields and fields[4] and tonumber(string.match(fields[4], '%d*$'))
+    if deadline and deadline <= now then
+      local r = read_record(call('HGET', q.name .. '/t', fields[1]))
+      if is_fresh(r) then q.fresh = q.fresh - 1 end
+      enough = expire(q, fields[1], r, name, fence)
+    else
+      list[#list + 1] = some[i]
+    end
+  end
+  return enough
+end
+
 -- The next are taken from their lanes in fair order or first in, first out. Each answers what stood there.
 
--- Where each tenant has one turn.
+-- Where each tenant has one turn, and nothing a deadline.
 local function pick_one_each(q, priority, tenants, before)
   local members, spent = {}, {}
   for i = 1, #tenants do
@@ -96,53 +121,54 @@ local function pick_one_each(q, priority, tenants, before)
       leave_walk(q, priority, tenant)
     end
   end
+  left_lanes(q, #members)
   return members, spent
 end
 
-local function pick_turns(q, priority, turns, tenants, number, before)
+local function pick_turns(q, priority, turns, tenants, number, before, expire)
   local members, spent, lists, at = {}, {}, {}, {}
   for i = 1, #tenants do
     local tenant = tenants[i]
     if tenant then
-      local list = call('ZPOPMIN', lane_of(q, priority, tenant), number[tenant])
-      local n = #list / 2
-      lists[tenant], at[tenant] = list, 1
-      if n < number[tenant] then
-        leave_walk(q, priority, tenant)
-      elseif before then
-        spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, n), tenant
+      local list, missing, enough = {}, number[tenant], false
+      while missing > 0 and not enough do
+        local some = call('ZPOPMIN', lane_of(q, priority, tenant), missing)
+        enough = not some[1] or add_live(q, priority, some, 2, list, expire)
+        if not some[1] then leave_walk(q, priority, tenant) end
+        missing = number[tenant] - #list
       end
+      if before and #list > 0 then spent[#spent + 1], spent[#spent + 2] = spend(q, before[tenant], tenant, #list), tenant end
+      lists[tenant], at[tenant] = list, 0
     end
   end
   for i = 1, #turns do
     local tenant = turns[i]
+    at[tenant] = at[tenant] + 1
     members[#members + 1] = lists[tenant][at[tenant]]
-    at[tenant] = at[tenant] + 2
   end
   return members, spent
 end
 
-local function pick_fair(q, priority, want)
+local function pick_fair(q, priority, want, expire)
   local turns, tenants, number, before, once = walk_on(q, priority, want)
   local members, spent
-  if once then
+  if once and not has_deadlines(q) then
     members, spent = pick_one_each(q, priority, turns, before)
   else
-    members, spent = pick_turns(q, priority, turns, tenants, number, before)
+    members, spent = pick_turns(q, priority, turns, tenants, number, before, expire)
   end
-  left_lanes(q, #members)
-  if #spent > 0 and q.laned > 0 then call('ZADD', q.name .. '/g' .. priority, unpack(spent)) end
+  if #spent > 0 and q.laned > 0 then call('ZADD', q.name .. '/g' .. priority, 'XX', unpack(spent)) end
   return members
 end
 
-local function pick_first(q, priority, want)
+local function pick_first(q, priority, want, expire)
   local members, tenant, _, upto = {}, first_tenant(q, priority)
-  while #members < want and tenant do
+  local enough = false
+  while #members < want and tenant and not enough do
     local name = lane_of(q, priority, tenant)
     local some = call('ZRANGEBYSCORE', name, '-inf', upto or '+inf', 'LIMIT', 0, want - #members)
     call('ZREM', name, unpack(some))
-    left_lanes(q, #some)
-    for i = 1, #some do members[#members + 1] = some[i] end
+    enough = add_live(q, priority, some, 1, members, expire)
     tenant, _, upto = first_tenant(q, priority)
   end
   return members
@@ -163,8 +189,8 @@ end
 
 -- Takes the next from their lanes and has a consumer own them. Answers runs of one stream, each with its lane, how many, and the
 -- entries, which are fewer where a foreign hand was there; nothing where nobody waits.
-local function line_up(q, priority, want, token)
-  local members = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want)
+local function line_up(q, priority, want, token, expire)
+  local members = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want, expire)
   if #members == 0 then return has_tenants(q, priority) and {} or nil end
   local runs, at = {}, 1
   while at <= #members do
