@@ -113,7 +113,11 @@ def _flow(part: _Partition, q: str) -> tuple[float, ...]:
 
 
 def _recount_lanes(
-    part: _Partition, q: str, numbers: dict[str, float], records: dict[str, bytes], flying: set[tuple[int, int]]
+    part: _Partition,
+    q: str,
+    numbers: dict[str, float],
+    records: dict[str, bytes],
+    flying: set[tuple[int, int]],
 ) -> int:
     """Count what lies in sorted lanes, and behind others with its ordering key; return how many do the latter."""
     resting_at = {
