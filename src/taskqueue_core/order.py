@@ -49,9 +49,10 @@ class Walk(Generic[T]):
 
     def __init__(self) -> None:
         """Start with nobody."""
-        self._places: dict[T, tuple[int, int]] = {}
+        self._places: dict[T, tuple[int, int, T]] = {}
         """what each has spent, and the number of its place: of those that have spent the same the lowest is next"""
         self._heap: list[tuple[int, int, T]] = []
+        """these places, and some that are out of date"""
         self._numbers = itertools.count()
         self._at = 0
 
@@ -62,9 +63,10 @@ class Walk(Generic[T]):
     def next(self) -> T | None:
         """Return who is next, which is who has spent the least."""
         while self._heap:
-            spent, number, who = self._heap[0]
-            if self._places.get(who) == (spent, number):
-                self._at = spent
+            place = self._heap[0]
+            who = place[2]
+            if self._places.get(who) is place:
+                self._at = place[0]
                 return who
             heapq.heappop(self._heap)
         return None
@@ -85,22 +87,21 @@ class Walk(Generic[T]):
 
     def spend(self, who: T, weight: int) -> None:
         """Note that somebody had a turn."""
-        spent, number = self._places[who]
-        self._at = max(self._at, spent)
-        if self._heap[0][1] == number:  # as it is where who is next has it
-            place = self._places[who] = spent + cost(weight), next(self._numbers)
-            heapq.heapreplace(self._heap, (*place, who))
+        before = self._places[who]
+        self._at = max(self._at, before[0])
+        if self._heap[0] is before:  # as it is where who is next has it
+            place = self._places[who] = before[0] + cost(weight), next(self._numbers), who
+            heapq.heapreplace(self._heap, place)
         else:
-            self._place(who, spent + cost(weight))
+            self._place(who, before[0] + cost(weight))
 
     def _place(self, who: T, spent: int) -> None:
-        place = spent, next(self._numbers)
-        self._places[who] = place
+        place = self._places[who] = spent, next(self._numbers), who
         if len(self._heap) >= 2 * len(self._places) + _SPARE:
-            self._heap = [(*place, who) for who, place in self._places.items()]
+            self._heap = list(self._places.values())
             heapq.heapify(self._heap)
         else:
-            heapq.heappush(self._heap, (*place, who))
+            heapq.heappush(self._heap, place)
 
 
 class Floor(msgspec.Struct):

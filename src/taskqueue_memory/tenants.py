@@ -144,8 +144,8 @@ class Tenants:
     def handed_out(self, record: Record, now: float) -> None:
         """Charge a tenant for an entry that it is about to have in flight."""
         account, lane = self._place(record)
-        weight = self._weights.get(account.name, 1) if account.name is not None else 1
-        self._walk(record.task.priority).spend(lane, weight)
+        weight = self._weights.get(account.name or "", 1) if self._weights else 1
+        self._walks[record.task.priority].spend(lane, weight)
         if account.bucket is not None and self._limits.rate_limit is not None:
             account.bucket.fill(self._limits.rate_limit, now)
             account.bucket.tokens -= 1
@@ -159,7 +159,7 @@ class Tenants:
         seated = record.state is State.IN_FLIGHT
         account.in_flight += seated - record.seated
         record.seated = seated
-        if self._limited or account.idle:
+        if self._limited or not (account.waiting or account.fresh or account.in_flight):
             self._review(account, now)
             self.forget(now, 2)
 
@@ -212,7 +212,7 @@ class Tenants:
         self._fillings = Agenda[Account](lambda account, mark: account.fills == mark)
 
     def _place(self, record: Record) -> tuple[Account, _TenantLane]:
-        account = self._accounts[record.task.tenant]
+        account = record.account or self.attach(record)
         return account, account.lanes[record.task.priority]
 
     def _walk(self, priority: int) -> Walk[_TenantLane]:
