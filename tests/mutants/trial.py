@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import Phase, settings
 
 from tests.mutants.changes import Mutant
 
@@ -25,6 +26,8 @@ _COPIED = ("src", "tests", "docs", "examples", "tools", "pyproject.toml", "READM
 _LOADED = "hiredis", "hypothesis", "pydantic", "starlette.applications", "uvicorn", "websockets"
 """loaded once, for every process that is forked"""
 _OUTPUT = "output.txt"
+_PATIENCE = 40
+"""seconds of one test, several times what the slowest takes"""
 _OURS = ("tests", "taskqueue_core", "taskqueue_memory", "taskqueue_redis")
 
 
@@ -77,7 +80,7 @@ class Copy:
         return Verdict(mutant.name, mutant.line, outcome, round(time.monotonic() - began, 2))
 
     def run(self, tests: Sequence[str], seconds: float) -> int | None:
-        """Run tests in the copy; the exit code, or None if they had to be killed."""
+        """Run tests in the copy; the exit code, or None if they had to be killed, or died."""
         child = os.fork()
         if not child:
             code = 99
@@ -91,11 +94,15 @@ class Copy:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             gone, status = os.waitpid(child, os.WNOHANG)
+            if gone and os.WIFSIGNALED(status):
+                break
             if gone:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.01)
-        os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # and what it started
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
         return None
 
     def output(self) -> str:
@@ -115,6 +122,17 @@ class Copy:
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         for name in [one for one in sys.modules if one.split(".")[0] in _OURS]:
             del sys.modules[name]
+        # Who wants to know whether a test fails needs no smallest example, nor one that another mutant left behind.
+        settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate))
+        settings.load_profile("mutants")
         words = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
         words += ["-W", "ignore::pytest.PytestAssertRewriteWarning", *tests]
-        return int(pytest.main(words))
+        return int(pytest.main(words, plugins=[_Patience()]))
+
+
+class _Patience:
+    """Ends the process with a test that runs on and on: waiting for all the others' time would take minutes."""
+
+    def pytest_runtest_logstart(self) -> None:
+        """Begin to wait."""
+        signal.alarm(_PATIENCE)
