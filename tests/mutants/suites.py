@@ -41,14 +41,22 @@ SUITES = {
     "protocol": Suite(
         ("src/taskqueue_core/protocol/*.py",),
         (
-            "tests/server/test_session.py", "tests/worker/test_client_session.py", "tests/worker/test_client_books.py",
-            "tests/server/test_parts.py", "tests/worker/test_parts.py", "tests/worker/test_batches.py",
-            "tests/server/test_protocol_docs.py", "tests/server/test_session_fuzz.py", "tests/server/test_socket.py",
-            "tests/worker/test_executing.py", "tests/worker/test_reconnecting.py",
+            "tests/server/test_session.py", "tests/server/test_session_frames.py",
+            "tests/worker/test_client_session.py", "tests/worker/test_client_books.py", "tests/server/test_parts.py",
+            "tests/worker/test_parts.py", "tests/worker/test_batches.py", "tests/server/test_protocol_docs.py",
+            "tests/server/test_session_fuzz.py", "tests/server/test_socket.py", "tests/worker/test_executing.py",
+            "tests/worker/test_reconnecting.py",
         ),
         120,
     ),
-    "memory": Suite(("src/taskqueue_memory/*.py",), ("tests/memory",), 180),
+    "memory": Suite(
+        ("src/taskqueue_memory/*.py",),
+        (
+            "tests/memory/test_conformance.py", "tests/memory/test_journal.py", "tests/memory/test_wakeups.py",
+            "tests/memory/test_limits.py", "tests/memory/test_order.py", "tests/memory",
+        ),
+        180,
+    ),
     "redis": Suite(
         tuple(f"src/taskqueue_redis/{name}.py" for name in _WRAPPERS),
         (*_SCRIPTS, "tests/redis/test_two_servers.py", "tests/redis/test_wakeups.py"),

@@ -54,9 +54,18 @@ def test_the_examples_make_a_conversation() -> None:
 
 def test_codes_and_limits_are_those_of_the_code() -> None:
     """The tables name every close code, and each limit with its number."""
-    for name in frames.__all__:
-        if name.startswith("CLOSE_"):
-            assert re.search(rf"^\| {getattr(frames, name)} \|", PAGE, re.MULTILINE), name
+    meanings = {
+        "CLOSE_CLEAN": "after your `bye`",
+        "CLOSE_RESTART": "the server is going away",
+        "CLOSE_TRY_LATER": "too many connections",
+        "CLOSE_PROTOCOL": "a violation",
+        "CLOSE_UNAUTHENTICATED": "the token",
+        "CLOSE_TIMEOUT": "no hello in time",
+    }
+    assert set(meanings) == {name for name in frames.__all__ if name.startswith("CLOSE_")}
+    for name, meaning in meanings.items():
+        row = rf"^\| {getattr(frames, name)} \| {meaning}"
+        assert re.search(row, PAGE, re.MULTILINE), name
     numbers = {
         "a frame": LIMITS.frame,
         "a task's payload": LIMITS.payload,

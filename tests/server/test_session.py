@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from taskqueue_core.errors import ProtocolViolation
@@ -13,9 +12,7 @@ from taskqueue_core.protocol.frames import CLOSE_PROTOCOL, decode_server
 from taskqueue_core.protocol.server_events import (
     Acked,
     Buried,
-    Event,
     Granted,
-    Greeted,
     HandedBack,
     Hangup,
     Left,
@@ -24,50 +21,7 @@ from taskqueue_core.protocol.server_events import (
     Say,
 )
 from taskqueue_core.protocol.server_session import ServerSession, SessionState
-from taskqueue_core.tasks import Delivery, Task
-
-
-def delivery(receipt: str, payload: bytes = b"null") -> Delivery:
-    """Return a delivery with this receipt."""
-    task = Task(key="k", id=f"task-{receipt}", payload=payload)
-    return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=1.0)
-
-
-def text(kind: str, **fields: Any) -> str:
-    """Return a frame's text."""
-    return msgspec.json.encode({"type": kind, **fields}).decode()
-
-
-def said(events: list[Event] | list[str]) -> list[dict[str, Any]]:
-    """Return the frames that are to be sent."""
-    texts = [event.text for event in events if isinstance(event, Say)] or [
-        event for event in events if isinstance(event, str)
-    ]
-    return [msgspec.json.decode(t) for t in texts]
-
-
-def greeted(**hello: Any) -> ServerSession:
-    """Return a session that waits for its welcome."""
-    session = ServerSession()
-    (event,) = session.feed(text("hello", worker_id="w", keys=["k"], **hello))
-    assert isinstance(event, Greeted)
-    return session
-
-
-def ready(credit: int = 10, *held: str) -> ServerSession:
-    """A session with credit left, and these receipts held beyond it."""
-    session = greeted(credit=credit + len(held))
-    session.welcome("c", 15.0, "1")
-    session.deliver([delivery(receipt) for receipt in held])
-    return session
-
-
-def refused(events: list[Event], code: str) -> None:
-    """An error frame with the code, and a close whose reason fits and repeats nothing of the user's."""
-    say, hangup = events
-    assert isinstance(say, Say)
-    assert msgspec.json.decode(say.text)["code"] == code
-    assert hangup == Hangup(CLOSE_PROTOCOL, code)
+from tests.server.sessions import delivery, greeted, ready, refused, said, text
 
 
 class TestGreeting:
@@ -104,8 +58,14 @@ class TestGreeting:
         [text("credit", n=1), text("ack", receipts=["a"]), text("ping"), text("bye")],
     )
     def test_nothing_comes_before_the_hello(self, frame: str) -> None:
-        """Fault G9: a frame in the wrong state ends the session."""
-        refused(ServerSession().feed(frame), "unexpected")
+        """Fault G9: a frame in the wrong state ends the session, and is told what was missing."""
+        session = ServerSession()
+        events = session.feed(frame)
+        refused(events, "unexpected")
+        assert said(events)[0]["message"] == "a hello must come first"
+        early = greeted().feed(frame)
+        refused(early, "unexpected")
+        assert said(early)[0]["message"] == "not possible while new"
 
     def test_another_version_is_refused(self) -> None:
         """With a code of its own, so that a newer worker can tell."""
@@ -271,6 +231,12 @@ class TestSettling:
         assert session.held == (held,)
         refused(session.feed(text("progress", receipt="a", value=1.5)), "invalid_frame")
 
+    def test_progress_of_what_is_being_settled(self) -> None:
+        """It comes too late to be noted, and the receipt is not lost (fault M5)."""
+        session = ready(0, "a")
+        session.feed(text("ack", receipts=["a"]))
+        assert session.feed(text("progress", receipt="a", value=0.5)) == []
+
     def test_a_result_that_is_too_large_is_refused(self) -> None:
         """The limit holds for each result, not only for the frame."""
         frame = text("ack", receipts=["a"], results={"a": "x" * LIMITS.result})
@@ -285,84 +251,6 @@ class TestSettling:
             assert isinstance(event, Say)
             assert len(event.text.encode()) <= LIMITS.frame
             decode_server(event.text)
-
-
-class TestFrames:
-    """What goes out, and what must not come in."""
-
-    def test_large_deliveries_are_shared_out_over_frames(self) -> None:
-        """Each frame is within the limit, and tells which deliveries are in it."""
-        payload = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
-        out = ready(10).deliver([delivery(f"r{i}", payload) for i in range(7)])
-        assert [len(sent) for _, sent in out] == [3, 3, 1]
-        for frame, sent in out:
-            assert len(frame.encode()) <= LIMITS.frame
-            decoded: Any = decode_server(frame)
-            assert [d.receipt for d in decoded.deliveries] == [d.receipt for d in sent]
-
-    def test_payloads_go_out_as_they_are(self) -> None:
-        """Bytes are spliced, not encoded anew."""
-        ((frame, _),) = ready(1).deliver([delivery("a", b'{"z": 1.50, "a":[ ] }')])
-        assert '"payload":{"z": 1.50, "a":[ ] }' in frame
-
-    def test_an_unknown_type_is_no_reason_to_part(self) -> None:
-        """It is answered, and the session goes on."""
-        session = ready()
-        assert said(session.feed(text("from_the_future")))[0]["code"] == "unknown_type"
-        assert session.state is SessionState.READY
-
-    def test_unknown_fields_are_passed_over(self) -> None:
-        """A newer worker may say more."""
-        assert ready().feed(text("credit", n=1, colour="red")) == [Granted(1)]
-
-    @pytest.mark.parametrize(
-        ("frame", "code"),
-        [
-            (b"\x00\x01", "not_text"),
-            ("", "not_json"),
-            ("null", "invalid_frame"),
-            ("[]", "invalid_frame"),
-            ("{}", "invalid_frame"),
-            ('{"type":1}', "invalid_frame"),
-            ('{"type":"credit","n":NaN}', "not_json"),
-            ('{"type":"credit","n":1e999}', "invalid_frame"),
-            ('{"type":"credit","n":' + "1" * 5000 + "}", "not_json"),
-            ('{"type":"ack","receipts":["a"],"results":{"a":"\\ud800"}}', "not_json"),
-            ('{"type":"ack","receipts":[' + "[" * 10_000 + "]" * 10_000 + "]}", "not_json"),
-            ('{"type":"ack","receipts":["a"],"results":{"a":' + "[" * 100_000, "not_json"),
-            ('{"type":"ack","receipts":[""]}', "invalid_frame"),
-            ('{"type":"ack","receipts":["' + "a" * 201 + '"]}', "invalid_frame"),
-            ('{"type":"retry","receipt":"a","delay":-1}', "invalid_frame"),
-            ('{"type":"retry","receipt":"a","error":"' + "e" * 4097 + '"}', "invalid_frame"),
-            ('{"type":"ping","pad":"' + "x" * LIMITS.frame + '"}', "too_large"),
-        ],
-        ids=lambda value: str(value)[:40],
-    )
-    def test_malformed_frames_end_it(self, frame: str | bytes, code: str) -> None:
-        """Fault G9: malformed input is named by a code, and ends the session."""
-        session = ready(5, "a")
-        events = session.feed(frame)
-        assert [type(event) for event in events] == [Say, Hangup]
-        if code != "not_json":
-            refused(events, code)
-        assert session.state is SessionState.CLOSED
-        assert len(session.held) == 1
-
-    def test_ping_is_answered_with_its_number(self) -> None:
-        """However large it is."""
-        session = ready()
-        for n in (0, 7, 2**70, -1):
-            assert said(session.feed(text("ping", n=n)))[0].get("n", 0) == n
-        assert session.feed(text("pong", n=1)) == []
-        assert said(session.ping()) == [{"type": "ping", "n": 1}]
-
-    def test_degraded_and_back(self) -> None:
-        """Said to those only who were welcomed."""
-        session = ready()
-        assert said(session.degraded(ok=False, reason="r")) == [{"type": "degraded", "reason": "r"}]
-        assert said(session.degraded(ok=True)) == [{"type": "degraded", "ok": True}]
-        with pytest.raises(ProtocolViolation):
-            ServerSession().degraded(ok=True)
 
 
 class TestEnding:
@@ -381,7 +269,13 @@ class TestEnding:
         """What is still held is known, so that it can go back."""
         session = ready(5, "a")
         assert session.feed(text("bye")) == [Left()]
+        assert session.state is SessionState.CLOSED
         assert len(session.held) == 1
+
+    def test_a_reason_fits_into_a_close(self) -> None:
+        """A close frame has room for 123 bytes of reason; a longer one is cut, not refused (fault M5)."""
+        _, hangup = ready().refuse("r" * 200, "why")
+        assert hangup == Hangup(CLOSE_PROTOCOL, "r" * 123)
 
     def test_a_closed_session_hears_and_says_nothing(self) -> None:
         """Fault G10: frames after the end are passed over."""

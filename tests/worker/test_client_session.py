@@ -7,6 +7,7 @@ import pytest
 
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.client_outcomes import _ENVELOPE, _PER_RECEIPT, frames_of
 from taskqueue_core.protocol.client_session import (
     ClientSession,
     Complained,
@@ -36,7 +37,9 @@ from taskqueue_core.protocol.frames import (
     ServerFrame,
     Settled,
     Welcome,
+    WireLimits,
     decode_client,
+    encode,
 )
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
 from tests.worker.fake import receipts_of, work
@@ -161,6 +164,34 @@ def test_batches_stay_within_the_limits() -> None:
     assert sorted(settled) == sorted(f"r{n}" for n in range(100))
 
 
+@pytest.mark.parametrize("result", [None, b'"' + b"x" * 500 + b'"'])
+def test_acks_fill_their_frames(result: bytes | None) -> None:
+    """A frame takes as many acks as its bytes allow, and not one more; where none fits, each has its own (fault M5)."""
+    receipts = [f"{n:0100}" for n in range(10)]
+    cost = len(receipts[0]) + _PER_RECEIPT + (0 if result is None else 100 + len(result))
+    for count in range(1, 5):
+        limits = WireLimits(frame=_ENVELOPE + count * cost)
+        frames = list(frames_of([(receipt, Success(result)) for receipt in receipts], limits))
+        assert [len(receipts_of(frame)) for frame in frames[:-1]] == [count] * (9 // count)
+        assert [receipt for frame in frames for receipt in receipts_of(frame)] == receipts
+        assert max(len(encode(frame)) for frame in frames) <= limits.frame
+    alone = frames_of([(receipt, Success(result)) for receipt in receipts], WireLimits(frame=1))
+    assert len(list(alone)) == 10
+
+
+def test_a_server_may_want_one_at_a_time() -> None:
+    """A batch of one is the least that a server may allow (fault M5)."""
+    outcomes: list[tuple[str, Outcome]] = [
+        ("a", Success()), ("b", HandBack()), ("c", Success()), ("d", HandBack())
+    ]  # fmt: skip
+    assert list(frames_of(outcomes, WireLimits(batch=1))) == [
+        Ack(receipts=["a"]),
+        Ack(receipts=["c"]),
+        Redeliver(receipts=["b"]),
+        Redeliver(receipts=["d"]),
+    ]
+
+
 def test_progress_is_merged_and_ends_with_the_verdict() -> None:
     """The last value of each receipt counts; none is sent for a receipt that is settled, or was never here."""
     session = ready()
@@ -184,6 +215,17 @@ def test_pings_go_both_ways() -> None:
     session.ping()
     assert sent(session) == [Ping(n=1)]
     assert get(session, Pong(n=1)) == []
+
+
+def test_a_new_connection_owes_nothing_of_the_old_one() -> None:
+    """Pongs, pings and progress that were not sent end with their connection (fault M5)."""
+    session = ready()
+    get(session, Deliver(deliveries=[work(receipt="r1")]))
+    get(session, Ping(n=7))
+    session.ping()
+    session.progress("r1", 0.5)
+    reconnected(session, "r1")
+    assert sent(session) == []
 
 
 def test_a_draining_server_gets_outcomes_and_no_credit() -> None:
@@ -251,6 +293,9 @@ def test_a_welcome_is_expected_once_and_after_the_hello() -> None:
     sent(session)
     with pytest.raises(ProtocolViolation, match="lease"):
         get(session, Welcome(connection_id="c", lease=0.0, server="x"))
+    assert session.limits == WireLimits()
+    get(session, Welcome(connection_id="c", lease=0.5, server="x", limits=WireLimits(result=9)))
+    assert (session.lease, session.limits.result) == (0.5, 9)
 
 
 def test_an_unknown_frame_is_passed_over() -> None:
@@ -272,7 +317,7 @@ def test_unconfirmed_outcomes_bound_the_credit() -> None:
     for start in range(0, LIMITS.credit, 1000):
         batch = [work(receipt=f"r{n}") for n in range(start, start + 1000)]
         get(session, Deliver(deliveries=batch))
-    for number in range(LIMITS.credit):
+    for number in range(LIMITS.credit - 10):
         session.finish(f"r{number}", Success())
     assert {type(frame) for frame in sent(session)} == {Ack}
     get(session, Settled(ok=["r1", "r2"]))

@@ -163,13 +163,13 @@ class ClientSession:
         """Note that a socket is open: a hello is due, with everything that is held or unconfirmed."""
         self._demand(SessionState.CONNECTING)
         self._state = SessionState.GREETING
-        self._greeted = False
 
     def disconnected(self) -> None:
         """Note that the socket is gone. What is held stays held until a welcome says otherwise."""
         if self._state is SessionState.CLOSED:
             return
         self._state = SessionState.CONNECTING
+        self._greeted = False
         self._granted = 0
         self._echoes.clear()
         self._progress.clear()

@@ -292,7 +292,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
 
 def _without_values(message: str) -> str:
     # The library names the field and the types; only a few messages quote the value, which may be anything.
-    return "a field is not allowed" if "Invalid value" in message else message[:120]
+    return "a field is not allowed" if "Invalid value" in message else message
 
 
 def to_wire_task(task: Task) -> WireTask:

@@ -177,7 +177,6 @@ class ServerSession:
     def _greet(self, hello: Hello) -> list[Event]:
         if self._hello is not None:
             raise ProtocolViolation("unexpected", "a second hello")
-        self._demand(SessionState.NEW)
         if hello.protocol != PROTOCOL_VERSION:
             raise ProtocolViolation(
                 "unsupported_protocol", f"this server speaks version {PROTOCOL_VERSION}"
@@ -261,7 +260,7 @@ class ServerSession:
         for index, delivery in enumerate(deliveries):
             self._held[delivery.receipt] = delivery
             text = _encoder.encode(to_wire(delivery))
-            if texts and size + len(text) + 1 > LIMITS.frame:
+            if texts and size + len(text) > LIMITS.frame:
                 frames.append((_joined(texts), deliveries[start:index]))
                 texts, start, size = [], index, len(_HEAD) + len(_TAIL)
             texts.append(text)
