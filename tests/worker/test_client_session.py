@@ -215,6 +215,9 @@ def test_pings_go_both_ways() -> None:
     session.ping()
     assert sent(session) == [Ping(n=1)]
     assert get(session, Pong(n=1)) == []
+    assert sent(session) == []
+    session.ping()
+    assert sent(session) == [Ping(n=2)]
 
 
 def test_a_new_connection_owes_nothing_of_the_old_one() -> None:
@@ -224,6 +227,8 @@ def test_a_new_connection_owes_nothing_of_the_old_one() -> None:
     get(session, Ping(n=7))
     session.ping()
     session.progress("r1", 0.5)
+    session.disconnected()
+    assert sent(session) == []
     reconnected(session, "r1")
     assert sent(session) == []
 

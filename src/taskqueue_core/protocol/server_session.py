@@ -78,6 +78,7 @@ class SessionState(StrEnum):
 _PIECE = 500
 """receipts in one frame; as many of the longest ones stay below the frame limit"""
 _HEAD, _TAIL = b'{"type":"deliver","deliveries":[', b"]}"
+_EMPTY = len(_HEAD + _TAIL)
 _REASON_BYTES = 123
 _encoder = msgspec.json.Encoder()
 _OPEN = (SessionState.READY, SessionState.DRAINING)
@@ -256,13 +257,13 @@ class ServerSession:
         self._credit -= len(deliveries)
         frames = []
         texts: list[bytes] = []
-        start, size = 0, len(_HEAD) + len(_TAIL)
+        start, size = 0, _EMPTY
         for index, delivery in enumerate(deliveries):
             self._held[delivery.receipt] = delivery
             text = _encoder.encode(to_wire(delivery))
             if texts and size + len(text) > LIMITS.frame:
                 frames.append((_joined(texts), deliveries[start:index]))
-                texts, start, size = [], index, len(_HEAD) + len(_TAIL)
+                texts, start, size = [], index, _EMPTY
             texts.append(text)
             size += len(text) + 1
         if texts:
