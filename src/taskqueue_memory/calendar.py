@@ -54,8 +54,8 @@ class Calendar:
 
     def follow(self) -> None:
         """Move the timer to the running event loop: the one it was set in may have ended."""
-        at = self.next_at
-        if at < _NEVER and self._loop is not asyncio.get_running_loop():
+        if self._loop is not asyncio.get_running_loop():
+            at = self.next_at
             self.stop()
             self._arm(at)
 
@@ -70,7 +70,7 @@ class Calendar:
         self._deadlines.add(at, record, record.seq)
 
     def note_end(self, record: Record, at: float) -> None:
-        """Note when an ended record may be forgotten. Its sequence must be new."""
+        """Note when an ended record may be forgotten."""
         self._ends.add(at, record, record.seq)
 
     def past_deadline(self, now: float, chunk: int) -> Iterator[Record]:
@@ -102,6 +102,6 @@ def _may_expire(record: Record, _seq: int) -> bool:
     return not record.ended and record.queue.records.get(record.task.id) is record
 
 
-def _may_be_forgotten(record: Record, seq: int) -> bool:
-    ended = record.ended and record.seq == seq
-    return ended and record.queue.records.get(record.task.id) is record
+def _may_be_forgotten(record: Record, _seq: int) -> bool:
+    # What has ended remains so: a retry begins another record.
+    return record.queue.records.get(record.task.id) is record

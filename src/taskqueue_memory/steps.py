@@ -81,7 +81,9 @@ class Steps:
 
     def ring(self, queue: QueueState, tasks: int) -> None:
         """Wake as many waiting subscriptions as can take one of so many tasks, the one that waits longest first."""
-        if queue.limited and queue.waiting:
+        if not queue.waiting:
+            return
+        if queue.limited:
             room = queue.room(self.clock.now())
             may_open = room.opens_at is not None  # then one must look, to set itself an alarm
             tasks = min(tasks, room.left or int(may_open))
@@ -231,7 +233,6 @@ class Steps:
         self._end_receipt(record, verb, revoke=revoke)
         self._enter(record, state, event, worker=worker, error=error)
         if state is not State.DEAD:
-            record.seq = next(self._seq)
             record.shed()
             self._calendar.note_end(record, record.kept_until)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Iterable, Sequence
 
@@ -31,7 +32,7 @@ class MemorySubscription(SubscriptionBase):
         self._revoked: list[str] = []
         self._revocation = asyncio.Event()
         self._secret = secrets.token_urlsafe(12)
-        self._issued = 0
+        self._numbers = itertools.count()
         self._queues = tuple(store.queue(key) for key in keys)
         for queue in self._queues:
             queue.subscribers[self] = None
@@ -109,8 +110,7 @@ class MemorySubscription(SubscriptionBase):
 
     def new_receipt(self) -> str:
         """Return a receipt that nobody can guess."""
-        self._issued += 1
-        return f"{self._secret}.{self._issued}"
+        return f"{self._secret}.{next(self._numbers)}"
 
     def wake(self) -> bool:
         """Wake a waiting receive; say whether there was one."""

@@ -191,14 +191,12 @@ class Tenants:
             return Room(0, opens_at)
         return Room(0, None if room.opens_at is None else max(opens_at, room.opens_at))
 
-    def forget(self, now: float, chunk: int) -> int:
+    def forget(self, now: float, chunk: int) -> None:
         """Drop what is kept of tenants who have nothing left, and a full bucket by now, up to ``chunk`` of them."""
-        before = len(self)
         for account in tuple(self._fillings.take(now, chunk)) if self._fillings else ():
             account.fills = 0
             if account.idle:
                 self._retire(account, now)
-        return before - len(self)
 
     # steps
 
