@@ -17,7 +17,7 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import ConfigurationError, LeaseLost
+from taskqueue_core.errors import ConfigurationError, InvalidInput, LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Ledger, State, Task
 from taskqueue_memory import MemoryBackend, MemorySettings, create_backend
@@ -309,6 +309,33 @@ async def test_a_full_disk_does_not_stop_the_queue(
     lines = whole(path)
     assert (lines[-1].task_id, lines[-1].seq) == ("after", 16)
     assert len(lines) < 16
+
+
+async def test_a_torn_line_is_told(
+    path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that went to the disk in part is a gap, also where there was room again for the next one (fault M5)."""
+    backend = journaled(path, clock)
+    disk = Disk(100)
+    monkeypatch.setattr(os, "write", disk.write)
+    await backend.publisher.publish(Task(key="k"))
+    disk.room = 10**6
+    assert (await backend.health()).details["journal"] is False
+    await backend.publisher.publish(Task(key="k", id="after"))
+    await backend.aclose()
+    assert [(line.task_id, line.seq) for line in whole(path)] == [("after", 2)]
+
+
+async def test_only_where_there_is_a_journal_it_may_be_asked_for(
+    path: Path, clock: ManualClock
+) -> None:
+    """A queue that asks for a journal is refused by a backend without one, and by no other (fault M5)."""
+    asked = QueueSettings(journal=True)
+    backend = journaled(path, clock)
+    assert (await backend.control.configure("k", asked)).journal
+    await backend.aclose()
+    with pytest.raises(InvalidInput, match=r"^journal: "):
+        await MemoryBackend(clock=clock).control.configure("k", asked)
 
 
 async def test_a_closed_journal_touches_no_other_file(path: Path, clock: ManualClock) -> None:

@@ -1,0 +1,346 @@
+"""Edges: the very moment, the exact number, nobody woken for nothing, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.flow import RateLimit
+from taskqueue_core.tasks import Delivery, Published, Task
+from taskqueue_memory import MemoryBackend
+from taskqueue_memory.records import _SMALL, QueueState, Record
+from taskqueue_memory.subscription import MemorySubscription
+from tests.memory.test_order import FAIR, configure
+from tests.memory.test_wakeups import counted_looks, hop, ids, stop, waiting
+
+
+async def one(subscription: MemorySubscription) -> Delivery:
+    """Take one task, which must be there."""
+    (delivery,) = (await subscription.receive(1, 0)).deliveries
+    return delivery
+
+
+def timers(clock: ManualClock) -> int:
+    """Count the calls that are still to be made."""
+    return len([timer for _, _, timer in clock._calls if timer._callback is not None])
+
+
+# bells
+
+
+async def test_a_bell_leaves_nothing(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Fault G10: of bells that were closed, and of queues that were bound, nothing is kept (fault M5)."""
+    bells = backend._store.bells
+    first, second = backend.publisher.room_bell("k", "j"), backend.publisher.room_bell("k")
+    async with first:
+        async with second:
+            assert {key: len(who) for key, who in bells.open.items()} == {"k": 2, "j": 1}
+            await configure(backend, capacity=1)
+            await second.rung(5)
+        assert {key: len(who) for key, who in bells.open.items()} == {"k": 1, "j": 1}
+    assert bells.open == {}
+    assert timers(clock) == 0
+    for version, bound_to in enumerate((("a", "b"), ("b",), ())):
+        await backend.control.configure("all", QueueSettings(version=version, bound_to=bound_to))
+        assert set(bells._sources) == set(bound_to)
+
+
+async def test_who_is_bound_no_more_is_not_rung(backend: MemoryBackend) -> None:
+    """Publishers of a queue hear of room in those that it is bound to now, and of no others (fault M5)."""
+    for version, bound_to in enumerate((("a", "b"), ("b",))):
+        await backend.control.configure("all", QueueSettings(version=version, bound_to=bound_to))
+    async with backend.publisher.room_bell("all") as bell:
+        backend._store.bells.ring("a")
+        assert not bell._rung.is_set()
+        backend._store.bells.ring("b")
+        assert bell._rung.is_set()
+
+
+async def test_a_bell_waits_as_long_as_asked(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Not at all for 0 seconds, and no shorter and no longer than half a second for that (fault M5)."""
+    async with backend.publisher.room_bell("k") as bell:
+        await asyncio.wait_for(bell.rung(0), 5)
+        assert timers(clock) == 0
+        wait = asyncio.ensure_future(bell.rung(0.5))
+        await hop()
+        await clock.advance(0.4)
+        assert not wait.done()
+        await clock.advance(0.1)
+        assert wait.done()
+
+
+async def test_a_bell_rings_for_room_alone(backend: MemoryBackend) -> None:
+    """A task that comes, is handed back, acked or retried makes no room; one that is taken does (fault M5)."""
+    await configure(backend, capacity=2)
+    subscription = backend.subscribe(["k"], "w")
+    async with backend.publisher.room_bell("k") as bell:
+        await backend.publisher.publish(Task(key="k", id="a"), Task(key="k", id="b"))
+        assert not bell._rung.is_set()
+        first = await one(subscription)
+        assert bell._rung.is_set()
+        bell._rung.clear()
+        await subscription.redeliver(first)
+        await subscription.ack(await one(subscription))
+        assert not bell._rung.is_set()
+        await backend.control.cancel("k", "b")
+        assert bell._rung.is_set()
+
+
+# wake-ups
+
+
+async def test_nobody_is_woken_for_nothing(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law 5: one task, returned, published or free of its key, is looked for by one of many that wait (fault M5)."""
+    owner = backend.subscribe(["k"], "owner")
+    await backend.publisher.publish(
+        Task(key="k", id="a"),
+        Task(key="k", id="holder", ordering_key="e"),
+        Task(key="k", id="next", ordering_key="e"),
+    )
+    first, holder = (await owner.receive(9, 0)).deliveries
+    receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(10)))
+    looks = counted_looks(monkeypatch)
+    for step in (owner.redeliver(first), owner.ack(holder)):
+        await step
+        await hop()
+    await backend.publisher.publish(Task(key="k", id="b"))
+    await hop()
+    assert len(looks) == 3
+    assert ids([receive for receive in receives if receive.done()]) == [["a"], ["next"], ["b"]]
+    await stop(*receives)
+
+
+async def test_a_purge_wakes_nobody(
+    backend: MemoryBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8: those who wait for an entity go before who has it, lest each gets it in turn (fault M5)."""
+    await backend.publisher.publish(
+        *(Task(key="k", id=f"t{n}", ordering_key="e") for n in range(20))
+    )
+    subscription = backend.subscribe(["k"], "w")
+    holder = await one(subscription)
+    await backend.publisher.schedule_retry(holder.task, clock.now() + 60, settles=holder)
+    (receive,) = await waiting(subscription)
+    looks = counted_looks(monkeypatch)
+    assert await backend.control.purge("k") == 20
+    await hop()
+    assert looks == []
+    await stop(receive)
+
+
+async def test_a_closed_one_passes_on_what_it_had(backend: MemoryBackend) -> None:
+    """Fault E4: what goes back at a close wakes another, though the closed one waited for longer (fault M5)."""
+    closing, other = backend.subscribe(["k"], "c"), backend.subscribe(["k"], "o")
+    await backend.publisher.publish(Task(key="k", id="t"))
+    await one(closing)
+    receives = await waiting(closing, other)
+    await closing.close()
+    await hop()
+    assert ids(receives) == [[], ["t"]]
+
+
+async def test_dates_share_one_timer(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Many tasks of one date, and receives that wait for them, set one timer, once (fault M5)."""
+    at = clock.now() + 60
+    await backend.publisher.publish(*(Task(key="k", not_before=at) for _ in range(10)))
+    receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(3)))
+    assert len(clock._calls) == 1
+    await stop(*receives)
+
+
+# tenants
+
+
+async def test_tenants_at_rest_are_not_asked_again(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """OPEN-F1: where all rest a receive neither says that there is more, nor passes others over (fault M5)."""
+    await configure(backend, **FAIR, tenant_rate_limit=RateLimit(max_tokens=1, interval=4))
+    await backend.publisher.publish(*(Task(key="k", id=f"t{n}", tenant="a") for n in range(2)))
+    subscription = backend.subscribe(["k", "other"], "w")
+    (first,) = (await subscription.receive(9, 0)).deliveries
+    nothing = await subscription.receive(9, 0)
+    assert (nothing.deliveries, nothing.again, nothing.due_at) == ((), False, clock.now() + 4)
+    await backend.publisher.publish(Task(key="other", id="o1"), Task(key="other", id="o2"))
+    received = await subscription.receive(9, 0)
+    assert [delivery.task.id for delivery in received.deliveries] == ["o1", "o2"]
+    assert not received.again
+    await backend.control.cancel("k", "t1")
+    await subscription.ack(first)
+    assert (await subscription.receive(9, 0)).due_at is None
+    await backend.publisher.publish(Task(key="k", id="later", tenant="a"))
+    (receive,) = await waiting(subscription)
+    await clock.advance(4)
+    assert ids([receive]) == [["later"]]
+
+
+async def test_tenants_at_rest_and_a_full_queue(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Whoever has a place left when the queue has none, or a token when it has none, gets nothing (fault M5)."""
+    limit = RateLimit(max_tokens=1, interval=4)
+    await configure(backend, **FAIR, tenant_max_inflight=1, rate_limit=limit)
+    await backend.publisher.publish(*(Task(key="k", tenant="a") for _ in range(2)))
+    subscription = backend.subscribe(["k"], "w")
+    (first,) = (await subscription.receive(9, 0)).deliveries
+    for seconds in (0, 4):
+        await clock.advance(seconds)
+        nothing = await subscription.receive(9, 0)
+        assert (nothing.deliveries, nothing.again, nothing.due_at) == ((), False, None)
+    await subscription.ack(first)
+    assert len((await subscription.receive(9, 0)).deliveries) == 1
+
+
+async def test_a_tenant_is_forgotten_when_its_tokens_are_back(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """OPEN-B2: not before, also after the limits have changed; and nobody looks at it before (fault M5)."""
+    limits: dict[str, Any] = {**FAIR, "tenant_rate_limit": RateLimit(max_tokens=2, interval=8)}
+    queue = await configure(backend, **limits)
+    subscription = backend.subscribe(["k"], "w")
+    await backend.publisher.publish(*(Task(key="k", tenant="a") for _ in range(2)))
+    await subscription.ack(*(await subscription.receive(9, 0)).deliveries)
+    assert queue.fair is not None
+    assert queue.fair._fillings.next_at() == clock.now() + 8
+    await clock.advance(1)
+    await configure(backend, **limits, max_inflight=9)
+    assert queue.fair._fillings.next_at() == clock.now() + 7
+    for seconds, known in ((6.9, 1), (0.1, 0)):
+        await clock.advance(seconds)
+        await backend.control.maintain()
+        assert len(queue.fair) == known
+
+
+async def test_who_has_no_tenant_weighs_one(backend: MemoryBackend) -> None:
+    """B12: a tenant that is not named among the weights, or a task without one, has one turn (fault M5)."""
+    await configure(backend, **FAIR, weights={"heavy": 2})
+    for tenant in ("heavy", "light", None):
+        await backend.publisher.publish(*(Task(key="k", tenant=tenant) for _ in range(20)))
+    received = await backend.subscribe(["k"], "w").receive(20, 0)
+    shares = [d.task.tenant for d in received.deliveries]
+    assert [shares.count(tenant) for tenant in ("heavy", "light", None)] == [10, 5, 5]
+
+
+# time
+
+
+async def test_no_watch_without_a_limit(backend: MemoryBackend, clock: ManualClock) -> None:
+    """C18: progress of a task that may take any time sets no date, at its first delivery or later (fault M5)."""
+    await backend.publisher.publish(Task(key="k"))
+    subscription = backend.subscribe(["k"], "w")
+    for _ in range(2):
+        delivery = await one(subscription)
+        assert await backend.control.progress(delivery, 0.5)
+        await clock.advance(1000)
+        maintained = await backend.control.maintain()
+        assert maintained.recovered == 0
+        await subscription.redeliver(delivery)
+
+
+async def test_what_was_recovered_is_told_once(backend: MemoryBackend, clock: ManualClock) -> None:
+    """C18: each pass of housekeeping counts what was taken back since the last one (fault M5)."""
+    await configure(backend, max_processing_time=5)
+    await backend.publisher.publish(Task(key="k"), Task(key="k"))
+    assert len((await backend.subscribe(["k"], "w").receive(9, 0)).deliveries) == 2
+    await clock.advance(5)
+    assert [(await backend.control.maintain()).recovered for _ in range(3)] == [2, 0, 0]
+
+
+async def test_a_deadline_that_came_at_this_moment(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
+    """Fault F19: who rises at the very time of its deadline ends, though that was passed over before (fault M5)."""
+    await backend.publisher.publish(Task(key="k", id="t", deadline=clock.now() + 5))
+    subscription = backend.subscribe(["k"], "w")
+    await subscription.dead_letter(await one(subscription), "r")
+    await clock.advance(5)
+    assert (await backend.control.maintain()).expired == ()
+    await backend.dead_letters.redrive("k", "t")
+    assert [ended.task_id for ended in (await backend.control.maintain()).expired] == ["t"]
+
+
+async def test_at_once_means_now(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Law 8: a task that may start at this very moment waits; one of a moment later is scheduled (fault M5)."""
+    now = clock.now()
+    await backend.publisher.publish(Task(key="k", not_before=now))
+    assert (await backend.control.ledger("k")).waiting == 1
+    await backend.publisher.publish(Task(key="k", not_before=now + 1e-3))
+    assert (await backend.control.ledger("k")).scheduled == 1
+
+
+async def test_a_result_ends_at_its_time(backend: MemoryBackend, clock: ManualClock) -> None:
+    """A result is there until its time is over, and the id of its task is free at the end of it (fault M5)."""
+    await configure(backend, dedupe_window=5, result_ttl=9)
+    await backend.publisher.publish(Task(key="k", id="t"))
+    subscription = backend.subscribe(["k"], "w")
+    await subscription.ack(await one(subscription), results=[b"1"])
+    await clock.advance(8.5)
+    assert await backend.control.results("k", "t") == (b"1",)
+    assert (await backend.control.maintain()).forgotten == 0
+    await clock.advance(0.5)
+    assert await backend.control.results("k", "t") == (None,)
+    assert (await backend.control.maintain()).forgotten == 1
+
+
+# what is left, and how much
+
+
+async def test_copies_forget_along_the_way(backend: MemoryBackend, clock: ManualClock) -> None:
+    """Law 7: each copy of a task forgets two that have ended, as a publish does (fault M5)."""
+    await backend.control.configure("all", QueueSettings(bound_to=("a", "b", "c")))
+    subscription = backend.subscribe(["a"], "w")
+    for _ in range(20):
+        await backend.publisher.publish(Task(key="a"))
+        await subscription.ack(await one(subscription))
+    await clock.advance(300)
+    records = backend._store.queue("a").records
+    before = len(records)
+    backend._store.publish(Task(key="all"))
+    assert len(records) == before - 6 + 1
+
+
+async def test_a_refused_copy_leaves_no_queue(backend: MemoryBackend) -> None:
+    """Fault G10: where one of several is full, those that nobody has used are not made (fault M5)."""
+    await backend.control.configure("full", QueueSettings(intake_paused=True))
+    await backend.control.configure("all", QueueSettings(bound_to=("full", "new")))
+    (answer,) = await backend.publisher.publish(Task(key="all"))
+    assert answer.status is Published.REFUSED
+    assert await backend.control.queues() == ("all", "full")
+
+
+async def test_the_last_place_of_a_bound_queue(backend: MemoryBackend) -> None:
+    """A queue whose tasks go to others is never full itself (fault M5)."""
+    await backend.control.configure("all", QueueSettings(bound_to=("a",), capacity=1))
+    answers = await backend.publisher.publish(Task(key="all"), Task(key="all"))
+    assert [answer.status for answer in answers] == [Published.ACCEPTED] * 2
+
+
+async def test_a_page_of_dead_letters_has_a_hundred(backend: MemoryBackend) -> None:
+    """Unless another number is asked for (fault M5)."""
+    await backend.publisher.publish(*(Task(key="k", id=f"t{n:03}") for n in range(101)))
+    subscription = backend.subscribe(["k"], "w")
+    for delivery in (await subscription.receive(101, 0)).deliveries:
+        await subscription.dead_letter(delivery, "r")
+    assert len(await backend.dead_letters.list("k")) == 100
+    assert len(await backend.dead_letters.list("k", after="t099")) == 1
+
+
+async def test_small_payloads_stay(backend: MemoryBackend) -> None:
+    """What is no longer than its digest is worth stays with an ended task (fault M5)."""
+    subscription = backend.subscribe(["k"], "w")
+    for size, kept in ((_SMALL, True), (_SMALL + 1, False)):
+        payload = b'"' + b"x" * (size - 2) + b'"'
+        await backend.publisher.publish(Task(key="k", id=str(size), payload=payload))
+        await subscription.ack(await one(subscription))
+        record = backend._store.queue("k").records[str(size)]
+        assert (record.task.payload == payload, record.digest is None) == (kept, kept)
+
+
+def test_records_are_told_apart() -> None:
+    """Two records of one task are two: an old one, of which something is still noted, is not the new one (fault M5)."""
+    queue, task = QueueState("k"), Task(key="k")
+    assert len({Record(queue=queue, task=task), Record(queue=queue, task=task)}) == 2
