@@ -89,7 +89,7 @@ def test_a_lane_has_twice_the_room_of_what_waits() -> None:
     lane.append(entry(300, State.DONE))
     assert _size(lane) == 61
     most = 2 * 60 + ROOM
-    while len(lane._fresh) < most:
+    for _ in range(most - len(lane._fresh)):
         lane.append(entry(300, State.DONE))
     assert _size(lane) == most + 50
     lane.append(entry(900))
