@@ -116,6 +116,18 @@ async def test_nobody_is_woken_for_nothing(
     await stop(*receives)
 
 
+async def test_as_many_are_woken_as_there_is_work_for(backend: MemoryBackend) -> None:
+    """Fault E4: a queue that goes on wakes at once as many of those who wait as it has tasks (fault M5)."""
+    await configure(backend, paused=True)
+    await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(3)))
+    receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(4)))
+    queue = await configure(backend)
+    assert len(queue.waiting) == 1
+    await hop()
+    assert ids(receives[:3]) == [["t0"], ["t1"], ["t2"]]
+    await stop(*receives)
+
+
 async def test_a_purge_wakes_nobody(
     backend: MemoryBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
