@@ -42,10 +42,10 @@ SUITES = {
         ("src/taskqueue_core/protocol/*.py",),
         (
             "tests/server/test_session.py", "tests/server/test_session_frames.py",
-            "tests/worker/test_client_session.py", "tests/worker/test_client_books.py", "tests/server/test_parts.py",
-            "tests/worker/test_parts.py", "tests/worker/test_batches.py", "tests/server/test_protocol_docs.py",
-            "tests/server/test_session_fuzz.py", "tests/server/test_socket.py", "tests/worker/test_executing.py",
-            "tests/worker/test_reconnecting.py",
+            "tests/worker/test_client_session.py", "tests/worker/test_session_edges.py",
+            "tests/worker/test_client_books.py", "tests/server/test_parts.py", "tests/worker/test_parts.py",
+            "tests/worker/test_batches.py", "tests/server/test_protocol_docs.py", "tests/server/test_session_fuzz.py",
+            "tests/server/test_socket.py", "tests/worker/test_executing.py", "tests/worker/test_reconnecting.py",
         ),
         120,
     ),
@@ -72,11 +72,13 @@ _SERVER, _CLIENT = "server_session.py", "client_session.py"
 QUICK = {
     (f"src/taskqueue_core/protocol/{_SERVER}", "tests/server/test_session.py"): (
         "boolean: if known: -> if not known:",
-        "boolean: if texts: -> if not texts:",
         "comparison: self._state is not SessionState.READY -> self._state is SessionState.READY",
         "arithmetic: events += self._progress(frame) -> events -= self._progress(frame)",
         "return: return [Granted(n)] -> return None",
         "statement: self._credit = hello.credit -> pass",
+    ),
+    (f"src/taskqueue_core/protocol/{_SERVER}", "tests/server/test_session_frames.py"): (
+        "boolean: if texts: -> if not texts:",
     ),
     (f"src/taskqueue_core/protocol/{_CLIENT}", "tests/worker/test_client_session.py"): (
         "boolean: if self._leaving: -> if not self._leaving:",

@@ -12,7 +12,6 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import decode_client, decode_server
 from taskqueue_core.protocol.server_events import Granted, Hangup, Say
 from taskqueue_core.protocol.server_session import ServerSession, SessionState
-from taskqueue_core.tasks import Delivery
 from tests.server.sessions import delivery, ready, refused, said, text
 
 
@@ -28,27 +27,6 @@ class TestFrames:
             assert len(frame.encode()) <= LIMITS.frame
             decoded: Any = decode_server(frame)
             assert [d.receipt for d in decoded.deliveries] == [d.receipt for d in sent]
-
-    @pytest.mark.parametrize(("beyond", "shared"), [(0, [5]), (1, [4, 1])])
-    def test_a_frame_is_full_to_the_last_byte(self, beyond: int, shared: list[int]) -> None:
-        """Deliveries that have just the bytes of a frame go out in one, and one byte more makes two (fault M5)."""
-
-        def batch(last: int) -> list[Delivery]:
-            sizes = [LIMITS.payload - 2] * 3 + [LIMITS.payload // 2, last]
-            return [delivery(f"r{n}", b'"' + b"x" * size + b'"') for n, size in enumerate(sizes)]
-
-        ((plain, _),) = ready(5).deliver(batch(1))
-        out = ready(5).deliver(batch(1 + LIMITS.frame - len(plain) + beyond))
-        assert [len(sent) for _, sent in out] == shared
-        if not beyond:
-            assert len(out[0][0]) == LIMITS.frame
-
-    def test_a_frame_may_have_the_whole_limit(self) -> None:
-        """The last byte that fits is taken, the next one is not (fault M5)."""
-        frame = text("pong", n=1, pad="")
-        assert ready().feed(text("pong", n=1, pad="x" * (LIMITS.frame - len(frame)))) == []
-        beyond = text("pong", n=1, pad="x" * (LIMITS.frame - len(frame) + 1))
-        refused(ready().feed(beyond), "too_large")
 
     def test_what_is_usual_is_left_out(self) -> None:
         """A first delivery of a plain task says what it is, and nothing of what it is not (fault M5)."""
