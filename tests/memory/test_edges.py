@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import Delivery, Published, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_memory.records import _SMALL, QueueState, Record
 from taskqueue_memory.subscription import MemorySubscription
-from tests.memory.test_order import FAIR, configure
+from tests.memory.test_order import configure
 from tests.memory.test_wakeups import counted_looks, hop, ids, stop, waiting
 
 
@@ -164,77 +162,6 @@ async def test_dates_share_one_timer(backend: MemoryBackend, clock: ManualClock)
     receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(3)))
     assert len(clock._calls) == 1
     await stop(*receives)
-
-
-# tenants
-
-
-async def test_tenants_at_rest_are_not_asked_again(
-    backend: MemoryBackend, clock: ManualClock
-) -> None:
-    """OPEN-F1: where all rest a receive neither says that there is more, nor passes others over (fault M5)."""
-    await configure(backend, **FAIR, tenant_rate_limit=RateLimit(max_tokens=1, interval=4))
-    await backend.publisher.publish(*(Task(key="k", id=f"t{n}", tenant="a") for n in range(2)))
-    subscription = backend.subscribe(["k", "other"], "w")
-    (first,) = (await subscription.receive(9, 0)).deliveries
-    nothing = await subscription.receive(9, 0)
-    assert (nothing.deliveries, nothing.again, nothing.due_at) == ((), False, clock.now() + 4)
-    await backend.publisher.publish(Task(key="other", id="o1"), Task(key="other", id="o2"))
-    received = await subscription.receive(9, 0)
-    assert [delivery.task.id for delivery in received.deliveries] == ["o1", "o2"]
-    assert not received.again
-    await backend.control.cancel("k", "t1")
-    await subscription.ack(first)
-    assert (await subscription.receive(9, 0)).due_at is None
-    await backend.publisher.publish(Task(key="k", id="later", tenant="a"))
-    (receive,) = await waiting(subscription)
-    await clock.advance(4)
-    assert ids([receive]) == [["later"]]
-
-
-async def test_tenants_at_rest_and_a_full_queue(backend: MemoryBackend, clock: ManualClock) -> None:
-    """Whoever has a place left when the queue has none, or a token when it has none, gets nothing (fault M5)."""
-    limit = RateLimit(max_tokens=1, interval=4)
-    await configure(backend, **FAIR, tenant_max_inflight=1, rate_limit=limit)
-    await backend.publisher.publish(*(Task(key="k", tenant="a") for _ in range(2)))
-    subscription = backend.subscribe(["k"], "w")
-    (first,) = (await subscription.receive(9, 0)).deliveries
-    for seconds in (0, 4):
-        await clock.advance(seconds)
-        nothing = await subscription.receive(9, 0)
-        assert (nothing.deliveries, nothing.again, nothing.due_at) == ((), False, None)
-    await subscription.ack(first)
-    assert len((await subscription.receive(9, 0)).deliveries) == 1
-
-
-async def test_a_tenant_is_forgotten_when_its_tokens_are_back(
-    backend: MemoryBackend, clock: ManualClock
-) -> None:
-    """OPEN-B2: not before, also after the limits have changed; and nobody looks at it before (fault M5)."""
-    limits: dict[str, Any] = {**FAIR, "tenant_rate_limit": RateLimit(max_tokens=2, interval=8)}
-    queue = await configure(backend, **limits)
-    subscription = backend.subscribe(["k"], "w")
-    await backend.publisher.publish(*(Task(key="k", tenant="a") for _ in range(2)))
-    await subscription.ack(*(await subscription.receive(9, 0)).deliveries)
-    assert queue.fair is not None
-    assert queue.fair._fillings.next_at() == clock.now() + 8
-    await clock.advance(1)
-    await configure(backend, **limits, max_inflight=9)
-    assert queue.fair._fillings.next_at() == clock.now() + 7
-    for seconds, known in ((6.9, 1), (0.1, 0)):
-        await clock.advance(seconds)
-        await backend.control.maintain()
-        assert len(queue.fair) == known
-
-
-async def test_who_has_no_tenant_weighs_one(backend: MemoryBackend) -> None:
-    """B12: a tenant that is not named among the weights, or a task without one, has one turn (fault M5)."""
-    await configure(backend, **FAIR, weights={"heavy": 2})
-    for tenant in ("heavy", "light", None):
-        await backend.publisher.publish(*(Task(key="k", tenant=tenant) for _ in range(20)))
-    received = await backend.subscribe(["k"], "w").receive(20, 0)
-    shares = [d.task.tenant for d in received.deliveries]
-    assert [shares.count(tenant) for tenant in ("heavy", "light", None)] == [10, 5, 5]
 
 
 # time

@@ -52,9 +52,9 @@ SUITES = {
     "memory": Suite(
         ("src/taskqueue_memory/*.py",),
         (
-            "tests/memory/test_edges.py", "tests/memory/test_clearing.py", "tests/memory/test_journal.py",
-            "tests/memory/test_conformance.py", "tests/memory/test_wakeups.py", "tests/memory/test_limits.py",
-            "tests/memory/test_order.py", "tests/memory",
+            "tests/memory/test_edges.py", "tests/memory/test_tenant_edges.py", "tests/memory/test_clearing.py",
+            "tests/memory/test_journal.py", "tests/memory/test_conformance.py", "tests/memory/test_wakeups.py",
+            "tests/memory/test_limits.py", "tests/memory/test_order.py", "tests/memory",
         ),
         180,
     ),
