@@ -25,15 +25,17 @@ class Suite(NamedTuple):
 
 _SCRIPTS = (
     "tests/model/test_conformance.py::test_every_call_of_any_workload",
-    "tests/redis/test_books.py",
-    "tests/redis/test_flow.py",
-    "tests/redis/test_handing_back.py",
-    "tests/redis/test_leases.py",
-    "tests/redis/test_answers_lost.py",
     "tests/redis/test_journal.py",
     "tests/redis/test_resets.py",
-    "tests/redis/test_atomicity.py",
+    "tests/redis/test_answers_lost.py",
     "tests/redis/test_conformance.py::TestRedis70",
+    "tests/redis/test_flow.py",
+    "tests/redis/test_handing_back.py",
+    "tests/redis/test_atomicity.py",
+    "tests/redis/test_every_step.py",
+    "tests/redis/test_places.py",
+    "tests/redis/test_books.py",
+    "tests/redis/test_leases.py",
 )
 _WRAPPERS = ("publisher", "settlements", "intake", "control", "books", "receipts", "reading")
 
@@ -60,7 +62,10 @@ SUITES = {
     ),
     "redis": Suite(
         tuple(f"src/taskqueue_redis/{name}.py" for name in _WRAPPERS),
-        (*_SCRIPTS, "tests/redis/test_two_servers.py", "tests/redis/test_wakeups.py"),
+        (
+            "tests/redis/test_partitions.py", *_SCRIPTS, "tests/redis/test_two_servers.py",
+            "tests/redis/test_wakeups.py", "tests/redis/test_conformance.py::TestCluster",
+        ),
         240,
     ),
     "lua": Suite(

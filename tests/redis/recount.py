@@ -57,6 +57,7 @@ def recounted(server: RedisServer, prefix: str, partition: int = 0) -> dict[str,
             found = {told[n].decode(): int(told[n + 1]) for n in range(0, len(told), 2)}
             heads = {key: part.first(f"q:{key}/{heap}") for key in queues}
             assert found == {key: head for key, head in heads.items() if head is not None}, index
+        _housekept(part, queues)
         _consumers(part, queues)
     finally:
         part.connection.close()
@@ -105,7 +106,43 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     assert part.ask("HLEN", f"{q}/b") == book["scheduled"] + book["dead"] + back + held
     assert book["published"] == sum(book[name] for name in _LEDGER[1:])
     assert numbers["due"] == (part.first(f"{q}/d") or math.inf)
+    _recount_rest(part, q, records, {fence for _, fence in pending})
     return book
+
+
+def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: set[int]) -> None:
+    """Assert that little is kept of what is over, and that all of it is forgotten one day."""
+    live, over = set[str](), set[str]()
+    for task_id, record in records.items():
+        if record[0] in {1, 2}:
+            live.add(task_id)
+        elif _STATES[record[0]] in _OVER:
+            over.add(task_id)
+    assert {int(fence) for fence in part.ask("HKEYS", f"{q}/a")} <= flying
+    timed = {int(name[2:]) for name in part.ask("ZRANGE", f"{q}/m", 0, -1)}
+    assert timed <= flying
+    assert {name.decode() for name in part.ask("ZRANGE", f"{q}/e", 0, -1)} <= live
+    done = {task_id for task_id in over if records[task_id][0] == _STATES.index("done")}
+    assert set(part.pairs(f"{q}/p")) <= set(records) - done
+    kept = {name.decode() for name in part.ask("ZRANGE", f"{q}/k", 0, -1)}
+    assert set(part.pairs(f"{q}/o")) <= kept <= set(records)
+    ends = {item.decode() for item in part.ask("LRANGE", f"{q}/l", 0, -1)}
+    for task_id in over - kept:
+        at = int.from_bytes(records[task_id][25:32], "big")
+        assert f"{at}:{task_id}" in ends, "it is never forgotten"
+
+
+def _housekept(part: _Partition, queues: set[str]) -> None:
+    """Assert that housekeeping comes to what ends, and to what hangs, when it is time and not before."""
+    for key in queues:
+        q = f"q:{key}"
+        window = struct.unpack_from("<9d", part.ask("GET", f"{q}/n"))[-1]
+        ends = part.ask("LINDEX", f"{q}/l", 0)
+        forget = part.ask("ZSCORE", "forget", key)
+        told = None if forget is None else int(forget)
+        assert told == (int(ends.split(b":")[0]) + window if ends else None), "forget"
+        hung, looks = part.first(f"{q}/m"), part.ask("ZSCORE", "processing", key)
+        assert hung is None or (looks is not None and int(looks) <= hung), "processing"
 
 
 def _flow(part: _Partition, q: str) -> tuple[float, ...]:

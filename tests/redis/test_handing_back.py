@@ -7,12 +7,19 @@ import contextlib
 import re
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from taskqueue_core.capabilities import Durability, QueueSettings
-from taskqueue_core.errors import ConfigurationError, InvalidInput, LeaseLost, PublishUnconfirmed
+from taskqueue_core.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    InvalidInput,
+    LeaseLost,
+    PublishUnconfirmed,
+)
 from taskqueue_core.loading import load_backend
 from taskqueue_core.tasks import Settled, Task
 from tests.redis.backends import KEY, keys_of, opened, publish, stream, take, until
@@ -151,6 +158,31 @@ async def test_nothing_is_left_behind(redis_url: str, redis_prefix: str) -> None
     assert [(await receive).deliveries for receive in receives] == [(), (), ()]
     assert (asyncio.all_tasks(), threads()) == before
     await backend.aclose()
+
+
+async def test_a_closed_backend(redis_url: str, redis_prefix: str) -> None:
+    """A13: once it is closed, each call says so, whether it would have asked the store or not (fault M5)."""
+    async with opened(redis_url, redis_prefix) as backend:
+        await publish(backend, "t")
+        async with backend.subscribe([KEY], "c") as consumer:
+            (delivery,) = await take(consumer, 1)
+    task = delivery.task
+    calls: list[Callable[[], Awaitable[object]]] = [
+        backend.publisher.publish,
+        lambda: backend.publisher.publish(task),
+        lambda: backend.publisher.schedule_retry(task, 1.0),
+        lambda: backend.publisher.schedule_retry(task, 1.0, settles=delivery),
+        lambda: backend.control.ledger(KEY),
+        lambda: backend.dead_letters.discard(KEY),
+        lambda: consumer.ack(delivery),
+        lambda: consumer.redeliver(delivery),
+        lambda: consumer.dead_letter(delivery, "why"),
+    ]
+    for call in calls:
+        with pytest.raises(BackendUnavailable, match="the backend is closed"):
+            await call()
+    with pytest.raises(BackendUnavailable, match="the backend is closed"):
+        backend.publisher.room_bell(KEY)
 
 
 def threads() -> list[str]:

@@ -85,15 +85,15 @@ class FanOutSuite(Harness):
         answers = await _publish(bench, bench.task("t2"), bench.task("t3"))
         for answer, name in zip(answers, ("t2", "t3"), strict=True):
             assert (answer.key, answer.task_id) == (KEY, name)
-            _check_refused(answer, Refusal.QUEUE_FULL)
+            _check_refused(answer, Refusal.QUEUE_FULL, two)
             assert answer.depth == 1
         await bench.one(bench.subscribe(two))
         await bench.limit(two, intake_paused=True)
         (answer,) = await _publish(bench, bench.task("t2"))
-        _check_refused(answer, Refusal.INTAKE_PAUSED)
+        _check_refused(answer, Refusal.INTAKE_PAUSED, two)
         await bench.limit(two, intake_paused=False, moved_to="elsewhere")
         (answer,) = await _publish(bench, bench.task("t2"))
-        _check_refused(answer, Refusal.MOVED)
+        _check_refused(answer, Refusal.MOVED, two)
         assert await bench.control.ledger(one) == Ledger(published=1, waiting=1), "(law 1)"
         await bench.limit(two, moved_to=None)
         await bench.publish("t2")
@@ -246,7 +246,9 @@ async def _publish(bench: Bench, *tasks: Task) -> tuple[Confirmation, ...]:
     return await bench.backend.publisher.publish(*tasks)
 
 
-def _check_refused(answer: Confirmation, code: Refusal) -> None:
+def _check_refused(answer: Confirmation, code: Refusal, by: str) -> None:
     assert answer.status is Published.REFUSED, f"{answer}, but a queue has no room (law 6)"
     assert answer.code is code, f"refused as {answer.code}, it must be {code} (law 6)"
-    assert answer.reason, "refused without a reason (law 6)"
+    assert by in (answer.reason or ""), (
+        f"{answer} does not say that it is {by!r} that refuses (law 6)"
+    )

@@ -1,0 +1,320 @@
+"""Several partitions: one that is out of reach, or keeps silent, holds up nobody, and nothing of it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
+from taskqueue_core.tasks import Delivery, Published, Refusal, Task
+from taskqueue_redis import RedisBackend
+from taskqueue_redis.failures import AnswerLost, NotReached, Refused
+from taskqueue_redis.scripts import Scripts
+from taskqueue_redis.subscription import RedisSubscription
+from tests.redis.backends import KEY, opened, publish, take, until
+
+KEYS = [f"{KEY}{n}" for n in range(8)]
+
+
+class Faults:
+    """Stands in front of the scripts of a backend, and holds up those of a partition, or fails them."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._run = scripts.run
+        self.failing: set[str] = set()
+        self.silent: set[str] = set()
+        """whose answers do not arrive"""
+        self.heard = asyncio.Event()
+        self.error: Exception = BackendUnavailable("out of reach")
+        self.publishes: dict[str, Exception] = {}
+        """what a publish to a partition fails with"""
+        self.asked = Counter[str]()
+
+    async def run(self, name: str, partition: str, *words: Any, **more: Any) -> Any:
+        """Run a script, or not."""
+        self.asked[partition] += name == "receive"
+        if name in {"receive", "pending", "maintain"} and partition in self.failing:
+            raise self.error
+        if name == "publish" and partition in self.publishes:
+            raise self.publishes[partition]
+        told = await self._run(name, partition, *words, **more)
+        if name == "receive" and partition in self.silent:
+            await self.heard.wait()
+        return told
+
+    def cure(self) -> None:
+        """Let everything through again."""
+        self.failing.clear()
+        self.silent.clear()
+        self.heard.set()
+
+
+@pytest.fixture
+async def backend(redis_url: str, redis_prefix: str) -> AsyncIterator[RedisBackend]:
+    """A backend of four partitions."""
+    async with opened(redis_url, redis_prefix, partitions=4, lease=60.0) as backend:
+        yield backend
+
+
+@pytest.fixture
+def faults(backend: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """What its scripts go through."""
+    faults = Faults(backend._home.scripts)
+    monkeypatch.setattr(backend._home.scripts, "run", faults.run)
+    return faults
+
+
+def places(backend: RedisBackend) -> dict[str, list[str]]:
+    """Return the queues of each partition."""
+    return backend._home.scripts.partitions.group(KEYS)
+
+
+async def began(consumer: RedisSubscription) -> None:
+    """Have it registered everywhere."""
+    assert (await consumer.receive(1, 0)).deliveries == ()
+
+
+async def published(backend: RedisBackend, name: str) -> None:
+    """Publish a task to each queue."""
+    for key in KEYS:
+        await publish(backend, name, key=key)
+
+
+def names(*deliveries: Delivery) -> list[tuple[str, str]]:
+    """Return what was delivered."""
+    return sorted((d.task.key, d.task.id) for d in deliveries)
+
+
+async def test_one_that_is_out_of_reach(backend: RedisBackend, faults: Faults) -> None:
+    """A9, fault C7: others give at once what they have; it is asked now and then, and wakes who waits when it is back.
+
+    Fault M5.
+    """
+    bad, *_ = places(backend)
+    theirs = [(key, "t") for key in KEYS if key in places(backend)[bad]]
+    async with backend.subscribe(KEYS, "c") as consumer:
+        await began(consumer)
+        await published(backend, "t")
+        faults.failing.add(bad)
+        since = time.monotonic()
+        received = await consumer.receive(10, 0)
+        found = list(received.deliveries)
+        assert not received.again
+        while len(found) < len(KEYS) - len(theirs):
+            found += await take(consumer, 1)
+        assert time.monotonic() - since < 1
+        assert names(*found) == [(key, "t") for key in KEYS if (key, "t") not in theirs]
+        await consumer.ack(*found)
+        before = faults.asked[bad]
+        waiting = asyncio.create_task(consumer.receive(10, None))
+        await until(lambda: faults.asked[bad] > before, "it is asked again")
+        assert faults.asked[bad] - before <= 2
+        assert not waiting.done()
+        faults.cure()
+        async with asyncio.timeout(1):
+            late = list((await waiting).deliveries)
+        while len(late) < len(theirs):
+            late += await take(consumer, 1)
+        assert names(*late) == theirs
+        await consumer.ack(*late)
+        assert not consumer._intake._aside
+
+
+async def test_one_that_keeps_silent(backend: RedisBackend, faults: Faults) -> None:
+    """A9, faults B10 and E3: nobody waits for it long, and what its answer brings late is delivered, as it was sent.
+
+    Fault M5.
+    """
+    bad, *_ = places(backend)
+    async with backend.subscribe(KEYS, "c") as consumer:
+        await began(consumer)
+        await published(backend, "t")
+        faults.silent.add(bad)
+        since = time.monotonic()
+        found = list((await consumer.receive(10, None)).deliveries)
+        while len(found) < len(KEYS) - len(places(backend)[bad]):
+            found += await take(consumer, 1)
+        assert time.monotonic() - since < 0.8
+        waiting = asyncio.create_task(consumer.receive(10, None))
+        await until(lambda: consumer.asleep or waiting.done(), "it waits")
+        faults.cure()
+        async with asyncio.timeout(1):
+            found += (await waiting).deliveries
+        while len(found) < len(KEYS):
+            found += await take(consumer, 1)
+        assert names(*found) == [(key, "t") for key in KEYS]
+        assert {(d.attempt, d.losses) for d in found} == {(1, 0)}
+        await consumer.ack(*found)
+    for key in KEYS:
+        stats = await backend.control.stats(key)
+        assert (stats.delivered, stats.redelivered, stats.ledger.done) == (1, 0, 1)
+
+
+async def test_all_are_out_of_reach(backend: RedisBackend, faults: Faults) -> None:
+    """Fault E9: where no partition answers, the caller hears it, and nothing is lost by that (fault M5)."""
+    async with backend.subscribe(KEYS, "c") as consumer:
+        await began(consumer)
+        await published(backend, "t")
+        faults.failing.update(places(backend))
+        with pytest.raises(BackendUnavailable, match="out of reach"):
+            await consumer.receive(10, 0)
+        faults.cure()
+        found = await take(consumer, len(KEYS), limit=20)
+        assert names(*found) == [(key, "t") for key in KEYS]
+        await consumer.ack(*found)
+
+
+async def test_one_that_fails_in_another_way(backend: RedisBackend, faults: Faults) -> None:
+    """A9, fault E3: what is no outage reaches the caller, and what the others gave is delivered next (fault M5)."""
+    bad, *_ = places(backend)
+    async with backend.subscribe(KEYS, "c") as consumer:
+        await began(consumer)
+        await published(backend, "t")
+        faults.error = LookupError("a mistake")
+        faults.failing.add(bad)
+        with pytest.raises(LookupError, match="a mistake"):
+            await consumer.receive(10, 0)
+        faults.cure()
+        found = await take(consumer, len(KEYS), limit=20)
+        assert names(*found) == [(key, "t") for key in KEYS]
+        assert {(d.attempt, d.losses) for d in found} == {(1, 0)}
+
+
+async def test_who_was_given_up_in_one(backend: RedisBackend, faults: Faults) -> None:
+    """Fault A4, D10: a consumer that one partition has forgotten begins anew in all of them (fault M5)."""
+    bad, *_ = places(backend)
+    async with backend.subscribe(KEYS, "c") as consumer:
+        for silent in (False, True):
+            await began(consumer)
+            token, name = consumer.token, f"t{silent}"
+            faults.heard.clear()
+            if silent:  # it is told when nobody waits for it any more
+                faults.failing.add(bad)
+                assert (await consumer.receive(10, 0)).deliveries == ()
+            await published(backend, name)
+            assert await faults._run("leave", bad, token, 100)
+            faults.cure()
+            found = await take(consumer, len(KEYS), limit=20)
+            assert consumer.token != token
+            assert names(*found) == [(key, name) for key in KEYS]
+            await consumer.ack(*found)
+
+
+async def test_what_expired_where_nobody_waited(
+    redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law 8, fault E3: what a partition tells late of deadlines that have passed, a later receive tells (fault M5)."""
+    clock = ManualClock(1_700_000_000.0)
+    async with opened(redis_url, redis_prefix, partitions=4, clock=clock) as backend:
+        faults = Faults(backend._home.scripts)
+        monkeypatch.setattr(backend._home.scripts, "run", faults.run)
+        bad, *_ = places(backend)
+        key, *_ = places(backend)[bad]
+        async with backend.subscribe(KEYS, "c") as consumer:
+            await began(consumer)
+            await publish(backend, "late", key=key, deadline=clock.now() + 1)
+            await clock.advance(2)
+            faults.silent.add(bad)
+            received = await consumer.receive(10, 0)
+            assert received.expired == ()
+            faults.cure()
+            async with asyncio.timeout(5):
+                while not received.expired:
+                    received = await consumer.receive(10, 0)
+                    await asyncio.sleep(0)
+            assert [(e.key, e.task_id) for e in received.expired] == [(key, "late")]
+            assert (await consumer.receive(10, 0)).expired == ()
+
+
+async def test_housekeeping_where_one_is_out_of_reach(
+    backend: RedisBackend, faults: Faults
+) -> None:
+    """Fault C7: what the others do is done and told; where none is within reach the caller hears it (fault M5)."""
+    bad, *_ = places(backend)
+    await published(backend, "t")
+    faults.failing.add(bad)
+    told = await backend.control.maintain()
+    assert told.unclaimed == tuple(key for key in KEYS if key not in places(backend)[bad])
+    faults.error = LookupError("a mistake")
+    with pytest.raises(LookupError, match="a mistake"):
+        await backend.control.maintain()
+    faults.error = BackendUnavailable("out of reach")
+    faults.failing.update(places(backend))
+    with pytest.raises(BackendUnavailable, match="out of reach"):
+        await backend.control.maintain()
+
+
+async def test_shares_of_a_receive(backend: RedisBackend) -> None:
+    """A9: queues of several partitions share what a receive may bring; no more than that comes (fault M5)."""
+    for key in KEYS:
+        await publish(backend, *(f"t{n}" for n in range(8)), key=key)
+    async with backend.subscribe(KEYS, "c") as consumer:
+        first = (await consumer.receive(16, 0)).deliveries
+        assert Counter(d.task.key for d in first) == dict.fromkeys(KEYS, 2)
+        assert [d.task.key for d in first[:8]] == [d.task.key for d in first[8:]]
+        for limit in (3, 5):
+            assert len((await consumer.receive(limit, 0)).deliveries) == limit
+        rest = await take(consumer, 40, limit=9)
+        assert len({(d.task.key, d.task.id) for d in (*first, *rest)}) == 56
+
+
+async def test_one_call_for_many_partitions(backend: RedisBackend) -> None:
+    """A17: answers come in the order of the tasks, whatever lies where (fault M5)."""
+    tasks = [Task(key=KEYS[n % 8], id=f"t{n // 8}") for n in range(32)]
+    await backend.publisher.publish(tasks[3], tasks[9])
+    told = await backend.publisher.publish(*tasks)
+    assert [(one.key, one.task_id) for one in told] == [(task.key, task.id) for task in tasks]
+    assert [n for n, one in enumerate(told) if one.status == "duplicate"] == [3, 9]
+    async with backend.subscribe(KEYS, "c") as consumer:
+        found = await take(consumer, 32)
+        assert set(await consumer.ack(*found[:10], *found[5:15])) == {"ok"}
+        assert set(await consumer.redeliver(*found[15:])) == {"ok"}
+        again = await take(consumer, 17)
+        assert names(*again) == names(*found[15:])
+    assert sum([(await backend.control.ledger(key)).done for key in KEYS]) == 15
+
+
+async def test_a_publish_that_is_stored_in_part(backend: RedisBackend, faults: Faults) -> None:
+    """Law 7, fault E1: what may have been stored is unconfirmed, and only what cannot have been is an outage.
+
+    Fault M5.
+    """
+    tasks = [Task(key=key, id="t") for key in KEYS]
+    one, two, *rest = places(backend)
+    faults.publishes = {one: NotReached()}
+    with pytest.raises(PublishUnconfirmed, match="only a part"):
+        await backend.publisher.publish(*tasks)
+    faults.publishes = dict.fromkeys((one, two, *rest), NotReached())
+    with pytest.raises(BackendUnavailable, match="out of reach"):
+        await backend.publisher.publish(*tasks)
+    faults.publishes[two] = AnswerLost()
+    with pytest.raises(PublishUnconfirmed, match="answer was lost"):
+        await backend.publisher.publish(*tasks)
+    faults.publishes = {}
+    told = await backend.publisher.publish(*tasks)
+    assert all(answer.stored for answer in told)
+    new = {answer.key for answer in told if answer.status is Published.ACCEPTED}
+    assert new == set(places(backend)[one])
+
+
+async def test_a_publish_that_one_refuses(backend: RedisBackend, faults: Faults) -> None:
+    """Law 6, fault B8: where one partition has no memory its tasks are refused, and those of others stored.
+
+    Fault M5.
+    """
+    tasks = [Task(key=key, id="t") for key in KEYS]
+    one, *_ = places(backend)
+    faults.publishes = {one: Refused("no memory", "OOM")}
+    told = await backend.publisher.publish(*tasks)
+    refused = [answer for answer in told if answer.status is Published.REFUSED]
+    assert [answer.key for answer in refused] == places(backend)[one]
+    assert {(answer.code, answer.retry_after) for answer in refused} == {(Refusal.STORE_FULL, 1.0)}
+    faults.publishes = {one: Refused("disk", "MISCONF")}
+    with pytest.raises(BackendUnavailable, match="no writes now: MISCONF"):
+        await backend.publisher.publish(Task(key=refused[0].key, id="t"))
