@@ -180,12 +180,13 @@ class RedisControl:
         for partition, told in zip(names, outcomes, strict=True):
             if isinstance(told, BaseException):
                 continue
-            promoted += told[0]
-            expired += [Expired(key.decode(), task_id.decode(), n) for key, task_id, n in told[1]]
-            forgotten += told[2]
-            recovered += told[3]
-            self._tell(partition, int(told[5]), told[6])
-            unclaimed.update(key.decode() for key in told[7])
+            due, late, over, taken_back, anomalies, given_up, left = told
+            promoted += due
+            expired += [Expired(key.decode(), task_id.decode(), n) for key, task_id, n in late]
+            forgotten += over
+            recovered += taken_back
+            self._tell(partition, int(anomalies), given_up)
+            unclaimed.update(key.decode() for key in left)
         return Maintained(
             promoted=promoted,
             expired=tuple(expired),

@@ -84,9 +84,9 @@ _FORMS: dict[str, Callable[[list[Any]], list[Any]]] = {
     "maintain": lambda answer: [
         answer[0],
         sorted(answer[1]),
-        *answer[2:6],
+        *answer[2:5],
+        sorted(answer[5]),
         sorted(answer[6]),
-        sorted(answer[7]),
     ],
     "stats": _stats,
     "status": lambda answer: [_record(*told[:2]) if told else [] for told in answer],

@@ -255,7 +255,7 @@ class Replay(Spec):
             recovered += self.give_up(token)
         assert max(promoted, len(expired), recovered) < budget, "a pass took only a part"
         told = sorted([key, task, attempt] for (key, task), attempt in expired)
-        figures = [promoted, told, self.forget(), recovered, 0, "0"]
+        figures = [promoted, told, self.forget(), recovered, "0"]
         return [*figures, sorted(given_up), self.unclaimed()]
 
     def unclaimed(self) -> list[str]:

@@ -2,11 +2,10 @@
 -- One bounded pass of housekeeping. Safe from everywhere at once.
 -- ARGV: microseconds after which a silent consumer is given up, the longest usual time between two passes, budget, milliseconds
 -- after which one that holds nothing and is not known is removed.
--- Answers how many were promoted, the expired as {key, id, attempt}, how many were forgotten and recovered, whether
--- there is more to do, anomalies seen so far, consumers that were given up as {token, worker}, and queues whose tasks nobody takes.
+-- Answers how many were promoted, the expired as {key, id, attempt}, how many were forgotten and recovered, anomalies seen so
+-- far, consumers that were given up as {token, worker}, and queues whose tasks nobody takes.
 local lease, period, budget = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 lift_refusal()
-local more = false
 
 -- Freeze guard: after a gap everybody is granted a whole lease before anything is taken from anybody.
 local real = store_time()
@@ -19,7 +18,6 @@ end
 call('HSET', META, 'swept', text(real))
 
 local promoted = promote_due(budget)
-more = more or promoted >= budget
 
 local expired = {}
 local late = call('ZRANGEBYSCORE', PARTITION .. ':deadlines', '-inf', text(now), 'LIMIT', 0, budget)
@@ -32,7 +30,7 @@ for i = 1, #late do
     expired[#expired + 1] = {q.key, ids[j], r.attempt}
   end
   index(q, '/e', ':deadlines')
-  if #expired >= budget then more = true break end
+  if #expired >= budget then break end
 end
 
 local recovered, dead = 0, {}
@@ -43,7 +41,7 @@ if real - armed > lease then
     local taken, all = take_back(silent[i], true, budget - recovered)
     recovered = recovered + taken
     if all then dead[#dead + 1] = {silent[i], worker} end
-    if recovered >= budget then more = true break end
+    if recovered >= budget then break end
   end
 end
 
@@ -74,7 +72,7 @@ for i = 1, #old do
   end
   looked = looked + #ids
   index(q, '/k', ':results')
-  if looked >= budget then more = true break end
+  if looked >= budget then break end
 end
 
 looked = 0
@@ -105,7 +103,7 @@ for i = 1, #ended do
     call('ZREM', PARTITION .. ':forget', q.key)
   end
   looked = looked + n
-  if looked >= budget then more = true break end
+  if looked >= budget then break end
 end
 -- Looks at one queue with each pass for what no path of this package leaves: counters that are wrong, strangers in its groups.
 local some = call('SRANDMEMBER', PARTITION .. ':queues')
@@ -132,4 +130,4 @@ local ready = call('SMEMBERS', PARTITION .. ':ready')
 for i = 1, #ready do
   if not call('HGET', PARTITION .. ':subs', ready[i]) then unclaimed[#unclaimed + 1] = ready[i] end
 end
-return {promoted, expired, forgotten, recovered, more and 1 or 0, call('HGET', META, 'anomalies') or '0', dead, unclaimed}
+return {promoted, expired, forgotten, recovered, call('HGET', META, 'anomalies') or '0', dead, unclaimed}
