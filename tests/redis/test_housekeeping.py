@@ -1,0 +1,160 @@
+"""One pass of housekeeping: it is bounded, comes to every queue in the end, and touches nothing before its time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.clock import ManualClock
+from taskqueue_redis import RedisBackend
+from tests.redis.backends import KEY, opened, publish, stream, take
+from tests.redis.recount import recounted
+from tests.redis.servers import RedisServer
+
+KEYS = tuple(f"{KEY}{n}" for n in range(3))
+WINDOW = 300.0
+"""for which a queue remembers what has ended, if it is not told otherwise"""
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """What the backend goes by."""
+    return ManualClock(1_700_000_000.0)
+
+
+@pytest.fixture
+async def backend(
+    redis_url: str, redis_prefix: str, clock: ManualClock
+) -> AsyncIterator[RedisBackend]:
+    """A backend that keeps no house but where it is told to."""
+    async with opened(redis_url, redis_prefix, clock=clock, lease=60.0) as backend:
+        yield backend
+
+
+async def command(backend: RedisBackend, *words: Any) -> Any:
+    """Have the store do something behind the backend's back; names begin with a colon."""
+    (name,) = backend._home.scripts.partitions.names
+    told = (f"{name}{word}" if str(word).startswith(":") else word for word in words)
+    return await backend._home.link.command(name, *told)
+
+
+async def figures(backend: RedisBackend, budget: int) -> list[int]:
+    """Keep house once; return how many were promoted, expired, forgotten and recovered."""
+    (name,) = backend._home.scripts.partitions.names
+    words = 60_000_000, 10_000_000, budget, 60_000
+    promoted, expired, forgotten, recovered, *_ = await backend._home.scripts.run(
+        "maintain", name, *words
+    )
+    return [promoted, len(expired), forgotten, recovered]
+
+
+async def fallen_silent(backend: RedisBackend, token: str) -> None:
+    """Make the store forget when it heard of a consumer, and that it looked lately."""
+    backend._home.heartbeat.remove(token)
+    await command(backend, "ZADD", ":alive", "XX", 1, token)
+    await command(backend, "HSET", ":meta", "armed", 1)
+
+
+@pytest.mark.parametrize("what", ["promoted", "expired", "forgotten", "results", "recovered"])
+async def test_a_pass_is_bounded(
+    backend: RedisBackend,
+    redis_server: RedisServer,
+    redis_prefix: str,
+    clock: ManualClock,
+    what: str,
+) -> None:
+    """A17, law 8: passes do no more than they may, and over several queues all comes to its end (fault M5)."""
+    ids, now = [f"t{n}" for n in range(5)], clock.now()
+    times = {"promoted": {"not_before": now + 5}, "expired": {"deadline": now + 5}}.get(what, {})
+    for key in KEYS:
+        await publish(backend, *ids, key=key, **times)
+        if what == "results":
+            await backend.control.configure(key, QueueSettings(result_ttl=2 * WINDOW))
+    dies = backend.subscribe(KEYS, "dies")
+    if what in {"forgotten", "results", "recovered"}:
+        taken = await take(dies, 15)
+        if what != "recovered":
+            await dies.ack(*taken, results=[b"1" if what == "results" else None] * 15)
+    assert await figures(backend, 4) == [0, 0, 0, 0]
+    if what == "recovered":
+        await fallen_silent(backend, dies.token)
+    elif what == "results":
+        await clock.advance(WINDOW + 1)
+        assert [(await figures(backend, 4))[2] for _ in range(4)] == [0, 0, 0, 0]
+        await clock.advance(WINDOW)
+    else:
+        await clock.advance(5 if what in {"promoted", "expired"} else WINDOW)
+    place = ["promoted", "expired", "forgotten", "recovered"].index(
+        "forgotten" if what == "results" else what
+    )
+    passes = [await figures(backend, 4) for _ in range(6)]
+    assert [told[place] for told in passes] == [4, 4, 4, 3, 0, 0]
+    assert sum(map(sum, passes)) == 15
+    books = recounted(redis_server, redis_prefix)
+    for key in KEYS:
+        statuses = await backend.control.statuses(key, *ids)
+        if place == 2:
+            assert statuses == (None,) * 5
+            assert books[key]["done"] == 5
+            assert await command(backend, "EXISTS", f":q:{key}/t") == 0
+            assert await command(backend, "EXISTS", f":q:{key}/o") == 0
+        else:
+            assert [status and status.losses for status in statuses] == [int(place == 3)] * 5
+    await dies.close()
+
+
+async def test_what_is_remembered(
+    backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, clock: ManualClock
+) -> None:
+    """Law 7: an end is known to the last moment of its window; with another window it is known for that (fault M5)."""
+    await publish(backend, "a", "b", "c", "again")
+    async with backend.subscribe([KEY], "c") as consumer:
+        a, b, c, again = await take(consumer, 4)
+        await consumer.ack(a, again)
+        await clock.advance(100)
+        await consumer.ack(b)
+        await backend.publisher.schedule_retry(again.task, clock.now() + 1000)
+        await clock.advance(WINDOW - 100.001)
+        assert await figures(backend, 100) == [0, 0, 0, 0]
+        await clock.advance(0.001)
+        assert await figures(backend, 100) == [0, 0, 1, 0]  # not what has begun anew
+        known = await backend.control.statuses(KEY, "a", "b", "c", "again")
+        assert [status is None for status in known] == [True, False, False, False]
+        recounted(redis_server, redis_prefix)
+        await backend.control.configure(KEY, QueueSettings(dedupe_window=1000))
+        recounted(redis_server, redis_prefix)
+        await clock.advance(500)
+        assert await figures(backend, 100) == [0, 0, 0, 0]
+        await consumer.ack(c)
+        await clock.advance(300)
+        assert await figures(backend, 100) == [1, 0, 1, 0]
+        assert await backend.control.statuses(KEY, "b") == (None,)
+        recounted(redis_server, redis_prefix)
+
+
+async def test_strangers_in_the_groups(
+    redis_url: str, redis_prefix: str, clock: ManualClock
+) -> None:
+    """E6: a consumer of Redis that nobody knows, that has nothing and has long done nothing is removed (fault M5)."""
+    async with opened(redis_url, redis_prefix, clock=clock, lease=60.0) as backend:
+        await publish(backend, "t0", "t1", "t2")
+        name = stream(redis_prefix)
+        async with backend.subscribe([KEY], "c") as known, backend.subscribe([KEY], "c") as rests:
+            await take(known, 1)
+            await rests.ack(*await take(rests, 1))
+            await command(backend, "XREADGROUP", "GROUP", "g", "has", "STREAMS", name, ">")
+            await command(backend, "XGROUP", "CREATECONSUMER", name, "g", "idle")
+
+            async def members(idle: int) -> set[bytes]:
+                (partition,) = backend._home.scripts.partitions.names
+                words = 60_000_000, 10_000_000, 100, idle
+                await backend._home.scripts.run("maintain", partition, *words)
+                told = await command(backend, "XINFO", "CONSUMERS", name, "g")
+                return {member[1] for member in told}
+
+            everybody = {known.token.encode(), rests.token.encode(), b"has", b"idle"}
+            assert await members(60_000) == everybody
+            assert await members(-1) == everybody - {b"idle"}
