@@ -27,6 +27,7 @@ _KIT = "tests/redis/test_conformance.py"
 _SCRIPTS = (
     f"--deselect={_KIT}::TestRedis70::test_machine",
     "tests/model/test_conformance.py::test_every_call_of_any_workload",
+    "tests/redis/test_housekeeping.py",
     "tests/redis/test_journal.py",
     "tests/redis/test_resets.py",
     "tests/redis/test_answers_lost.py",
@@ -36,9 +37,7 @@ _SCRIPTS = (
     "tests/redis/test_atomicity.py",
     "tests/redis/test_every_step.py",
     "tests/redis/test_books.py",
-    "tests/redis/test_places.py",
     "tests/redis/test_leases.py",
-    f"{_KIT}::TestRedis62::test_machine",
 )
 _WRAPPERS = ("publisher", "settlements", "intake", "control", "books", "receipts", "reading")
 
@@ -66,8 +65,8 @@ SUITES = {
     "redis": Suite(
         tuple(f"src/taskqueue_redis/{name}.py" for name in _WRAPPERS),
         (
-            "tests/redis/test_partitions.py", *_SCRIPTS, "tests/redis/test_two_servers.py",
-            "tests/redis/test_wakeups.py", f"{_KIT}::TestCluster",
+            "tests/redis/test_partitions.py", *_SCRIPTS, "tests/redis/test_wakeups.py",
+            "tests/redis/test_two_servers.py",
         ),
         240,
     ),

@@ -124,6 +124,7 @@ def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: s
     assert {name.decode() for name in part.ask("ZRANGE", f"{q}/e", 0, -1)} <= live
     done = {task_id for task_id in over if records[task_id][0] == _STATES.index("done")}
     assert set(part.pairs(f"{q}/p")) <= set(records) - done
+    assert set(part.pairs(f"{q}/x")) <= set(records)
     kept = {name.decode() for name in part.ask("ZRANGE", f"{q}/k", 0, -1)}
     assert set(part.pairs(f"{q}/o")) <= kept <= set(records)
     ends = {item.decode() for item in part.ask("LRANGE", f"{q}/l", 0, -1)}

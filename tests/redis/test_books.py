@@ -162,6 +162,8 @@ class Workload:
             "intake_paused": chance.random() < 0.1,
             "max_processing_time": chance.choice((None, 3.0)),
             "floor_share": chance.choice((0, 0.2)),
+            "dedupe_window": chance.choice((300.0, 3.0)),
+            "result_ttl": chance.choice((3600.0, 4.0, 2.0)),
             **_ORDERS[0],
             **chance.choice(_ORDERS),
         }

@@ -9,6 +9,7 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
+from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import KEY, opened, publish, stream, take
 from tests.redis.recount import recounted
@@ -133,6 +134,95 @@ async def test_what_is_remembered(
         assert await figures(backend, 100) == [1, 0, 1, 0]
         assert await backend.control.statuses(KEY, "b") == (None,)
         recounted(redis_server, redis_prefix)
+
+
+async def test_results_have_times_of_their_own(
+    backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, clock: ManualClock
+) -> None:
+    """Law 7, A17: the end of a result ends neither what is remembered nor what has begun anew meanwhile (fault M5)."""
+    await publish(backend, "a", "b", "again")
+    async with backend.subscribe([KEY], "c") as consumer:
+        for delivery in await take(consumer, 3):
+            settings = await backend.control.settings(KEY)
+            ttl = {"a": 100.0, "b": 400.0, "again": 500.0}[delivery.task.id]
+            await backend.control.configure(KEY, settings.model_copy(update={"result_ttl": ttl}))
+            await consumer.ack(delivery, results=[b"1"])
+        await backend.publisher.schedule_retry(delivery.task, clock.now() + 1000)
+        for step, results, forgotten, left in (
+            (100, [None, b"1", b"1"], 0, [False, False, False]),
+            (200, [None, b"1", b"1"], 1, [True, False, False]),
+            (100, [None, None, b"1"], 1, [True, True, False]),
+            (100, [None, None, None], 0, [True, True, False]),
+        ):
+            await clock.advance(step)
+            assert await figures(backend, 100) == [0, 0, forgotten, 0], step
+            assert [*await backend.control.results(KEY, "a", "b", "again")] == results
+            known = await backend.control.statuses(KEY, "a", "b", "again")
+            assert [status is None for status in known] == left
+            recounted(redis_server, redis_prefix)
+
+
+async def test_a_window_that_grows_while_a_result_is_kept(
+    backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, clock: ManualClock
+) -> None:
+    """A17: what was kept past its window for its result is forgotten all the same, by the new window (fault M5)."""
+    await backend.control.configure(KEY, QueueSettings(result_ttl=400))
+    await publish(backend, "t")
+    async with backend.subscribe([KEY], "c") as consumer:
+        await consumer.ack(*await take(consumer, 1), results=[b"1"])
+    for step, window, forgotten in (
+        (WINDOW, 1000, 0),
+        (100, None, 0),
+        (599.9, None, 0),
+        (0.1, None, 1),
+    ):
+        await clock.advance(step)
+        assert (await figures(backend, 100))[2] == forgotten
+        recounted(redis_server, redis_prefix)
+        if window:
+            settings = await backend.control.settings(KEY)
+            longer = settings.model_copy(update={"dedupe_window": window})
+            await backend.control.configure(KEY, longer)
+
+
+async def test_anomalies_are_told_once(
+    backend: RedisBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E6: what is not as it should be is logged when it is found, and not with every pass (fault M5)."""
+    for told in range(3):
+        if told:
+            await command(backend, "HINCRBY", ":meta", "anomalies", 1)
+        for _ in range(2):
+            await backend.control.maintain()
+        lines = [line for line in caplog.messages if "not as they should be" in line]
+        assert len(lines) == told
+
+
+async def test_a_publish_that_is_refused_changes_nothing(
+    backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, clock: ManualClock
+) -> None:
+    """Law 6, A17: not the result of a task that may come again, nor that it is forgotten after it (fault M5)."""
+    await backend.control.configure(KEY, QueueSettings(result_ttl=400))
+    await publish(backend, "t")
+    async with backend.subscribe([KEY], "c") as consumer:
+        (delivery,) = await take(consumer, 1)
+        await consumer.ack(delivery, results=[b"1"])
+    await clock.advance(WINDOW + 1)
+    await backend.control.maintain()
+    settings = await backend.control.settings(KEY)
+    full = settings.model_copy(update={"capacity": 1})
+    full = await backend.control.configure(KEY, full)
+    await publish(backend, "other")
+    await backend.control.configure("door", QueueSettings(bound_to=(KEY,)))
+    for key in (KEY, "door"):
+        (told,) = await backend.publisher.publish(Task(key=key, id="t"))
+        assert told.status is Published.REFUSED
+        assert await backend.control.results(KEY, "t") == (b"1",)
+        recounted(redis_server, redis_prefix)
+    await backend.control.configure(KEY, full.model_copy(update={"capacity": 2}))
+    await publish(backend, "t", key="door")
+    assert await backend.control.results(KEY, "t") == (None,)
+    recounted(redis_server, redis_prefix)
 
 
 async def test_strangers_in_the_groups(

@@ -47,13 +47,14 @@ end
 
 recovered = recovered + end_hung(budget)
 
+-- `at`: when it ended, as the list of ends says. Else its result has come to its end: it was passed over for that in the list.
 local forgotten = 0
 local function forget(q, id, at)
   local packed = call('HGET', q.name .. '/t', id)
   if not packed then return end
   local r = read_record(packed)
-  if not is_over(r) or (at and r.at ~= at) then return end
-  if r.at + q.window > now or call('ZSCORE', q.name .. '/k', id) then return end
+  if not is_over(r) or (at and r.at ~= at) or call('ZSCORE', q.name .. '/k', id) then return end
+  if r.at + q.window > now then return remember(q, id, r.at) end
   call('HDEL', q.name .. '/t', id)
   call('HDEL', q.name .. '/x', id)
   call('HDEL', q.name .. '/p', id)
@@ -92,7 +93,7 @@ for i = 1, #ended do
     forget(q, id, at)
     n = j
   end
-  if n > 0 then call('LTRIM', list, n, -1) end
+  call('LTRIM', list, n, -1)
   if not head then
     local first = call('LINDEX', list, 0)
     head = first and tonumber(string.match(first, '^(%d+):'))

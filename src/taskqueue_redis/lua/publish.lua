@@ -20,11 +20,12 @@ while at <= #ARGV do
     at = at + 3
     local digest, priority = sub(about, 1, 8), sub(about, 9, 9)
     local packed = places[id] and written[places[id]] or records and records[i]
-    local answer = packed and rarely().look_up(q, id, packed, digest) or 0
+    local answer = packed and rarely().look_up(q, packed, digest) or 0
     if answer == 0 and q.limited then answer = rarely().refusal(q, about) or 0 end
     if answer == 0 and q.bound then
       answer = rarely().publish_copies(q, id, about, body)
     elseif answer == 0 then
+      if packed then rarely().make_way(q, id, packed) end
       answer = q.waiting
       if #about > 9 or q.sorted then
         packed = rarely().publish_unusual(q, id, digest, priority, body, about)

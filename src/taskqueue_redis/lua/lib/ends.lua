@@ -1,8 +1,8 @@
 -- Ends: what is over is remembered for the queue's window, and for as long as there is a result.
 
-local function remember(q, id)
-  if call('RPUSH', q.name .. '/l', text(now) .. ':' .. id) == 1 then
-    call('ZADD', PARTITION .. ':forget', text(now + q.window), q.key)
+local function remember(q, id, at)
+  if call('RPUSH', q.name .. '/l', text(at) .. ':' .. id) == 1 then
+    call('ZADD', PARTITION .. ':forget', text(at + q.window), q.key)
   end
 end
 
@@ -11,7 +11,7 @@ local function finish(q, r, id, state, counter)
   r.state, r.place, r.fence, r.at = state, NOWHERE, 0, now
   add(q, counter, 1)
   if call('ZREM', q.name .. '/e', id) == 1 then index(q, '/e', ':deadlines') end
-  remember(q, id)
+  remember(q, id, now)
   release(q, r, id)
   r.tenant, r.entity = '', ''
 end
@@ -20,7 +20,10 @@ end
 local function forget_rest(q, id)
   call('HDEL', q.name .. '/x', id)
   call('HDEL', q.name .. '/p', id)
-  if call('HDEL', q.name .. '/o', id) == 1 then call('ZREM', q.name .. '/k', id) end
+  if call('HDEL', q.name .. '/o', id) == 1 then
+    call('ZREM', q.name .. '/k', id)
+    index(q, '/k', ':results')
+  end
 end
 
 local function put_down(q, id, r) call('HSET', q.name .. '/t', id, write_record(r)) end

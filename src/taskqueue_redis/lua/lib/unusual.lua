@@ -10,15 +10,18 @@ local function promote_before(q)
 end
 
 -- Whether a task is known, and not so long over that it may come again; answers 0, or why it is not stored.
-local function look_up(q, id, packed, digest)
+local function look_up(q, packed, digest)
   local r = read_record(packed)
-  if (is_over(r) and now >= r.at + q.window) or is_lost(q, r) then
-    be_refused(q)
-    if is_live(r) then leave_fresh(q, r) end
-    forget_rest(q, id)
-    return 0
-  end
+  if (is_over(r) and now >= r.at + q.window) or is_lost(q, r) then return 0 end
   return r.digest == digest and -1 or -2
+end
+
+-- Clears away what is left of a task that comes again.
+local function make_way(q, id, packed)
+  be_refused(q)
+  local r = read_record(packed)
+  if is_live(r) then leave_fresh(q, r) end
+  forget_rest(q, id)
 end
 
 -- Stores a task that is for later, has a deadline, a tenant or an ordering key, or comes to sorted lanes. Answers its record.
@@ -40,23 +43,24 @@ end
 
 -- Stores a copy in each queue that one is bound to, or in none. Answers as for one task.
 local function publish_copies(bound, id, about, body)
-  local keys, lacking = cjson.decode(call('HGET', bound.name, 'bound_to')), {}
+  local keys, lacking, known = cjson.decode(call('HGET', bound.name, 'bound_to')), {}, {}
   for i = 1, #keys do
     local q = queue(keys[i])
     if q.due <= now then promote_before(q) end
     local packed = call('HGET', q.name .. '/t', id)
-    local answer = packed and look_up(q, id, packed, sub(about, 1, 8)) or 0
+    local answer = packed and look_up(q, packed, sub(about, 1, 8)) or 0
     if answer == -2 then return -2 end
     if answer == 0 then
       local why = q.limited and refusal(q, about)
       if why then return why .. '/' .. q.key end
-      lacking[#lacking + 1] = q
+      lacking[#lacking + 1], known[q] = q, packed
     end
   end
   if #lacking == 0 then return -1 end
   local position = lacking[1].waiting
   for i = 1, #lacking do
     local q = lacking[i]
+    if known[q] then make_way(q, id, known[q]) end
     local record = publish_unusual(q, id, sub(about, 1, 8), sub(about, 9, 9), body, about)
     call('HSET', q.name .. '/t', id, record)
     q.fresh, q.published, q.copied = q.fresh + 1, q.published + 1, true
