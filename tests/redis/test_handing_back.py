@@ -151,7 +151,14 @@ async def test_nothing_is_left_behind(redis_url: str, redis_prefix: str) -> None
     """A13, fault M7: a backend that was closed leaves neither tasks nor threads, and closing again is no error."""
     before = asyncio.all_tasks(), threads()
     async with opened(redis_url, redis_prefix) as backend:
+        await publish(backend, "now")
         await publish(backend, "t", not_before=time.time() + 60)
+        async with backend.subscribe([KEY], "c") as holder:
+            await take(holder, 1)
+            assert backend._home.receipts.holders() == {holder}
+        assert backend._home.receipts.holders() == set()
+        assert await backend.control.purge(KEY) == 2
+        await publish(backend, "u", not_before=time.time() + 60)
         consumers = [backend.subscribe([KEY], "c") for _ in range(3)]
         receives = [asyncio.create_task(each.receive(1, None)) for each in consumers]
         await until(lambda: all(each.asleep for each in consumers), "all wait")

@@ -55,6 +55,20 @@ class CapacitySuite(Harness):
         assert ids(await bench.take(bench.subscribe(), 9)) == ["t1", "t2", "t3"]
         await bench.publish("t4", "t5", "t6")
 
+    async def test_refused_though_it_may_come_again(self, bench: Bench) -> None:
+        """After its window a task may come again; while it is refused the result of its first time stays (law 6)."""
+        await bench.limit(capacity=1, dedupe_window=bench.short / 2, result_ttl=3600)
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        await subscription.ack(await bench.one(subscription), results=[b"1"])
+        await bench.advance(bench.short)
+        await bench.publish("t2")
+        (answer,) = await _publish(bench, "t1")
+        _check_full(answer, depth=1)
+        assert await bench.control.results(KEY, "t1") == (b"1",), (
+            "a refusal changes nothing (law 6)"
+        )
+
     async def test_queues_do_not_share_it(self, bench: Bench) -> None:
         """In one batch a full queue refuses its own tasks and no other's (law 6; B5)."""
         await bench.limit(capacity=1)

@@ -65,7 +65,7 @@ while at <= #ARGV do
     end
     if not q.sorted then call('XACK', name, 'g', unpack(fences)) end
     call('XDEL', name, unpack(fences))
-    if q.extras and call('EXISTS', q.name .. '/a') == 1 then call('HDEL', q.name .. '/a', unpack(fences)) end
+    if q.extras then call('HDEL', q.name .. '/a', unpack(fences)) end
     if q.timed then
       for i = 1, #fences do fences[i] = lane .. fences[i] end
       call('ZREM', q.name .. '/m', unpack(fences))
