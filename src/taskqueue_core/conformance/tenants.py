@@ -232,6 +232,19 @@ class TenantsSuite(Harness):
         await bench.fair(tenant_rate_limit=None)
         assert len((await bench.outcome(waiting)).deliveries) == 6
 
+    async def test_what_tenants_have_saved(self, bench: Bench) -> None:
+        """What a tenant saved up until its rate was changed counts at the old one, up to the new bucket (law 5; F7)."""
+        await fill(bench, a=30)
+        subscription = bench.subscribe()
+        for rate, saved in (((40, 40), 2), ((4, 4), 2), ((1, 40), 1), (None, 9)):
+            await bench.fair(tenant_rate_limit=RateLimit(max_tokens=4, interval=40))
+            await bench.advance(50)
+            assert len(await bench.take(subscription, 9)) == 4, "a full bucket (law 5)"
+            await bench.advance(20)
+            limit = rate and RateLimit(max_tokens=rate[0], interval=rate[1])
+            await bench.fair(tenant_rate_limit=limit)
+            assert len(await bench.take(subscription, 9)) == saved, f"{limit} (law 5)"
+
     async def test_limits_of_each_queue(self, bench: Bench) -> None:
         """A tenant at its limit in one queue is served in another, by the same subscription (law 5)."""
         await bench.fair(tenant_max_inflight=1)
