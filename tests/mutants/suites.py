@@ -68,10 +68,10 @@ SUITES = {
             "tests/redis/test_partitions.py", *_SCRIPTS, "tests/redis/test_wakeups.py",
             "tests/redis/test_two_servers.py",
         ),
-        240,
+        150,
     ),
     "lua": Suite(
-        ("src/taskqueue_redis/lua/*.lua", "src/taskqueue_redis/lua/lib/*.lua"), _SCRIPTS, 240
+        ("src/taskqueue_redis/lua/*.lua", "src/taskqueue_redis/lua/lib/*.lua"), _SCRIPTS, 150
     ),
 }  # fmt: skip
 
