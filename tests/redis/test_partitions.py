@@ -117,7 +117,7 @@ async def test_one_that_is_out_of_reach(backend: RedisBackend, faults: Faults) -
         assert faults.asked[bad] - before <= 2
         assert not waiting.done()
         faults.cure()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(1.1):
             late = list((await waiting).deliveries)
         while len(late) < len(theirs):
             late += await take(consumer, 1)
@@ -140,11 +140,11 @@ async def test_one_that_keeps_silent(backend: RedisBackend, faults: Faults) -> N
         found = list((await consumer.receive(10, None)).deliveries)
         while len(found) < len(KEYS) - len(places(backend)[bad]):
             found += await take(consumer, 1)
-        assert time.monotonic() - since < 0.8
+        assert time.monotonic() - since < 1.1
         waiting = asyncio.create_task(consumer.receive(10, None))
         await until(lambda: consumer.asleep or waiting.done(), "it waits")
         faults.cure()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(1.1):
             found += (await waiting).deliveries
         while len(found) < len(KEYS):
             found += await take(consumer, 1)
