@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -223,6 +223,62 @@ async def test_a_publish_that_is_refused_changes_nothing(
     await publish(backend, "t", key="door")
     assert await backend.control.results(KEY, "t") == (None,)
     recounted(redis_server, redis_prefix)
+
+
+async def in_steps(
+    backend: RedisBackend, meanwhile: Callable[[], Awaitable[object]], script: str, *words: str
+) -> list[int]:
+    """Run a script that goes in steps of four, until it is over; return what each did."""
+    (name,) = backend._home.scripts.partitions.names
+    steps, over, upto = list[int](), 0, b""
+    while not over:
+        number, over, upto = await backend._home.scripts.run(script, name, KEY, *words, upto, 4)
+        if not steps:
+            await meanwhile()
+        steps.append(number)
+    return steps
+
+
+@pytest.mark.parametrize("entity", [None, "e"])
+async def test_a_purge_goes_in_steps(
+    backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, entity: str | None
+) -> None:
+    """A17, law 1: each step ends as many as it may, wherever they are, and none that came after it began (fault M5)."""
+    await publish(backend, "r0", "r1", "r2", "held", priority=4)
+    async with backend.subscribe([KEY], "c") as consumer:
+        taken = await take(consumer, 4)
+        await consumer.redeliver(*taken[:3])
+        await publish(backend, *(f"a{n}" for n in range(5)), priority=7, ordering_key=entity)
+        await publish(backend, *(f"b{n}" for n in range(5)), tenant="t")
+        at = backend.now() + 1000
+        await publish(backend, *(f"d{n}" for n in range(5)), not_before=at, ordering_key=entity)
+
+        async def meanwhile() -> None:
+            await publish(backend, "new", "later", priority=9)
+
+        assert await in_steps(backend, meanwhile, "purge") == [4, 4, 4, 4, 2]
+        books = recounted(redis_server, redis_prefix)[KEY]
+        assert (books["waiting"], books["in_flight"], books["cancelled"]) == (2, 1, 18)
+        assert [one.task.id for one in await take(consumer, 2)] == ["new", "later"]
+
+
+@pytest.mark.parametrize("verb", ["redrive", "discard"])
+async def test_the_dead_move_in_steps(
+    backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, verb: str
+) -> None:
+    """A17, law 1: each step moves as many as it may, and none that died after it began (fault M5)."""
+    await publish(backend, *(f"t{n}" for n in range(11)))
+    async with backend.subscribe([KEY], "c") as consumer:
+        *first, last = await take(consumer, 11)
+        for delivery in first:
+            await consumer.dead_letter(delivery, "why")
+
+        async def meanwhile() -> None:
+            await consumer.dead_letter(last, "why")
+
+        assert await in_steps(backend, meanwhile, "redrive", verb) == [4, 4, 2]
+        books = recounted(redis_server, redis_prefix)[KEY]
+        assert (books["dead"], books["waiting"]) == (1, 10 if verb == "redrive" else 0)
 
 
 async def test_strangers_in_the_groups(
