@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Published, Settled, State, Task
 from taskqueue_redis import RedisBackend, publisher
@@ -88,6 +89,28 @@ async def without_memory(backend: RedisBackend) -> None:
         assert (await control.stats(KEY)).lost == 1
     assert (await control.ledger(KEY)).in_flight == 0  # both have handed back what they had
     assert await control.workers() == ()
+
+
+async def test_housekeeping_without_memory(make_server: MakeServer, redis_prefix: str) -> None:
+    """Fault B8: signs of life, what falls due, purges and a look for what was lost need no memory either (fault M5)."""
+    clock = ManualClock(1_700_000_000.0)
+    with make_server() as server:
+        async with opened(server.url, redis_prefix, clock=clock, lease=60.0) as backend:
+            (name,), run = backend._home.scripts.partitions.names, backend._home.scripts.run
+            await publish(backend, "due", not_before=clock.now() + 1)
+            await publish(backend, "a", "b", key="other")
+            await publish(backend, *(f"t{n}" for n in range(1100)), key="many")
+            async with backend.subscribe([KEY], "c") as consumer:
+                await consumer.receive(1, 0)
+                server.call("CONFIG", "SET", "maxmemory", "1")
+                assert await run("beat", name, consumer.token, "unknown") == [b"unknown"]
+                assert await run("pending", name, consumer.token, 7) == []
+                await clock.advance(2)
+                assert await run("promote", name, 10) == [1, b""]
+                assert await backend.control.purge("other") == 2
+                await backend.control.configure("many", QueueSettings(order=Order.FAIR))
+                books = recounted(server, redis_prefix)
+                assert [books[key]["waiting"] for key in (KEY, "other", "many")] == [1, 0, 1100]
 
 
 async def test_what_falls_due_does_not_lift_the_limit(
