@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any
 
@@ -130,23 +131,29 @@ class RedisPublisher:
         return self._coalescers[partition]
 
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
-        # While Redis executes a part, the next one is made ready. Not where replicas confirm: there each part would
-        # have a connection of its own, and the order would be lost.
         if len(tasks) <= _PART or self._confirming.waits_for(task.key for task in tasks):
-            return await self._store(partition, tasks)
+            return await self._run(partition, tasks, *_words(tasks))  # replicas are waited for once
+        # While Redis executes a part, the next ones are made ready. They are not sent before: a server that does not
+        # know the script refuses what it is asked until it does, and a part behind those would pass them by.
         parts = (tasks[start : start + _PART] for start in range(0, len(tasks), _PART))
-        told = await _together(self._store(partition, part) for part in parts)
+        turns = _Turns()
+        told = await _together(self._run_in_turn(turns, partition, part) for part in parts)
         return [answer for part in told for answer in part]
 
-    async def _store(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
-        by_key: dict[str, list[Task]] = {}
-        for task in tasks:
-            by_key.setdefault(task.key, []).append(task)
-        words: list[Word] = []
-        for key, some in by_key.items():
-            words += (key, len(some))
-            for task in some:
-                words += (task.id, _about(task), encode(task))
+    async def _run_in_turn(
+        self, turns: _Turns, partition: str, tasks: Sequence[Task]
+    ) -> Sequence[Confirmation]:
+        ready = _words(tasks)
+        async with turns.next():
+            return await self._run(partition, tasks, *ready)
+
+    async def _run(
+        self,
+        partition: str,
+        tasks: Sequence[Task],
+        by_key: Mapping[str, Sequence[Task]],
+        words: Sequence[Word],
+    ) -> Sequence[Confirmation]:
         try:
             with translated(AnswerLost, Refused):
                 told = await self._confirming.run("publish", partition, by_key, *words)
@@ -159,6 +166,39 @@ class RedisPublisher:
         answers = iter(told)
         of_key = {key: iter(tuple(islice(answers, len(some)))) for key, some in by_key.items()}
         return [_confirmation(task, next(of_key[task.key])) for task in tasks]
+
+
+def _words(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Word]]:
+    """Return tasks by queue, and what the script is told of them."""
+    by_key: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_key.setdefault(task.key, []).append(task)
+    words: list[Word] = []
+    for key, some in by_key.items():
+        words += (key, len(some))
+        for task in some:
+            words += (task.id, _about(task), encode(task))
+    return by_key, words
+
+
+class _Turns:
+    """Has parts stored one after another. Once one has failed, those behind it fail likewise, and are not tried."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._failure: TaskQueueError | None = None
+
+    @asynccontextmanager
+    async def next(self) -> AsyncIterator[None]:
+        """Wait until those that asked before are done."""
+        async with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                yield
+            except TaskQueueError as error:
+                self._failure = error
+                raise
 
 
 async def _together(
