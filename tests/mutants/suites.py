@@ -37,6 +37,7 @@ _SCRIPTS = (
     "tests/redis/test_atomicity.py",
     "tests/redis/test_every_step.py",
     "tests/redis/test_books.py",
+    "tests/redis/test_wakeups.py",
     "tests/redis/test_leases.py",
 )
 _WRAPPERS = ("publisher", "settlements", "intake", "control", "books", "receipts", "reading")
@@ -65,8 +66,7 @@ SUITES = {
     "redis": Suite(
         tuple(f"src/taskqueue_redis/{name}.py" for name in _WRAPPERS),
         (
-            "tests/redis/test_partitions.py", *_SCRIPTS, "tests/redis/test_wakeups.py",
-            "tests/redis/test_two_servers.py",
+            "tests/redis/test_partitions.py", *_SCRIPTS, "tests/redis/test_two_servers.py",
         ),
         150,
     ),

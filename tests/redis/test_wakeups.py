@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Received, Task
 from taskqueue_redis.subscription import RedisSubscription
 from tests.redis.backends import KEY, opened, publish, take, until
@@ -66,6 +67,26 @@ async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
                 (delivery,) = (await receive).deliveries
                 assert delivery.task.key == key
             assert connections(server) <= 2
+
+
+async def test_nobody_polls_at_a_limit(make_server: MakeServer, redis_prefix: str) -> None:
+    """A11, D8: who waits for a place in a full queue executes nothing until one is free (fault M5)."""
+    with make_server() as server:
+        async with opened(server.url, redis_prefix, lease=60.0) as backend:
+            await backend.control.configure(KEY, QueueSettings(max_inflight=1))
+            await publish(backend, "t0", "t1")
+            async with backend.subscribe([KEY], "c") as one, backend.subscribe([KEY], "c") as two:
+                (held,) = await take(one, 1)
+                receive = asyncio.create_task(two.receive(1, None))
+                await all_asleep([two])
+                before, earlier = calls(server), dict[str, int]()
+                async with asyncio.timeout(5):  # it has looked once before it waits
+                    while before != earlier:
+                        await asyncio.sleep(0.1)
+                        before, earlier = calls(server), before
+                assert not receive.done()
+                await one.ack(held)
+                assert [d.task.id for d in (await receive).deliveries] == ["t1"]
 
 
 async def test_connections_do_not_grow(make_server: MakeServer, redis_prefix: str) -> None:

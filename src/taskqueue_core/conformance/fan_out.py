@@ -206,6 +206,17 @@ class FanOutSuite(Harness):
         assert await bench.control.ledger(two) == Ledger(published=1, waiting=1), "(law 1)"
         assert (await bench.one(bench.subscribe(two))).attempt == 1
 
+    async def test_beside_its_limits(self, bench: Bench) -> None:
+        """A queue that has limits of its own, and a time for its handlers, is bound all the same (law 1; D9)."""
+        (one,) = await _bound(bench, 1)
+        await bench.limit(max_inflight=1, max_processing_time=60)
+        await bench.publish("t1", "t2")
+        assert await bench.control.ledger(KEY) == Ledger(), "(law 1)"
+        await bench.fair(max_processing_time=None)
+        await bench.publish("t3")
+        assert await bench.control.ledger(KEY) == Ledger(), "(law 1)"
+        assert ids(await bench.take(bench.subscribe(one), 9)) == ["t1", "t2", "t3"]
+
     async def test_side_by_side(self, bench: Bench) -> None:
         """Publishers at the same moment put one copy of each task into each queue (laws 7, 10; D9)."""
         one, two = await _bound(bench, 2)

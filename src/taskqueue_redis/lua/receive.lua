@@ -141,10 +141,7 @@ local function serve(q, want)
   end
   if q.limited and rarely().flow_of(q).floor > 0 then return rarely().serve_floor(q, want, serve_class) end
   local served = 0
-  for i = 1, #q.lanes do
-    served = served + serve_class(q, sub(q.lanes, i, i), want - served)
-    if served >= want then break end
-  end
+  for i = 1, #q.lanes do served = served + serve_class(q, sub(q.lanes, i, i), want - served) end
   return served
 end
 
