@@ -187,7 +187,7 @@ async def test_one_that_fails_in_another_way(backend: RedisBackend, faults: Faul
 
 
 async def test_who_was_given_up_in_one(backend: RedisBackend, faults: Faults) -> None:
-    """Fault A4: a consumer that one partition has forgotten begins anew in all of them (fault M5)."""
+    """D10, fault A4: a consumer that one partition has forgotten begins anew in all of them (fault M5)."""
     bad, *_ = places(backend)
     async with backend.subscribe(KEYS, "c") as consumer:
         for silent in (False, True):
