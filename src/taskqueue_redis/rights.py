@@ -23,6 +23,7 @@ SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("HINCRBY", "KEY", "a", "1"),
     ("HKEYS", "KEY"),
     ("HMGET", "KEY", "a"),
+    ("HRANDFIELD", "KEY", "1"),
     ("HSCAN", "KEY", "0"),
     ("HSET", "KEY", "a", "1"),
     ("HSETNX", "KEY", "a", "1"),

@@ -95,7 +95,7 @@ def test_nothing_is_trimmed_or_forgotten_unseen(name: str) -> None:
         assert not re.search(r"'(XTRIM|XSETID|NOACK|BLOCK)'", line)
     for place in (match.start() for match in re.finditer(r"[^n] move_on\(", text)):
         behind = text[place - 300 : place]
-        assert "q.waiting > 0 or" in behind or "elseif enter_lane(q, r) then" in behind
+        assert "q.waiting > 0 or" in behind or "enter_lane(q, r, kind" in behind
     if "DELCONSUMER" in text:
         before = text[: text.index("DELCONSUMER")]
         assert "if taken >= budget and #pending > 0 then return taken, false end" in before

@@ -125,6 +125,111 @@ async def test_groups_that_are_gone(backend: RedisBackend, raw: Resp, redis_pref
         assert await consumer.ack(*held) == (Settled.OK, Settled.OK)
 
 
+async def test_what_lay_there_when_a_group_was_lost(
+    backend: RedisBackend, raw: Resp, redis_prefix: str
+) -> None:
+    """E6, law 1, fault E7: no change of the order passes over the deliveries of a lost group."""
+    for lane in ("s5", "r5"):
+        await order(backend, Order.FAIR)
+        async with backend.subscribe([KEY], "dying") as consumer:
+            await publish(backend, "a", "b", tenant="x")
+            if lane == "r5":
+                await consumer.redeliver(*await take(consumer, 2))
+            await take(consumer, 2)
+            raw.call("XGROUP", "DESTROY", stream(redis_prefix, lane), "g")
+            await order(backend, Order.FIFO)
+        await backend.control.maintain()
+        async with backend.subscribe([KEY], "c") as consumer:
+            assert sorted(await taken(consumer, 2)) == ["a", "b"]
+        assert await backend.control.purge(KEY) == 0
+        settings = await backend.control.settings(KEY)
+        ids = {"dedupe_window": 0.0}
+        await backend.control.configure(KEY, settings.model_copy(update=ids))
+
+
+async def test_streams_that_are_gone(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
+    """E6, fault E7: a foreign hand took a stream: what lay elsewhere comes all the same, and so does what is new."""
+    async with backend.subscribe([KEY], "c") as consumer:
+        await publish(backend, "a", tenant="x")
+        await consumer.redeliver(*await take(consumer, 1))
+        await publish(backend, "b", "c", tenant="x")
+        raw.call("DEL", stream(redis_prefix))
+        assert await taken(consumer, 1) == ["a"]
+        assert not (await consumer.receive(9, 0)).deliveries
+        await publish(backend, "d", tenant="x")
+        assert await taken(consumer, 1) == ["d"]
+
+
+async def test_tenants_that_are_gone(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
+    """E6, fault E7: a foreign hand took the list of tenants: housekeeping finds what they have waiting."""
+    await publish(backend, "a", "b", tenant="x")
+    raw.call("DEL", stream(redis_prefix, "w5"), stream(redis_prefix, "g5"))
+    for _ in range(2):
+        await backend.control.maintain()
+    async with backend.subscribe([KEY], "c") as consumer:
+        assert await taken(consumer, 2) == ["a", "b"]
+
+
+async def test_who_holds_a_key_is_gone(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
+    """R8, E6, fault E7: a foreign hand took who holds an ordering key: those behind come, and it may again."""
+    await publish(backend, "a", "b", "c", tenant="x", ordering_key="e")
+    ((entry, _),) = raw.call("XRANGE", stream(redis_prefix), "-", "+", "COUNT", "1")
+    raw.call("XDEL", stream(redis_prefix), entry)
+    async with backend.subscribe([KEY], "c") as consumer:
+        assert not (await consumer.receive(9, 0)).deliveries
+        await backend.control.maintain()
+        assert await taken(consumer, 1) == ["b"]
+        await publish(backend, "a", tenant="x", ordering_key="f")
+        assert sorted(await taken(consumer, 2)) == ["a", "c"]
+
+
+async def test_plain_again(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
+    """B1, E6: once what waited in fair order has ended, the stream is read from its end, though no task had a tenant."""
+    await publish(backend, "a", "b")
+    await order(backend, Order.FIFO)
+    async with backend.subscribe([KEY], "c") as consumer:
+        assert await taken(consumer, 2) == ["a", "b"]
+        await publish(backend, "d")
+        assert not raw.call("EXISTS", stream(redis_prefix, "y5:"))
+        assert await taken(consumer, 1) == ["d"]
+
+
+async def test_the_servable_are_found_behind_others(
+    backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B1, OPEN-F1: what is sorted later is looked at in the same receive, where tenants further ahead are at a limit."""
+    await order(backend, Order.FIFO)
+    await publish(backend, *(f"x{n}" for n in range(2600)), tenant="x")
+    await publish(backend, "y", tenant="y")
+    settings = await backend.control.settings(KEY)
+    limited = settings.model_copy(update={"order": Order.FAIR, "tenant_max_inflight": 1})
+
+    async def cut(*_: object) -> Any:
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        of = backend.control._of
+        patch.setattr(
+            backend.control,
+            "_of",
+            lambda name, *words: (cut if name == "sort" else of)(name, *words),
+        )
+        with pytest.raises(ConnectionError):
+            await backend.control.configure(KEY, limited)
+    async with backend.subscribe([KEY], "c") as consumer:
+        assert sorted(d.task.id for d in await take(consumer, 2, limit=10)) == ["x0", "y"]
+
+
+async def test_purge_behind_many_tenants(backend: RedisBackend) -> None:
+    """B1, law 4: a purge ends what waits, however many tenants before it have nothing left."""
+    tasks = [Task(key=KEY, id=f"t{n}", tenant=f"t{n}") for n in range(600)]
+    await backend.publisher.publish(*tasks)
+    await publish(backend, *(f"z{n}" for n in range(100)), tenant="z")
+    async with backend.subscribe([KEY], "c") as consumer:
+        await consumer.ack(*await take(consumer, 601, limit=601))
+    assert await backend.control.purge(KEY) == 99
+
+
 async def test_purge_while_it_is_sorted(
     backend: RedisBackend, each_redis: RedisServer, redis_prefix: str
 ) -> None:

@@ -70,7 +70,7 @@ while at <= #ARGV do
       for i = 1, #fences do fences[i] = lane .. fences[i] end
       call('ZREM', q.name .. '/m', unpack(fences))
     end
-    if #sorted > 0 then rarely().settle_sorted(q, sorted) end
+    if q.sorted then rarely().settle_sorted(q, sorted) end
     q.in_flight, q.done = q.in_flight - #fences, q.done + #fences
     if deadlines then rarely().index(q, '/e', ':deadlines') end
   end

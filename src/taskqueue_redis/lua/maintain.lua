@@ -111,6 +111,7 @@ local some = call('SRANDMEMBER', PARTITION .. ':queues')
 if some then
   local q = queue(some)
   recount(q)
+  if q.sorted then repair_keys(q) end
   for i = 1, #q.lanes do
     for _, kind in ipairs({'s', 'r'}) do
       local name = stream_of(q, kind, sub(q.lanes, i, i))

@@ -4,9 +4,12 @@
 -- Answers how many, whether that was all, and the highest sequence.
 local q, budget = queue(ARGV[3]), tonumber(ARGV[5])
 local upto = tonumber(ARGV[4]) or q.last
-local purged = 0
+local purged, more, torn = 0, false, false
 lift_refusal()
-if q.sorted and q.waiting > q.laned + q.held and sort_some(q, budget) == 0 then recount(q) end
+if q.sorted and q.waiting > q.laned + q.held then
+  torn = sort_some(q, budget) == 0
+  more = not torn
+end
 
 local function purge(id)
   local r = read_record(call('HGET', q.name .. '/t', id))
@@ -38,9 +41,10 @@ local function purge_lane(priority, tenant)
       purge(fields[1])
     else -- a foreign hand was here
       call('ZREM', name, members[j])
-      recount(q)
+      torn = true
     end
   end
+  if call('EXISTS', name) == 0 then leave_walk(q, priority, tenant) end
 end
 
 purge_set(q.name .. '/J') -- those first that would come free by the end of others
@@ -50,6 +54,7 @@ for i = 1, #q.lanes do
   if not q.sorted and purged < budget then purge_stream(q.name .. '/s' .. priority) end
   local tenants = call('ZRANGEBYSCORE', q.name .. '/w' .. priority, '-inf', text(upto), 'LIMIT', 0, budget)
   for j = 1, #tenants do purge_lane(priority, tenants[j]) end
+  more = more or #tenants == budget
 end
 if purged < budget then
   local members = call('ZRANGE', q.name .. '/d', 0, budget - purged - 1)
@@ -57,6 +62,6 @@ if purged < budget then
     if tonumber(sub(members[i], 1, 17)) <= upto then purge(sub(members[i], 18)) end
   end
 end
+if torn then recount(q) end
 save_all()
-local sorted = not q.sorted or q.waiting <= q.laned + q.held
-return {purged, purged < budget and sorted and 1 or 0, text(upto)}
+return {purged, purged < budget and not more and 1 or 0, text(upto)}

@@ -136,9 +136,7 @@ local function serve_class(q, priority, want)
 end
 
 local function serve(q, want)
-  if q.sorted and q.waiting > q.laned + q.held and rarely().sort_some(q, math.max(want, 500)) == 0 then
-    doubtful[q] = true
-  end
+  if q.sorted and q.waiting > q.laned + q.held then q.sorting = rarely().sort_some(q, math.max(want, 500)) > 0 end
   if q.limited and rarely().flow_of(q).floor > 0 then return rarely().serve_floor(q, want, serve_class) end
   local served = 0
   for i = 1, #q.lanes do served = served + serve_class(q, sub(q.lanes, i, i), want - served) end
@@ -194,7 +192,8 @@ while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
     left = left - n
     if q.limited then rarely().take_tokens(q, n) end
     if q.waiting > q.held and is_open(q) then
-      if n == want or gone >= EXPIRED_AT_MOST then again[#again + 1] = q else doubtful[q] = true end
+      local sorting = q.sorting and q.waiting > q.laned + q.held -- what may be handed out is perhaps among the rest
+      if n == want or gone >= EXPIRED_AT_MOST or sorting then again[#again + 1] = q else doubtful[q] = true end
     end
   end
   candidates = again

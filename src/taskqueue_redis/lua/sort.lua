@@ -3,8 +3,9 @@
 -- ARGV: key, the most to do, from where on to count ("" for nothing). Answers how much is left to sort, and from where on to count.
 local q, cursor = queue(ARGV[3]), ARGV[5]
 lift_refusal()
-if q.sorted and q.waiting > q.laned + q.held and sort_some(q, tonumber(ARGV[4])) == 0 then recount(q) end
+local stuck = q.sorted and q.waiting > q.laned + q.held and sort_some(q, tonumber(ARGV[4])) == 0
+if stuck then recount(q) end
 if cursor ~= '' and flow_of(q).epoch > 0 then cursor = count_some(q, cursor, ARGV[4]) end
 if cursor == '0' or flow_of(q).epoch == 0 then cursor = '' end
 save_all()
-return {q.sorted and q.waiting - q.laned - q.held or 0, cursor}
+return {q.sorted and not stuck and q.waiting - q.laned - q.held or 0, cursor}

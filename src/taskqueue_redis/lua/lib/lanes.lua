@@ -61,15 +61,13 @@ local RETURNED = 2 ^ 51
 
 local function member_of(r) return (r.place == AGAIN and 'r' or 's') .. text(r.fence) end
 
--- Answers whether it was not there already.
 local function enter_lane(q, r, returned)
   local place = text(returned and r.seq - RETURNED or r.seq)
   local name = lane_of(q, r.priority, r.tenant)
-  if call('ZADD', name, place, member_of(r)) == 0 then return false end
+  local added = call('ZADD', name, place, member_of(r)) -- none where the tenant was lost, by a foreign hand
   call('ZADD', q.name .. '/w' .. r.priority, 'LT', place, r.tenant)
-  q.laned = q.laned + 1
-  if call('ZCARD', name) == 1 then join(q, r.priority, r.tenant) end
-  return true
+  q.laned = q.laned + added
+  if added == 0 or call('ZCARD', name) == 1 then join(q, r.priority, r.tenant) end
 end
 
 -- Of those with the same ordering key one is ahead, until it has ended or died. Answers whether this one stands behind it.
@@ -153,17 +151,18 @@ local function land(q, r)
   if flow_of(q).tenant_inflight > 0 then wake_tenant(q, r.tenant) end
 end
 
--- Once nothing needs sorted lanes, plain ones will do: from now on the groups move on.
+-- Once nothing needs sorted lanes, plain ones will do: from now on the groups move on. Where one is gone, and with it who holds
+-- what, nothing is passed over: it is for housekeeping to find what lies there.
 local function unsort(q)
   if not q.sorted or flow_of(q).fair == 1 or q.waiting > 0 or call('EXISTS', q.name .. '/h') == 1 then return end
-  q.sorted = false
   for i = 1, #q.lanes do
     for _, kind in ipairs({'s', 'r'}) do
       local lane = kind .. sub(q.lanes, i, i)
-      move_on(q.name .. '/' .. lane, text(q.last))
+      if not move_on(q.name .. '/' .. lane, text(q.last)) and call('XLEN', q.name .. '/' .. lane) > 0 then return end
       call('HSET', q.name, lane, text(q.last))
     end
   end
+  q.sorted = false
 end
 
 -- One with an ordering key has ended or died: the next of them takes its place.

@@ -12,9 +12,10 @@ local function sort_returned(q, priority, budget)
   return #popped / 2
 end
 
--- Those that were never handed out have lower sequences than all that came into lanes since.
-local function sort_stream(q, priority, budget)
-  local name, moved = stream_of(q, 's', priority), 0
+-- Those that were never handed out have lower sequences than all that came into lanes since. What has a place there, or is in
+-- flight, is passed over. Answers how many were looked at.
+local function sort_stream(q, kind, priority, budget)
+  local name = stream_of(q, kind, priority)
   local entries = call('XRANGE', name, last_delivered(name), '+', 'COUNT', budget)
   for i = 1, #entries do
     local fence, id, body = sub(entries[i][1], 1, -3), entries[i][2][1], entries[i][2][2]
@@ -28,27 +29,31 @@ local function sort_stream(q, priority, budget)
       if is_held(q, r, id) then
         call('XDEL', name, fence)
         hold(q, r, id, body)
-        moved = moved + 1
-      elseif enter_lane(q, r) then
-        moved = moved + 1
+      else
+        enter_lane(q, r, kind == 'r')
       end
       call('HSET', q.name .. '/t', id, write_record(r))
     end
   end
-  if #entries > 0 then move_on(name, entries[#entries][1]) end
-  return moved
+  local last = #entries > 0 and entries[#entries][1]
+  if last and not move_on(name, last) then call('XGROUP', 'CREATE', name, 'g', last) end
+  return #entries
 end
 
--- Answers how many were moved.
+-- Answers how many were looked at: none where nothing more can be done.
 local function sort_some(q, budget)
-  local moved = 0
+  local looked = 0
   for i = 1, #q.lanes do
     local priority = sub(q.lanes, i, i)
-    if budget > moved then moved = moved + sort_returned(q, priority, budget - moved) end
-    local left = math.min(budget - moved, q.waiting - q.back - q.laned - q.held)
-    if left > 0 then moved = moved + sort_stream(q, priority, left) end
+    if budget > looked then looked = looked + sort_returned(q, priority, budget - looked) end
+    for _, kind in ipairs({'s', 'r'}) do -- in the latter only after a group was lost
+      local left = q.waiting - q.back - q.laned - q.held
+      if left > 0 and budget > looked then
+        looked = looked + sort_stream(q, kind, priority, math.min(budget - looked, left + 100))
+      end
+    end
   end
-  return moved
+  return looked
 end
 
 -- Counts some of what is there for its tenant, from a cursor on. Answers the next cursor, "0" at the end.

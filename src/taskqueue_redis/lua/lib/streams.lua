@@ -37,10 +37,8 @@ local function last_delivered(name)
   end
 end
 
--- Has those that are never handed out begin after a sequence.
-local function move_on(name, fence)
-  if redis.pcall('XGROUP', 'SETID', name, 'g', fence).err then redis.pcall('XGROUP', 'CREATE', name, 'g', fence) end
-end
+-- Has those that were never handed out begin after a sequence. Answers whether there is such a group.
+local function move_on(name, fence) return not redis.pcall('XGROUP', 'SETID', name, 'g', fence).err end
 
 -- Who has an entry of a stream in flight, and for how many milliseconds; nothing if nobody has.
 local function holder(name, fence)

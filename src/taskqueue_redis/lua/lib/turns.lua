@@ -95,8 +95,9 @@ local function add_live(q, priority, some, step, list, expire)
     local name, fence = stream_of(q, sub(some[i], 1, 1), priority), sub(some[i], 2)
     local fields = has_deadlines(q) and fields_at(name, fence)
     local deadline = fields and fields[4] and tonumber(string.match(fields[4], '%d*$'))
-    if deadline and deadline <= now then
-      local r = read_record(call('HGET', q.name .. '/t', fields[1]))
+    local packed = deadline and deadline <= now and call('HGET', q.name .. '/t', fields[1])
+    if packed then
+      local r = read_record(packed)
       if is_fresh(r) then q.fresh = q.fresh - 1 end
       enough = expire(q, fields[1], r, name, fence)
     else
@@ -183,7 +184,7 @@ local function claim(name, token, fences)
   fences[#fences + 1] = 'FORCE'
   local claimed = redis.pcall('XCLAIM', name, 'g', token, 0, unpack(fences))
   if not claimed.err then return claimed end
-  call('XGROUP', 'CREATE', name, 'g', '0')
+  call('XGROUP', 'CREATE', name, 'g', '0', 'MKSTREAM')
   return call('XCLAIM', name, 'g', token, 0, unpack(fences))
 end
 
@@ -213,15 +214,18 @@ local function note_flying(q, given)
   local records, written, tenants, unmarked, flying = call('HMGET', q.name .. '/t', unpack(ids)), {}, {}, {}, {}
   for i = 1, #ids do
     local packed = records[i]
-    local tenant, marks = marked(packed)
-    if not flying[tenant] then
-      tenants[#tenants + 1] = tenant
-      unmarked[tenant], flying[tenant] = 0, 0
+    if packed then
+      local tenant, marks = marked(packed)
+      if not flying[tenant] then
+        tenants[#tenants + 1] = tenant
+        unmarked[tenant], flying[tenant] = 0, 0
+      end
+      flying[tenant] = flying[tenant] + 1
+      if marks == 4 * epoch + 1 then unmarked[tenant] = unmarked[tenant] + 1 end
+      written[#written + 1], written[#written + 2] = ids[i], with_marks(packed, 4 * epoch + 2)
     end
-    flying[tenant] = flying[tenant] + 1
-    if marks == 4 * epoch + 1 then unmarked[tenant] = unmarked[tenant] + 1 end
-    written[2 * i - 1], written[2 * i] = ids[i], with_marks(packed, 4 * epoch + 2)
   end
+  if #written == 0 then return end
   call('HSET', q.name .. '/t', unpack(written))
   read_tenants(q, tenants)
   for i = 1, #tenants do

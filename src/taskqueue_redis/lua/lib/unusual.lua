@@ -20,7 +20,10 @@ end
 local function make_way(q, id, packed)
   be_refused(q)
   local r = read_record(packed)
-  if is_live(r) then leave_fresh(q, r) end
+  if is_live(r) then
+    leave_fresh(q, r)
+    release(q, r, id)
+  end
   forget_rest(q, id)
 end
 
