@@ -184,7 +184,7 @@ async def test_who_holds_a_key_is_gone(backend: RedisBackend, raw: Resp, redis_p
 
 
 async def test_plain_again(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
-    """B1, E6: once what waited in fair order has ended, the stream is read from its end, though no task had a tenant."""
+    """B1, E6: once what waited in fair order has ended, its stream is read from the end, with no tenant named."""
     await publish(backend, "a", "b")
     await order(backend, Order.FIFO)
     async with backend.subscribe([KEY], "c") as consumer:
@@ -197,7 +197,7 @@ async def test_plain_again(backend: RedisBackend, raw: Resp, redis_prefix: str) 
 async def test_the_servable_are_found_behind_others(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1, OPEN-F1: what is sorted later is looked at in the same receive, where tenants further ahead are at a limit."""
+    """B1, OPEN-F1: what is sorted later is looked at in the same receive, where tenants ahead are at a limit."""
     await order(backend, Order.FIFO)
     await publish(backend, *(f"x{n}" for n in range(2600)), tenant="x")
     await publish(backend, "y", tenant="y")
