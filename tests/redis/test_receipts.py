@@ -1,0 +1,52 @@
+"""Receipts: what none was issued for settles nothing, and what was asked for before a consumer left is done."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Settled
+from tests.redis.backends import KEY, opened, publish, take
+from tests.redis.servers import RedisServer
+
+
+async def test_receipts_that_were_never_issued(each_redis: RedisServer, redis_prefix: str) -> None:
+    """Law 7, D16: another consumer's name, or another queue's, in a receipt makes it nobody's (fault M5)."""
+    async with opened(each_redis.url, redis_prefix) as backend:
+        await publish(backend, "a")
+        async with backend.subscribe([KEY], "one") as one, backend.subscribe([KEY], "two") as two:
+            (delivery,) = await take(one, 1)
+            for forged in (
+                delivery.receipt.replace(one.token, two.token),
+                delivery.receipt.replace(one.token, "0" * 16 + "-1"),
+                "nonsense",
+            ):
+                other = msgspec.structs.replace(delivery, receipt=forged)
+                with pytest.raises(LeaseLost):
+                    await two.ack(other)
+                assert not await backend.control.progress(other, 0.5)
+            elsewhere = msgspec.structs.replace(delivery.task, key="elsewhere")
+            assert not await backend.control.progress(
+                msgspec.structs.replace(delivery, task=elsewhere), 0.5
+            )
+            assert await backend.control.progress(delivery, 0.5)
+            assert await one.ack(delivery) == (Settled.OK,)
+
+
+async def test_acks_that_were_asked_for_before_it_left(
+    each_redis: RedisServer, redis_prefix: str
+) -> None:
+    """A13, A17: closing hands back what is left, and nothing whose ack is still to be sent (fault M5)."""
+    async with opened(each_redis.url, redis_prefix) as backend:
+        await publish(backend, *"abcde")
+        consumer = backend.subscribe([KEY], "c")
+        deliveries = await take(consumer, 5)
+        acks = [asyncio.create_task(consumer.ack(one)) for one in deliveries[:4]]
+        await asyncio.sleep(0)  # one is on its way, the others wait for it
+        await consumer.close()
+        assert await asyncio.gather(*acks) == [(Settled.OK,)] * 4
+        ledger = await backend.control.ledger(KEY)
+        assert (ledger.done, ledger.waiting) == (4, 1)
