@@ -50,3 +50,17 @@ async def test_acks_that_were_asked_for_before_it_left(
         assert await asyncio.gather(*acks) == [(Settled.OK,)] * 4
         ledger = await backend.control.ledger(KEY)
         assert (ledger.done, ledger.waiting) == (4, 1)
+
+
+async def test_receipts_that_were_revoked(each_redis: RedisServer, redis_prefix: str) -> None:
+    """A14, law 7: of a delivery that was taken from its consumer nothing is kept (fault M5)."""
+    async with opened(each_redis.url, redis_prefix) as backend:
+        await publish(backend, "a")
+        async with backend.subscribe([KEY], "c") as consumer:
+            (delivery,) = await take(consumer, 1)
+            assert backend._home.receipts.of(consumer) == [delivery.receipt]
+            assert await backend.control.cancel(KEY, "a")
+            assert await consumer.revoked() == (delivery.receipt,)
+            assert backend._home.receipts.of(consumer) == []
+            with pytest.raises(LeaseLost):
+                await consumer.ack(delivery)
