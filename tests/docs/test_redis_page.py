@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from taskqueue_core.capabilities import Durability
+from taskqueue_core.capabilities import Durability, Order
+from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
 from taskqueue_redis.scripts import source
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "redis.md").read_text()
 PATIENCE = 20.0
 KEY = "resize"
+SHARED = "shared"
 
 
 def commands(*, containing: str) -> list[str]:
@@ -188,6 +190,7 @@ async def busy(redis: RedisServer) -> RedisServer:
     (again,) = (await first.receive(1, 1)).deliveries
     assert again.task.id == taken[1].task.id
     await first.redeliver(taken[5])
+    await keep_tenants_busy(backend)
     await backend.control.maintain()
     # Its process ends without a farewell: consumers stay where they are.
     await backend._home.heartbeat.aclose()
@@ -196,19 +199,47 @@ async def busy(redis: RedisServer) -> RedisServer:
     return redis
 
 
+async def keep_tenants_busy(backend: RedisBackend) -> None:
+    """Have everything happen to the tenants and ordering keys of another queue that can."""
+    settings = await backend.control.settings(SHARED)
+    changed = settings.model_copy(
+        update={
+            "order": Order.FAIR, "weights": {"acme": 2}, "tenant_max_inflight": 1, "max_processing_time": 60.0,
+            "tenant_rate_limit": RateLimit(max_tokens=9, interval=1, interval_unit=IntervalUnit.HOURS),
+        }
+    )  # fmt: skip
+    await backend.control.configure(SHARED, changed)
+    consumer = backend.subscribe([SHARED], "three")
+    await backend.publisher.publish(
+        *(Task(key=SHARED, payload=b"{}", tenant="acme") for _ in range(2)),
+        *(Task(key=SHARED, payload=b"{}", tenant="brown", ordering_key="face") for _ in range(2)),
+        Task(key=SHARED, id="done", payload=b"{}", tenant="clark"),
+    )
+    taken = (await consumer.receive(9, 1)).deliveries
+    await consumer.ack(*(one for one in taken if one.task.id == "done"))
+    assert not (await consumer.receive(9, 0)).deliveries
+    await backend.publisher.publish(Task(key=SHARED, payload=b"{}", tenant="davis"))
+
+
 async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
     """What lies in the store is in the table, with its type; and what the table names is there."""
     names = {
         "P": r"\{tq:0\}",
-        "Q": rf"\{{tq:0\}}:q:{KEY}",
+        "Q": rf"\{{tq:0\}}:q:(?:{KEY}|{SHARED})",
         "TOKEN": "[0-9a-f]+-[0-9]+",
+        "TENANT": "[a-z]+",
+        "ENTITY": "[a-z]+",
         "N": "[0-9]",
     }
     table = {
         row[0].strip("`"): row[1] for row in rows("## For developers: how a task lies in the store")
     }
     patterns = {
-        re.compile(re.sub(r"TOKEN|[PQ](?=[:/]|$)|N$", lambda found: names[found[0]], name)): kind
+        re.compile(
+            re.sub(
+                r"TOKEN|TENANT|ENTITY|[PQ](?=[:/]|$)|N(?=:|$)", lambda found: names[found[0]], name
+            )
+        ): kind
         for name, kind in table.items()
     }
     seen = set()
