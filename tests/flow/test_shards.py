@@ -19,6 +19,7 @@ from taskqueue_core.succession import MigratingBackend, ShardedBackend, start
 from taskqueue_core.succession.names import Generation, Shard, shard_of
 from taskqueue_core.tasks import Delivery, Published, Refusal, Settled, State, Task
 from taskqueue_memory import MemoryBackend
+from tests.flow.pairs import take
 
 KEY = "work"
 ACCEPTED, DUPLICATE = Published.ACCEPTED, Published.DUPLICATE
@@ -36,15 +37,6 @@ async def publish(backend: Any, *ids: str, **fields: Any) -> list[Published]:
     told = await backend.publisher.publish(*[Task(key=KEY, id=name, **fields) for name in ids])
     assert all(one.key == KEY for one in told)
     return [one.status for one in told]
-
-
-async def take(subscription: Any, number: int) -> list[Delivery]:
-    """Receive so many."""
-    found: list[Delivery] = []
-    async with asyncio.timeout(5):
-        while len(found) < number:
-            found += (await subscription.receive(number - len(found), None)).deliveries
-    return found
 
 
 async def drain(subscription: Any, number: int) -> set[str]:

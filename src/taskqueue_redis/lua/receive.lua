@@ -98,8 +98,7 @@ local function serve_returned(q, priority, count)
     local id = popped[i]
     local r = rarely().read_record(call('HGET', q.name .. '/t', id))
     r.place, r.fence = AGAIN, next_seq(q)
-    rarely().enter_stream(q, 'r', r, id, call('HGET', q.name .. '/b', id), call('ZSCORE', q.name .. '/e', id))
-    call('HDEL', q.name .. '/b', id)
+    rarely().enter_stream(q, r, id, rarely().drop_body(q, id), rarely().deadline_of(q, id))
     rarely().put_down(q, id, r)
   end
   q.back = q.back - #popped / 2

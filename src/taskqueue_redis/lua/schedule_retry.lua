@@ -17,7 +17,7 @@ local name, owner
 if settles then
   name, owner = current(q, r, fence, receipt_token)
 elseif packed and r.state == WAITING and (r.place == FRESH or r.place == AGAIN) then
-  owner = holder(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence))
+  owner = holder(stream_with(q, r), text(r.fence))
 end
 if token == '' then
   token = 'attempt:' .. (settles and attempt or packed and text(owner and r.attempt or r.handed) or '0')

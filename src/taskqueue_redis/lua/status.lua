@@ -8,7 +8,7 @@ for i = 4, #ARGV do
   if packed then
     local r = read_record(packed)
     local held = r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
-      and holder(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence))
+      and holder(stream_with(q, r), text(r.fence))
     answer = {packed, held and 1 or 0, call('HGET', q.name .. '/x', id), call('HGET', q.name .. '/p', id)}
   end
   answers[i - 3] = answer

@@ -59,7 +59,7 @@ end
 -- What is handed back comes before all that was never handed out.
 local RETURNED = 2 ^ 51
 
-local function member_of(r) return (r.place == AGAIN and 'r' or 's') .. text(r.fence) end
+local function member_of(r) return kind_of(r) .. text(r.fence) end
 
 local function enter_lane(q, r, returned)
   local place = text(returned and r.seq - RETURNED or r.seq)
@@ -92,7 +92,7 @@ local function enter_sorted(q, r, id, body, deadline, returned)
   count_fresh(q, r)
   if is_held(q, r, id) then return hold(q, r, id, body) end
   r.place, r.fence = returned and AGAIN or FRESH, returned and next_seq(q) or r.seq
-  enter_stream(q, returned and 'r' or 's', r, id, body, deadline)
+  enter_stream(q, r, id, body, deadline)
   enter_lane(q, r, returned)
 end
 
@@ -178,7 +178,7 @@ local function release(q, r, id)
   call('HSET', q.name .. '/h', r.entity, heir)
   local h = read_record(call('HGET', q.name .. '/t', heir))
   h.place, h.fence = FRESH, next_seq(q)
-  enter_stream(q, 's', h, heir, drop_body(q, heir), deadline_of(q, heir))
+  enter_stream(q, h, heir, drop_body(q, heir), deadline_of(q, heir))
   enter_lane(q, h)
   call('HSET', q.name .. '/t', heir, write_record(h))
   q.ring = true

@@ -10,7 +10,7 @@ local function make_available(q, r, id, body, deadline)
   else
     uncount_fresh(q, r)
     r.place, r.fence = FRESH, r.seq
-    enter_stream(q, 's', r, id, body, deadline)
+    enter_stream(q, r, id, body, deadline)
   end
   add(q, 'waiting', 1)
   q.ring = true
@@ -48,7 +48,7 @@ end
 -- Whether an entry that should lie in a stream is gone, as by a foreign hand.
 local function is_lost(q, r)
   if r.state ~= WAITING or (r.place ~= FRESH and r.place ~= AGAIN) then return false end
-  return not body_at(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence))
+  return not body_at(stream_with(q, r), text(r.fence))
 end
 
 local function revoke(token, q, fence)
@@ -74,7 +74,7 @@ local function withdraw(q, r, id)
     add(q, 'waiting', -1)
     add(q, 'back', -1)
   else
-    local name, fence = stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence)
+    local name, fence = stream_with(q, r), text(r.fence)
     body, owner = body_at(name, fence), holder(name, fence)
     drop_entry(q, name, fence)
     call('HDEL', q.name .. '/a', fence)

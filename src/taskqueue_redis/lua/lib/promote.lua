@@ -5,11 +5,10 @@ local function promote(q, limit)
   for i = 1, #due do
     local id = sub(due[i], 18)
     local r = read_record(call('HGET', q.name .. '/t', id))
-    local body = call('HGET', q.name .. '/b', id)
-    call('HDEL', q.name .. '/b', id)
+    local body = drop_body(q, id)
     call('ZREM', q.name .. '/d', due[i])
     add(q, 'scheduled', -1)
-    make_available(q, r, id, body, call('ZSCORE', q.name .. '/e', id))
+    make_available(q, r, id, body, deadline_of(q, id))
     call('HSET', q.name .. '/t', id, write_record(r))
     note(q, 'available', id, r, 'waiting')
   end

@@ -5,7 +5,7 @@ local function is_adopted(q, fence, token) return call('HGET', q.name .. '/a', f
 -- The stream and the owner of a current receipt; nothing where it is stale.
 local function current(q, r, fence, token)
   if r.state ~= WAITING or (r.place ~= FRESH and r.place ~= AGAIN) or text(r.fence) ~= fence then return end
-  local name = stream_of(q, r.place == AGAIN and 'r' or 's', r.priority)
+  local name = stream_with(q, r)
   local owner = holder(name, fence)
   if owner and (owner == token or is_adopted(q, fence, token)) then return name, owner end
 end

@@ -63,7 +63,7 @@ local function count_some(q, cursor, budget)
     local id, r = told[2][i], read_record(told[2][i + 1])
     local marks = r.marks
     if r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
-      and holder(stream_of(q, r.place == AGAIN and 'r' or 's', r.priority), text(r.fence)) then
+      and holder(stream_with(q, r), text(r.fence)) then
       if marks_of(q, r) == 0 then
         mark(q, r, 2)
         note_tenant(q, r.tenant, 0, 1)

@@ -5,16 +5,20 @@
 -- Whether an entry at rest was never handed out: it counts against the capacity.
 local function is_fresh(r) return r.attempt == 1 and r.handed == 0 end
 
-local function enter_stream(q, kind, r, id, body, deadline)
-  local name = stream_of(q, kind, r.priority)
-  local more = ''
+-- What lies in a stream is of one of two kinds.
+local function kind_of(r) return r.place == AGAIN and 'r' or 's' end
+
+local function stream_with(q, r) return stream_of(q, kind_of(r), r.priority) end
+
+-- Its place and its sequence must say where.
+local function enter_stream(q, r, id, body, deadline)
+  local name = stream_with(q, r)
   if is_fresh(r) and not deadline then
     call('XADD', name, text(r.fence), id, body)
   else
-    more = r.attempt .. ':' .. r.losses .. ':' .. r.prior .. ':' .. (deadline or '')
+    local more = r.attempt .. ':' .. r.losses .. ':' .. r.prior .. ':' .. (deadline or '')
     call('XADD', name, text(r.fence), id, body, is_fresh(r) and 'more' or 'again', more)
   end
-  return name, more
 end
 
 -- What an entry of a stream has; nothing where there is none.

@@ -10,7 +10,7 @@ local function note_start(q, lane, given)
 end
 
 local function note_progress(q, r)
-  local period, member = flow_of(q).processing, (r.place == AGAIN and 'r' or 's') .. r.priority .. text(r.fence)
+  local period, member = flow_of(q).processing, kind_of(r) .. r.priority .. text(r.fence)
   if period > 0 then call('ZADD', q.name .. '/m', 'XX', text(now + period), member) end
 end
 
