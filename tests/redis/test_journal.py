@@ -7,17 +7,20 @@ from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
 from tests.redis.servers import RedisServer
 
+COLUMNS = ("task_id", "attempt", "losses", "priority", "tenant", "ordering_key", "due_at", "error")
 
 def journal(server: RedisServer, prefix: str) -> list[dict[str, str]]:
-    """Read all of it."""
+    """Read all of it, a line per transition."""
     entries: list[Any] = server.call("XRANGE", f"{{{prefix}:0}}:journal", "-", "+")
-    return [
-        {
-            fields[n].decode(): fields[n + 1].decode(errors="replace")
-            for n in range(0, len(fields), 2)
-        }
-        for _, fields in entries
-    ]
+    lines = []
+    for place, words in entries:
+        texts = [word.decode(errors="replace") for word in words]
+        fields = dict(zip(texts[::2], texts[1::2], strict=True))
+        columns = {name: fields.pop(name).split("\0") for name in COLUMNS}
+        for n in range(len(columns["task_id"])):
+            row = {name: values[n] if len(values) > 1 else values[0] for name, values in columns.items()}
+            lines.append({"seq": str(int(place.split(b"-")[0]) + n), **fields, **row})
+    return lines
 
 
 async def test_a_life_is_written_down(
@@ -46,13 +49,13 @@ async def test_a_life_is_written_down(
             await subscription.ack(await take())
         lines = journal(redis_server, redis_prefix)
         assert [line["event"] for line in lines] == [
-            "published", "delivered", "lost", "delivered", "retried", "available", "delivered",
+            "configured", "published", "delivered", "lost", "delivered", "retried", "available", "delivered",
             "dead_lettered", "redriven", "delivered", "acked",
         ]  # fmt: skip
-        assert [int(line["seq"]) for line in lines] == list(range(1, 12))
-        assert {line["task_id"] for line in lines} == {"t1"}
-        assert lines[0]["tenant"] == "acme"
-        assert (lines[4]["error"], lines[7]["reason"]) == ("boom", "enough")
+        assert [int(line["seq"]) for line in lines] == list(range(1, 13))
+        assert {line["task_id"] for line in lines[1:]} == {"t1"}
+        assert lines[1]["tenant"] == "acme"
+        assert (lines[5]["error"], lines[8]["reason"]) == ("boom", "enough")
         assert {line["worker"] for line in lines if line["event"] == "delivered"} == {"w"}
     finally:
         await backend.aclose()

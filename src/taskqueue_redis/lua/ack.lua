@@ -48,7 +48,9 @@ while at <= #ARGV do
             call('HDEL', q.name .. '/o', id)
           end
           if #before > RECORD_SIZE then sorted[#sorted + 1], sorted[#sorted + 2] = id, before end
-          if q.journal then rarely().note(q, 'acked', id, rarely().read_record(packed), 'done', worker) end
+          if q.journal then
+            rarely().note(q, 'acked', id, {attempt = attempt, losses = losses, priority = priority}, 'done', worker)
+          end
           answer = 'ok'
           changed[id] = packed
         end

@@ -60,6 +60,7 @@ if f.fair == 1 then
 else
   call('DEL', q.name .. '/v')
 end
+note(q, 'configured', '', {attempt = 0, losses = 0, priority = 0}, '', nil, nil, ARGV[5])
 if q.sorted then sort_some(q, 500) end
 unsort(q)
 save_all()

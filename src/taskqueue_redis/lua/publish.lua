@@ -35,7 +35,9 @@ while at <= #ARGV do
         call('XADD', stream_of(q, 's', priority), text(seq), id, body)
         packed = pack(RECORD, WAITING, FRESH, priority, 1, 0, 0, 0, seq, seq, now, digest, 0, 0, 0)
         q.waiting = q.waiting + 1
-        if q.journal then rarely().note_published(q, id, rarely().read_record(packed), 'waiting', body) end
+        if q.journal then
+          rarely().note(q, 'published', id, {attempt = 1, losses = 0, priority = tonumber(priority)}, 'waiting')
+        end
       end
       written[filled + 1], written[filled + 2] = id, packed
       filled = filled + 2

@@ -51,10 +51,7 @@ local function hand_out(q, lane, given)
   if q.timed then rarely().note_start(q, lane, given) end
   if q.journal then
     worker = worker or rarely().worker_of(q, token)
-    for i = 2, #given, 4 do
-      local id = given[i]
-      rarely().note(q, 'delivered', id, rarely().read_record(call('HGET', q.name .. '/t', id)), 'in_flight', worker)
-    end
+    rarely().note_given(q, sub(lane, 2), given, worker)
   end
   return n
 end

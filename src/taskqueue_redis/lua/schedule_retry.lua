@@ -57,6 +57,6 @@ if deadline then note_deadline(q, id, deadline) end
 add(q, 'retried', 1)
 write_cold(q, id, cold)
 put_down(q, id, r)
-note(q, 'retried', id, r, 'scheduled', worker, error)
+note(q, 'retried', id, r, 'scheduled', worker, error, nil, at)
 save_all()
 return {replicas, 'accepted'}

@@ -2,6 +2,7 @@
 -- `save_all` writes. What is counted less often is in the hash, see `add`.
 local NUMBERS, SIZE = '<dddddddddddddddd', 128
 local queues = {}
+local at_end = {} -- what is to be done once a script is done
 local replicas = 0 -- how many must have it before it is confirmed
 
 local function queue(key)
@@ -50,6 +51,8 @@ local function stream_of(q, kind, priority) return q.name .. '/' .. kind .. prio
 
 -- Every script that may have changed the numbers of a queue ends with this.
 local function save_all()
+  for i = 1, #at_end do at_end[i]() end
+  at_end = {}
   for key, q in pairs(queues) do
     if q.save then q.save(q) end
     local waiting, before = q.waiting - q.held, q.before

@@ -39,7 +39,7 @@ local function publish_unusual(q, id, digest, priority, body, about)
   else
     make_available(q, r, id, body, deadline)
   end
-  note_published(q, id, r, state, body)
+  note(q, 'published', id, r, state, nil, nil, nil, state == 'scheduled' and not_before)
   if deadline then note_deadline(q, id, deadline) end
   return write_record(r)
 end
