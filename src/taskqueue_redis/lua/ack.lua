@@ -1,4 +1,4 @@
---@ base room queue states / states record counts streams flow tenants lanes journal places ends receipts
+--@ base room queue states journal / states record counts streams flow tenants lanes places ends receipts
 -- Ends deliveries as executed.
 -- ARGV: per group its key, lane, token, whether the caller knows them to be its process's own (1) and number, then per
 -- delivery: id, sequence of the entry, result ("" for none).
@@ -19,7 +19,7 @@ while at <= #ARGV do
   local results = q.extras and call('EXISTS', q.name .. '/o') == 1
   local progress = q.extras and call('EXISTS', q.name .. '/p') == 1
   local written, fences, ends, changed, sorted = {}, {}, {}, {}, {}
-  local stamp, worker = text(now) .. ':', q.journal and rarely().worker_of(q, token)
+  local stamp, worker = text(now) .. ':', q.journal and worker_of(q, token)
   for i = 1, n do
     local id, fence, result = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
@@ -49,7 +49,7 @@ while at <= #ARGV do
           end
           if #before > RECORD_SIZE then sorted[#sorted + 1], sorted[#sorted + 2] = id, before end
           if q.journal then
-            rarely().note(q, 'acked', id, {attempt = attempt, losses = losses, priority = priority}, 'done', worker)
+            note(q, 'acked', id, {attempt = attempt, losses = losses, priority = priority}, 'done', worker)
           end
           answer = 'ok'
           changed[id] = packed

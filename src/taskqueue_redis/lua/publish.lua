@@ -1,4 +1,4 @@
---@ base queue states / states record counts streams flow tenants lanes cold journal places ends promote unusual
+--@ base queue states journal / states record counts streams flow tenants lanes cold places ends promote unusual
 -- Stores tasks, each once.
 -- ARGV: per queue its key and the number of tasks, then per task: id, digest of 8 bytes and priority (and, where there is
 -- one of them, ":" not before ":" deadline, and "/" tenant "/" ordering key), body.
@@ -36,7 +36,7 @@ while at <= #ARGV do
         packed = pack(RECORD, WAITING, FRESH, priority, 1, 0, 0, 0, seq, seq, now, digest, 0, 0, 0)
         q.waiting = q.waiting + 1
         if q.journal then
-          rarely().note(q, 'published', id, {attempt = 1, losses = 0, priority = tonumber(priority)}, 'waiting')
+          note(q, 'published', id, {attempt = 1, losses = 0, priority = tonumber(priority)}, 'waiting')
         end
       end
       written[filled + 1], written[filled + 2] = id, packed

@@ -1,4 +1,4 @@
---@ base room life queue states / states record counts streams flow tenants lanes cold journal places ends returns promote turns sorting timing
+--@ base room life queue states journal / states record counts streams flow tenants lanes cold places ends returns promote turns sorting timing
 -- Hands out up to `limit` deliveries over the keys of a consumer.
 -- ARGV: token, turn, limit, whether to look for other keys with work in any case (1), then keys that are likely to have
 -- work, the next in turn first.
@@ -30,7 +30,7 @@ local function expire(q, id, r, name, fence)
   rare.uncount_fresh(q, r)
   rare.finish(q, r, id, EXPIRED, 'expired')
   rare.put_down(q, id, r)
-  rare.note(q, 'expired', id, r, 'expired')
+  note(q, 'expired', id, r, 'expired')
   expired[#expired + 1] = {q.key, id, r.attempt}
   q.waiting = q.waiting - 1
   gone = gone + 1
@@ -50,8 +50,8 @@ local function hand_out(q, lane, given)
   q.waiting, q.in_flight, q.delivered = q.waiting - n, q.in_flight + n, q.delivered + n
   if q.timed then rarely().note_start(q, lane, given) end
   if q.journal then
-    worker = worker or rarely().worker_of(q, token)
-    rarely().note_given(q, sub(lane, 2), given, worker)
+    worker = worker or worker_of(q, token)
+    noting().given(q, sub(lane, 2), given, worker)
   end
   return n
 end
