@@ -78,6 +78,7 @@ CLIENT_COMMANDS = (
     "CLIENT SETNAME",
     "CLUSTER SLOTS",
     "ASKING",
+    "XREVRANGE",
 )
 
 

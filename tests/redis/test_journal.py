@@ -5,6 +5,10 @@ from typing import Any
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
+from taskqueue_redis.journal import COLUMNS as NAMES
+from taskqueue_redis.journal import JournalReader
+from tests.redis.backends import KEY, opened, publish, take
+from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
 
 COLUMNS = ("task_id", "attempt", "losses", "priority", "tenant", "ordering_key", "due_at", "error")
@@ -59,3 +63,60 @@ async def test_a_life_is_written_down(
         assert {line["worker"] for line in lines if line["event"] == "delivered"} == {"w"}
     finally:
         await backend.aclose()
+
+
+async def told(reader: JournalReader, start: int, end: int) -> list[tuple[int, str]]:
+    """Read transitions: their numbers and ids."""
+    lines = []
+    (partition,) = reader.partitions
+    async for entries in reader.read(partition, start, end):
+        for entry in entries:
+            ids = entry.values[7].decode().split("\0")
+            assert len(ids) == entry.size
+            lines += [(entry.seq + n, name) for n, name in enumerate(ids)]
+    return [line for line in lines if start <= line[0] <= end]
+
+
+async def test_a_reader(each_redis: RedisServer, redis_prefix: str) -> None:
+    """G8: any part of it is read by number or by time, and no group of the workers is touched."""
+    assert NAMES == COLUMNS
+    async with opened(each_redis.url, redis_prefix) as backend:
+        await backend.control.configure(KEY, QueueSettings(journal=True))
+        await publish(backend, *(f"t{n}" for n in range(1500)))
+        async with backend.subscribe([KEY], "w") as consumer:
+            deliveries = await take(consumer, 1500, limit=100)
+            between = round(backend.now() * 1e6)
+            await consumer.ack(*deliveries[:700])
+            await consumer.ack(deliveries[700])
+        async with JournalReader(settings_for(each_redis.url, prefix=redis_prefix)) as reader:
+            (partition,) = reader.partitions
+            span = await reader.span(partition)
+            assert (span.first, span.last) == (1, 1 + 1500 + 1500 + 701 + 799)
+            everything = await told(reader, 1, span.last)
+            assert [number for number, _ in everything] == list(range(1, span.last + 1))
+            names = [f"t{n}" for n in range(1500)]
+            assert [name for _, name in everything] == ["", *names, *names, *names[:701], *names[701:]]
+            assert await told(reader, 260, 300) == everything[259:300]
+            assert await told(reader, span.last, span.last + 9) == everything[-1:]
+            assert await told(reader, span.last + 1, span.last + 9) == []
+            assert await reader.at(partition, between) == 3002
+            assert await reader.at(partition, 0) == 1
+            assert await reader.at(partition, between * 2) == span.last + 1
+            assert (await reader.time(partition, 3002) or 0) >= between > (await reader.time(partition, 3001) or 0)
+            assert await reader.time(partition, span.last + 1) is None
+
+
+async def test_the_oldest_go(each_redis: RedisServer, redis_prefix: str) -> None:
+    """G9: what is beyond the journal's length is dropped, and the numbers say so."""
+    async with opened(each_redis.url, redis_prefix, journal_length=1000) as backend:
+        await backend.control.configure(KEY, QueueSettings(journal=True))
+        for start in range(0, 8000, 8):
+            await publish(backend, *(f"t{n}" for n in range(start, start + 8)))
+        async with JournalReader(settings_for(each_redis.url, prefix=redis_prefix)) as reader:
+            (partition,) = reader.partitions
+            span = await reader.span(partition)
+            assert span.last == 8001
+            assert 5000 < span.first <= 8001 - 1000
+            assert len(await told(reader, 1, span.last)) == span.last - span.first + 1
+            assert await reader.at(partition, 0) == span.first
+            assert await reader.time(partition, span.first - 1) is None
