@@ -1,12 +1,13 @@
 """The journal: every transition as one line of JSON, for the data pipeline.
 
-Fields of version 1, in this order: ``v``, ``run`` (random, one per start of the process), ``seq``
+Fields of version 2, in this order: ``v``, ``run`` (random, one per start of the process), ``seq``
 (from 1 without gaps within a run), ``ts`` (Unix seconds), ``event``, ``key``, ``task_id``,
 ``attempt``, ``losses``, ``state`` (after the event), ``priority``, ``tenant``, ``worker``,
-``error`` (of the attempt that failed), ``reason`` (of a dead letter).
+``error`` (of the attempt that failed), ``reason`` (of a dead letter), ``ordering_key``, ``due_at`` (of a task that is for
+later: Unix seconds).
 
 Events: published, available, delivered, acked, redelivered, lost, retried, dead_lettered, redriven,
-discarded, expired, cancelled.
+discarded, expired, cancelled; and configured, of no task, whose ``reason`` is the queue's settings as JSON.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import logging
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_memory.records import Record
 
 __all__ = ["JOURNAL_VERSION", "Journal", "Line"]
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 _CLOSED = -1
 _log = logging.getLogger("taskqueue.memory")
 _encoder = msgspec.json.Encoder()
@@ -47,6 +50,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None
     error: str | None
     reason: str | None
+    ordering_key: str | None
+    due_at: float | None
 
 
 class Journal:
@@ -67,13 +72,16 @@ class Journal:
             ) from error
 
     def write(
-        self, event: str, record: Record, now: float, worker: str | None, error: str | None
+        self,
+        event: str,
+        record: Record,
+        now: float,
+        worker: str | None,
+        error: str | None,
+        due_at: float | None,
     ) -> None:
         """Append one transition. A full disk stops the journal's growth, never the queue's work."""
-        self._seq += 1
-        line = Line(
-            run=self._run,
-            seq=self._seq,
+        self._append(
             ts=now,
             event=event,
             key=record.task.key,
@@ -86,7 +94,20 @@ class Journal:
             worker=worker,
             error=error,
             reason=record.reason,
+            ordering_key=record.task.ordering_key,
+            due_at=due_at,
         )
+
+    def write_settings(self, key: str, settings: QueueSettings, now: float) -> None:
+        """Append that a queue has other settings."""
+        self._append(
+            ts=now, event="configured", key=key, task_id="", attempt=0, losses=0, state="", priority=0, tenant=None,
+            worker=None, error=None, reason=settings.model_dump_json(), ordering_key=None, due_at=None,
+        )  # fmt: skip
+
+    def _append(self, **fields: Any) -> None:
+        self._seq += 1
+        line = Line(run=self._run, seq=self._seq, **fields)
         data = _encoder.encode(line) + b"\n"
         try:
             if self._torn:  # so that what came through of that line does not spoil this one

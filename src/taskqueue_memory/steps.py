@@ -52,6 +52,8 @@ class Steps:
         queue = self.queue(key)
         before, after = queue.settings, queue.settings.followed_by(settings)
         queue.configure(after, self.clock.now())
+        if self.journal is not None:
+            self.journal.write_settings(key, after, self.clock.now())
         self.bells.bind(key, before.bound_to, after.bound_to)
         self.bells.ring(key)
         self.ring(queue, queue.available)
@@ -121,6 +123,7 @@ class Steps:
         *,
         worker: str | None = None,
         error: str | None = None,
+        due_at: float | None = None,
     ) -> None:
         queue, states, before = record.queue, record.queue.states, record.state
         if before is None:
@@ -142,7 +145,7 @@ class Steps:
             queue.fair.entered(record, change, record.updated_at)
         if self.journal is not None:
             worker = worker or (record.owner.consumer if record.owner else None)
-            self.journal.write(event, record, record.updated_at, worker, error)
+            self.journal.write(event, record, record.updated_at, worker, error, due_at)
         if record.task.ordering_key is not None and not state.live:
             self._pass_key_on(record, record.task.ordering_key)
         if before is State.IN_FLIGHT and queue.limited and queue.available:
@@ -197,7 +200,7 @@ class Steps:
 
     def _schedule(self, record: Record, at: float, event: str, **told: str | None) -> None:
         record.seq = next(self._seq)
-        self._enter(record, State.SCHEDULED, event, **told)
+        self._enter(record, State.SCHEDULED, event, due_at=at, **told)
         self._calendar.schedule(record, at)
 
     def _watch(self, record: Record) -> None:
