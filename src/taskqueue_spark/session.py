@@ -1,0 +1,56 @@
+"""Spark sessions as the commands of this package use them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_spark.java import ensure_java
+
+__all__ = ["session"]
+
+_EVERYWHERE = {
+    "spark.sql.session.timeZone": "UTC",  # what the journal's times are in
+    "spark.sql.python.filterPushdown.enabled": "true",  # off, a reader that takes filters cannot be used
+}
+_LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def session(
+    name: str, master: str | None = None, remote: str | None = None, **conf: str
+) -> SparkSession:
+    """Return a session; an existing one of this process is taken over, with ``conf`` set on it.
+
+    ``master``: where Spark runs, as Spark writes it; unless set, all cores of this machine, and a task that fails is
+    tried four times. ``remote``: a Spark Connect server (``sc://host:port``) in place of a master. ``conf``: settings
+    of Spark, which win over what is set here.
+
+    Raises `ConfigurationError` where there is no Java, or both a master and a remote.
+    """
+    if master is not None and remote is not None:
+        raise ConfigurationError("master, remote: both are set; allowed: one of them, or none")
+    builder = SparkSession.builder.appName(name)
+    settings = dict(_EVERYWHERE)
+    if remote is not None:
+        builder = builder.remote(remote)
+    else:
+        master = master or "local[*,4]"
+        builder = builder.master(master)
+        ensure_java()
+        if master.startswith("local"):
+            settings |= _LOCAL
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for setting, value in (settings | conf).items():
+        builder = builder.config(setting, value)
+    return builder.getOrCreate()
