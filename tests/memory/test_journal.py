@@ -67,6 +67,8 @@ def replay(lines: list[Line]) -> dict[str, Ledger]:
     states: dict[tuple[str, str], State] = {}
     counts: dict[str, Counter[str]] = {}
     for line in lines:
+        if line.event == "configured":
+            continue
         count = counts.setdefault(line.key, Counter())
         before = states.get((line.key, line.task_id))
         goes_on = before is not None and (before.live or before is State.DEAD)
@@ -127,9 +129,10 @@ async def test_the_form_of_a_line(path: Path, clock: ManualClock) -> None:
     (text,) = written(path).splitlines()
     line: dict[str, Any] = msgspec.json.decode(text)
     assert " ".join(line) == (
-        "v run seq ts event key task_id attempt losses state priority tenant worker error reason"
+        "v run seq ts event key task_id attempt losses state priority tenant worker error reason "
+        "ordering_key due_at"
     )
-    assert line["v"] == JOURNAL_VERSION == 1
+    assert line["v"] == JOURNAL_VERSION == 2
 
 
 class Life:
@@ -229,7 +232,20 @@ async def test_the_journal_tells_the_books(seed: int, path: Path, clock: ManualC
         )
         assert told[key].in_flight == 0
     events = Counter(line.event for line in lines)
-    assert len(events) == 12, events
+    assert len(events) == 13, events
+
+
+async def test_what_later_rules_ask_for(path: Path, clock: ManualClock) -> None:
+    """G9: the journal tells when a task is due, what it is serial with, and the settings that hold from then on."""
+    backend = journaled(path, clock)
+    due = clock.now() + 9
+    await backend.control.configure("k", QueueSettings(max_inflight=3))
+    await backend.publisher.publish(Task(key="k", id="t", ordering_key="o", not_before=due))
+    await backend.aclose()
+    configured, published = read(path)
+    assert (configured.event, configured.task_id, configured.state) == ("configured", "", "")
+    assert QueueSettings.model_validate_json(configured.reason or "").max_inflight == 3
+    assert (published.ordering_key, published.due_at, published.state) == ("o", due, "scheduled")
 
 
 async def test_runs_are_told_apart(path: Path, clock: ManualClock) -> None:
