@@ -4,6 +4,7 @@
 python3 dev.py COMMAND [--python 3.12] [arguments]
 
   run    start the demo: a server, workers and a real job (arguments go to `taskqueue demo`)
+  report  a page on where that job's time went (arguments go to `taskqueue pipeline report`)
   test   run the tests (arguments go to pytest)
   check  run every static check and sum up
   bench  run the benchmarks
@@ -39,6 +40,7 @@ LITTER = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pytes
 UV = "uv==0.13.8"  # pinned, so that the same pins give the same lock
 SOLVE = """uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11
     --generate-hashes --no-header --no-annotate --quiet -o requirements.lock"""
+SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
 PROBE_SECONDS = 10
 PROBE = """
 import importlib.util, ssl, sys, zlib
@@ -317,8 +319,12 @@ def carry_out(arguments: "list[str]") -> int:
     """Carries out a command line; its exit code."""
     wanted = choice(arguments)
     name, rest = (arguments or ["help"])[0], arguments[1:]
+    journal, report = [
+        os.path.relpath(place("demo/" + it), ROOT) for it in ("journal.jsonl", "report")
+    ]
     programs = {
-        "run": ["taskqueue", "demo"],
+        "run": ["taskqueue", "demo", "--journal", journal],
+        "report": ["taskqueue", "pipeline", "report", "--open"],
         "test": ["python", "-m", "pytest"],
         "check": ["python", "tools/check.py"],
         "bench": ["python", "benchmarks/run.py"],
@@ -329,6 +335,10 @@ def carry_out(arguments: "list[str]") -> int:
     }
     if name == "bench" and not content("benchmarks", "run.py"):
         raise Trouble("There are no benchmarks yet: benchmarks/run.py is absent.")
+    if name == "report" and not any(word.startswith(SOURCES) for word in rest):
+        if not os.path.exists(os.path.join(ROOT, journal)) and not {"-h", "--help"} & set(rest):
+            raise Trouble("There is no job to report on yet: `python3 dev.py run` does one.")
+        programs["report"] += ["--journal", journal, "--out", report]
     if name in programs:
         variables = {"TASKQUEUE_FUZZ_FRAMES": "1000000"} if name == "soak" else {}
         return become(environment(wanted), programs[name] + rest, **variables)

@@ -263,7 +263,9 @@ def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("line", "program"),
     [
-        ("run --fast", "taskqueue demo --fast"),
+        ("run --fast", "taskqueue demo --journal .venv/demo/journal.jsonl --fast"),
+        ("report --from x", "taskqueue pipeline report --open --from x"),
+        ("report --backend=redis", "taskqueue pipeline report --open --backend=redis"),
         ("test -k x --python=3.12 -q", "python -m pytest -k x -q"),
         ("--python 3.12 check", "python tools/check.py"),
         ("chaos --seeds 3", "python -m tests.chaos --seeds 3"),
@@ -285,7 +287,25 @@ def test_a_command_becomes_its_program(
     assert became == [("3.12" if "3.12" in line else "3.13", program)]
 
 
-@pytest.mark.parametrize("line", ["test --python 3.10", "test --python", "bench", "unknown"])
+@pytest.mark.usefixtures("installs")
+def test_the_report_is_of_the_job_before(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G10: `report` reads the journal that `run` left, and says so where there was no run."""
+    became: list[list[str]] = []
+    monkeypatch.setattr(
+        dev, "become", lambda _folder, command, **_variables: became.append(command)
+    )
+    assert dev.main(["report"]) == 2
+    assert became == []
+    (checkout / ".venv/demo").mkdir(parents=True)
+    (checkout / ".venv/demo/journal.jsonl").touch()
+    dev.main(["report", "--json"])
+    words = "--open --journal .venv/demo/journal.jsonl --out .venv/demo/report --json"
+    assert " ".join(became[0]) == f"taskqueue pipeline report {words}"
+
+
+@pytest.mark.parametrize(
+    "line", ["test --python 3.10", "test --python", "bench", "report", "unknown"]
+)
 @pytest.mark.usefixtures("installs")
 def test_a_wrong_command_line_is_one_sentence(
     line: str, capsys: pytest.CaptureFixture[str]
@@ -299,7 +319,18 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """Help is what a bare call shows, and it names the commands."""
     assert dev.main([]) == dev.main(["--help"]) == 0
     said = capsys.readouterr().out
-    for name in ("run", "test", "check", "bench", "chaos", "soak", "env", "lock", "clean"):
+    for name in (
+        "run",
+        "report",
+        "test",
+        "check",
+        "bench",
+        "chaos",
+        "soak",
+        "env",
+        "lock",
+        "clean",
+    ):
         assert said.count(f"\n  {name} ") == 2
 
 

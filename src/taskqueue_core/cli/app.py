@@ -21,6 +21,7 @@ from taskqueue_core.cli import (
     worker,
 )
 from taskqueue_core.cli.failures import INTERRUPTED, exit_code
+from taskqueue_core.cli.mounted import mount
 from taskqueue_core.cli.output import fail
 from taskqueue_core.errors import TaskQueueError
 
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 for module in (serve, worker, publish, stats, queues, dead_letters, lookup, migrate, demo, version):
     module.add_to(app)
+mount(app)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -50,6 +50,14 @@ def run(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Take so many files at the most.", show_default=False)
     ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the journal of the run there, written anew, for `taskqueue pipeline report --journal FILE`.",
+            show_default=False,
+        ),
+    ] = None,
     keep_going: Annotated[
         bool,
         typer.Option(
@@ -86,6 +94,7 @@ def run(
         embedded=embedded,
         workers=workers,
         limit=limit,
+        journal=journal,
         keep_going=keep_going,
     )
     shown = Console(stderr=True, highlight=False) if as_json else console

@@ -37,7 +37,8 @@ class EmbeddedStore(Protocol):
     def run(self, directory: Path) -> AbstractContextManager[Mapping[str, str]]:
         """Run a store with its files in ``directory`` as long as the context is open.
 
-        Gives the environment variables by which the backend finds it. Raises `ConfigurationError`.
+        Gives the environment variables by which the backend finds it; as ``serve --json`` shows them, none is a
+        secret. Raises `ConfigurationError`.
         """
 
 
@@ -68,10 +69,11 @@ def embedded_store(backend: str) -> EmbeddedStore | None:
 
 
 @contextmanager
-def opened(name: str, directory: str) -> Iterator[Path]:
-    """Run the embedded store of this name, which backends find through the environment; gives its directory.
+def opened(name: str, directory: str) -> Iterator[tuple[Path, Mapping[str, str]]]:
+    """Run the embedded store of this name, which backends find through the environment.
 
-    An empty ``directory`` means one in the user's data. Raises `ConfigurationError`.
+    Gives its directory, and the environment variables that were set. An empty ``directory`` means one in the
+    user's data. Raises `ConfigurationError`.
     """
     store = embedded_store(name)
     if store is None:
@@ -79,7 +81,7 @@ def opened(name: str, directory: str) -> Iterator[Path]:
     place = Path(directory).expanduser().absolute() if directory else _data_folder() / name
     with store.run(place) as variables:
         os.environ.update(variables)
-        yield place
+        yield place, variables
 
 
 def _data_folder() -> Path:

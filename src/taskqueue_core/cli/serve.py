@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, cast
 
 import typer
 from rich.markup import escape
@@ -72,13 +73,13 @@ def run(
     set_up(log_level)
 
     with contextlib.ExitStack() as stack:
-        place = (
-            None if embedded_redis is None else stack.enter_context(opened("redis", embedded_redis))
-        )
+        place, store = None, cast("Mapping[str, str]", {})
+        if embedded_redis is not None:
+            place, store = stack.enter_context(opened("redis", embedded_redis))
 
         def ready(url: str) -> None:
             if as_json:
-                where = {} if place is None else {"directory": str(place)}
+                where = {} if place is None else {"directory": str(place), "store": store}
                 print_json({"url": url, "backend": word, "pid": os.getpid(), **where})
             else:
                 within = "" if place is None else f" in [bold]{escape(str(place))}[/]"

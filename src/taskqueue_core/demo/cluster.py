@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -41,14 +42,25 @@ class _Error(msgspec.Struct, frozen=True):
 
 class _Ready(msgspec.Struct, frozen=True):
     url: str = ""
+    store: dict[str, str] = {}
     error: _Error | None = None
 
 
 class Cluster:
     """Starts a server on a free port, and workers for it. Leaving it ends them all."""
 
-    def __init__(self, key: str, word: str, *, embedded: bool = False) -> None:
-        """Start nothing yet. Raises `ConfigurationError` for a backend that leads to another server."""
+    def __init__(
+        self,
+        key: str,
+        word: str,
+        *,
+        embedded: bool = False,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start nothing yet. ``variables`` are the server's alone.
+
+        Raises `ConfigurationError` for a backend that leads to another server.
+        """
         if word == "server":
             raise ConfigurationError(
                 "the demo starts a server of its own, which needs a store: choose another --backend"
@@ -58,6 +70,9 @@ class Cluster:
         self._embedded = embedded
         self._children = Children()
         self._env = os.environ | {KEY_VARIABLE: key}
+        self._variables = dict(variables or {})
+        self.store: Mapping[str, str] = {}
+        """environment variables by which the server finds its embedded store, once it was started"""
         self._workers: dict[str, Child] = {}
         self._started = 0
         self.url = ""
@@ -69,7 +84,8 @@ class Cluster:
         words = ("serve", "--host", "127.0.0.1", "--port", "0", "--backend", self._word, "--json")
         if self._embedded:
             words += ("--embedded-redis", str(self._children.folder / "store"))
-        server = await self._children.start("server", *words, env=self._env, piped=True)
+        env = self._env | self._variables
+        server = await self._children.start("server", *words, env=env, piped=True)
         ready = msgspec.json.Decoder(_Ready)
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -79,7 +95,7 @@ class Cluster:
         if told.error is not None:
             code = await server.wait()
             raise DemoFailed(f"the server did not start: {told.error.detail}", exit_code=code)
-        self.url = told.url
+        self.url, self.store = told.url, told.store
         token = load_settings(Settings).token
         self.backend = RemoteBackend(self.url, token.get_secret_value() if token else None)
         return server

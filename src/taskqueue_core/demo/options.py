@@ -21,5 +21,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 2
     limit: int | None = None
     """the most files to take"""
+    journal: Path | None = None
+    """keep the journal of the run in this file"""
     keep_going: bool = False
     """leave server and workers running after the report, until interrupted"""

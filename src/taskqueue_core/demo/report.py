@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -45,6 +46,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     comparison: Comparison
     dead: tuple[DeadLetter, ...]
     seconds: float
+    journal: Path | None = None
+    """where the journal of the run is"""
 
     @property
     def rate(self) -> float:
@@ -126,4 +129,5 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             "checks": self.checks,
             "seconds": round(self.seconds, 3),
             "tasks_per_second": round(self.rate, 1),
+            "journal": None if self.journal is None else str(self.journal),
         }

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.demo.check import compare
 from taskqueue_core.demo.cluster import Cluster, DemoFailed
+from taskqueue_core.demo.journals import JournalKeeper, fresh, keeper_of
 from taskqueue_core.demo.options import DemoOptions
 from taskqueue_core.demo.plan import Plan, make_plan
 from taskqueue_core.demo.report import Killed, Report
@@ -37,7 +41,11 @@ async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report]
     plan = await asyncio.to_thread(make_plan, options.path, options.limit)
     with view:
         view.begin(options, plan)
-        async with Cluster(plan.key, options.backend, embedded=options.embedded) as cluster:
+        path, keeper = _journal(options, view)
+        variables = keeper.variables(path) if keeper and path else {}
+        async with Cluster(
+            plan.key, options.backend, embedded=options.embedded, variables=variables
+        ) as cluster:
             server = await cluster.start_server()
             within = ", with a store of its own for this run" if options.embedded else ""
             view.event(f"server at {cluster.url} (pid {server.pid}){within}")
@@ -45,7 +53,11 @@ async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report]
                 *(cluster.start_worker() for _ in range(options.workers))
             ):
                 view.event(f"{child.name} connected (pid {child.pid})")
-            report = await _Job(cluster, plan, view).run(options)
+            job = _Job(cluster, plan, view, journal=keeper is not None)
+            report = await job.run(options)
+            if keeper and path:
+                await keeper.keep(plan.key, path, job.began_at, cluster.store)
+                report = msgspec.structs.replace(report, journal=path)
             view.end(report)
             reported(report)
             if options.keep_going:
@@ -53,21 +65,34 @@ async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report]
                 await cluster.linger()
 
 
+def _journal(options: DemoOptions, view: View) -> tuple[Path | None, JournalKeeper | None]:
+    if options.journal is None:
+        return None, None
+    path = fresh(options.journal)
+    keeper = keeper_of(options.backend)
+    if keeper is None:
+        view.event(f"no journal is kept: {options.backend} has none that could be", "yellow")
+    return path, keeper
+
+
 class _Job:
     """The tasks of one run, from the first publish to the account."""
 
-    def __init__(self, cluster: Cluster, plan: Plan, view: View) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, view: View, *, journal: bool) -> None:
         self._cluster = cluster
         self._plan = plan
         self._view = view
         self._control = cluster.backend.control
         self._queue = Queue(cluster.backend)
         self._duplicates = 0
+        self._journal = journal
+        self.began_at = cluster.backend.now()
+        """by the store's clock"""
 
     async def run(self, options: DemoOptions) -> Report:
         key, total = self._plan.key, self._plan.total
         settings = await self._control.settings(key)
-        update = {"retry": _RETRY, "result_ttl": _RESULTS_KEPT}
+        update = {"retry": _RETRY, "result_ttl": _RESULTS_KEPT, "journal": self._journal}
         changed: QueueSettings = settings.model_copy(update=update)
         await self._control.configure(key, changed)
 

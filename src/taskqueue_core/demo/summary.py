@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -41,7 +44,9 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         if report.ok
         else Text("Something does not hold: see above.", "bold red")
     )
-    yield Padding(verdict, (1, 0, 1, 2))
+    yield Padding(verdict, (1, 0, 0 if report.journal else 1, 2))
+    if report.journal:
+        yield Padding(_looking_back(report.journal), (0, 0, 1, 2))
 
 
 def _sheet(title: str) -> Table:
@@ -91,6 +96,16 @@ def _checks(report: Report) -> Table:
         mark = Text("✔", "green") if check.holds else Text("✘", "bold red")
         table.add_row(mark, Text(check.what, "" if check.holds else "red"))
     return table
+
+
+def _looking_back(journal: Path) -> Text:
+    told = shlex.quote(os.path.relpath(journal))
+    return Text.assemble(
+        ("Where its time went: ", "dim"),
+        f"taskqueue pipeline report --journal {told}",
+        no_wrap=True,  # it is there to be copied
+        overflow="ignore",
+    )
 
 
 def _count(number: int) -> Text:
