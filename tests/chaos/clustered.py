@@ -145,10 +145,14 @@ class Clustered(World):
         )
         return end - begin
 
-    async def kill_and_restart(self, node: RedisServer, seconds: float) -> None:
-        """Kill a master that has no replica, and start it again a while later."""
+    async def kill_and_restart(
+        self, node: RedisServer, seconds: float, *, until_down: bool = False
+    ) -> None:
+        """Kill a master that has no replica; start it again a while after (``until_down``) the cluster went down."""
         self.struck("kill master", node)
         await asyncio.to_thread(node.kill)
+        if until_down:
+            await asyncio.to_thread(self.cluster.wait_down)
         await asyncio.sleep(seconds)
         await asyncio.to_thread(node.start)
         await asyncio.to_thread(self.cluster.wait_ready)

@@ -77,7 +77,7 @@ async def test_a_master_without_a_replica_dies(folder: Path, coverage: str, seed
         dead = world.owner("beta")
         theirs, others = world.keys_of(dead), world.keys_but(dead)
         since = time.monotonic()
-        await world.kill_and_restart(dead, 1.5)
+        await world.kill_and_restart(dead, 1.5, until_down=coverage == "yes")
         until = time.monotonic()
         outcome = await world.finish()
     figures = passed(outcome)

@@ -128,6 +128,15 @@ class Cluster(_Group):
 
         wait_until(well, "the cluster is well and its replicas are in step", seconds=seconds)
 
+    def wait_down(self, *, seconds: float = 20.0) -> None:
+        """Wait until every running node says that the cluster serves nobody."""
+
+        def down() -> bool:
+            running = [node for node in self.nodes if node.running]
+            return all(b"cluster_state:fail" in node.call("CLUSTER", "INFO") for node in running)
+
+        wait_until(down, "every running node says that the cluster is down", seconds=seconds)
+
     def slot(self, key: str | bytes) -> int:
         """Return the hash slot of a key."""
         return int(self._any().call("CLUSTER", "KEYSLOT", key))
