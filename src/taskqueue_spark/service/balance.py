@@ -1,0 +1,137 @@
+"""Comparing the journal with the ledgers of a store that goes on working while both are read.
+
+A ledger is read between two looks at how far the journal had got; so it must lie between what the journal
+tells up to the first and up to the second. No clock is needed, and no pause. What is compared is how much both have
+grown, as a queue's journal may have begun after its first task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from taskqueue_spark.service.state import ENDS, LIVE, Baseline, Books, Probe, State
+
+__all__ = ["Asked", "RedisLedgers", "probe", "resolve"]
+
+_COUNTERS = ("published", *ENDS)
+
+
+class Asked(NamedTuple):
+    """Ledgers by key, and by shard how far the journal was just before and just after they were read."""
+
+    run: str
+    before: dict[int, int]
+    after: dict[int, int]
+    ledgers: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True)
+class RedisLedgers:
+    """Asks a Redis, which ``TASKQUEUE_REDIS_…`` names."""
+
+    prefix: str | None = None
+
+    def __call__(self, keys: Sequence[str]) -> Asked | None:
+        """Return the ledgers; ``None`` if the store is out of reach, or was reset in between."""
+        return asyncio.run(self._ask(keys))
+
+    async def _ask(self, keys: Sequence[str]) -> Asked | None:
+        from taskqueue_core.errors import BackendUnavailable  # noqa: PLC0415 - as the next ones
+        from taskqueue_redis import RedisBackend, RedisSettings  # noqa: PLC0415 - for those who use it
+        from taskqueue_redis.journal import JournalReader  # noqa: PLC0415
+
+        settings = RedisSettings() if self.prefix is None else RedisSettings(prefix=self.prefix)
+        backend = RedisBackend(settings=settings)
+        try:
+            async with JournalReader(settings) as reader:
+                before = [await reader.span(partition) for partition in reader.partitions]
+                ledgers = await asyncio.gather(*(backend.control.ledger(key) for key in keys))
+                after = [await reader.span(partition) for partition in reader.partitions]
+        except BackendUnavailable:
+            return None
+        finally:
+            await backend.aclose()
+        runs = {span.epoch for span in (*before, *after) if span.epoch}
+        if len(runs) != 1:
+            return None
+        told = {
+            key: {
+                "published": ledger.published,
+                **{name: getattr(ledger, name) for name in (*ENDS, *LIVE)},
+            }
+            for key, ledger in zip(keys, ledgers, strict=True)
+        }
+        first, second = (
+            {n: span.last for n, span in enumerate(spans)} for spans in (before, after)
+        )
+        return Asked(runs.pop(), first, second, told)
+
+
+def probe(state: State, asked: Asked) -> None:
+    """Remember ledgers until the journal has been read up to where they were; compare at once if it has."""
+    state.probe = Probe(
+        run=asked.run,
+        before=asked.before,
+        after=asked.after,
+        ledgers=asked.ledgers,
+        low={key: _counters(books) for key, books in state.books.items()},
+        high={key: _counters(books) for key, books in state.books.items()},
+    )
+    resolve(state)
+
+
+def resolve(state: State) -> None:
+    """Compare what was remembered, once the journal has been read far enough."""
+    pending = state.probe
+    if pending is None:
+        return
+    if any(run != pending.run for run in state.current.values()):
+        state.probe, state.baselines, state.differing = None, {}, {}
+        return
+    for shard, number in pending.after.items():
+        position = state.position(pending.run, shard)
+        if (position.last if position else 0) < number:
+            return
+    for key, ledger in pending.ledgers.items():
+        now = Baseline(
+            run=pending.run,
+            ledger=ledger,
+            low=pending.low.get(key, {}),
+            high=pending.high.get(key, {}),
+        )
+        base = state.baselines.get(key)
+        if base is None or base.run != now.run or ledger["published"] < base.ledger["published"]:
+            state.baselines[key] = base = now
+            if ledger["published"] > now.high.get("published", 0):
+                state.books[key].whole = False  # there were tasks before there was a journal
+        text = _own(ledger) or _differing(base, now)
+        if text:
+            state.differing[key] = text
+        else:
+            state.differing.pop(key, None)
+    state.probe = None
+
+
+def _counters(books: Books) -> dict[str, int]:
+    return {"published": books.published, **books.ended}
+
+
+def _own(ledger: dict[str, int]) -> str:
+    accounted = sum(ledger[name] for name in (*ENDS, *LIVE))
+    if ledger["published"] == accounted:
+        return ""
+    return f"the store's ledger has {ledger['published']} published and accounts for {accounted}"
+
+
+def _differing(base: Baseline, now: Baseline) -> str:
+    for counter in _COUNTERS:
+        grown = now.ledger[counter] - base.ledger[counter]
+        least = now.low.get(counter, 0) - base.high.get(counter, 0)
+        most = now.high.get(counter, 0) - base.low.get(counter, 0)
+        if not least <= grown <= most:
+            between = str(least) if least == most else f"{least} to {most}"
+            return f"{counter}: {grown} more by the ledger, {between} by the journal"
+    return ""

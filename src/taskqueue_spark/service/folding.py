@@ -1,0 +1,208 @@
+"""From the tasks that live and a batch of transitions: what the batch did, and the tasks that live after it.
+
+State operators of Spark in Python are six times slower than a pass over a small table, and keep what they know
+where nobody else can read it. So the tasks that live are a table of their own, which every batch writes anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
+
+from taskqueue_spark.service.state import ENDS, LIVE, Position, Probe
+from taskqueue_spark.service.windows import CLASSES_PER_E, LEAST
+
+__all__ = [
+    "OPEN",
+    "Count",
+    "Read",
+    "beginnings",
+    "counted",
+    "following",
+    "new_ones",
+    "reads",
+    "steps",
+]
+
+OPEN = (
+    "key string, task_id string, state string, since timestamp, published_at timestamp, attempt int, "
+    "tenant string, worker string, shard int, run string, seq bigint"
+)
+"""the schema of the tasks that live; ``since`` is when they came into their state"""
+
+
+class Read(NamedTuple):
+    """What a batch has of a count."""
+
+    shard: int
+    run: str
+    first: int
+    last: int
+    different: int
+    since: float
+    until: float
+
+
+class Count(NamedTuple):
+    """How often something happened to a queue within a window."""
+
+    key: str
+    window: int
+    name: str
+    place: int | None
+    """the class of a time"""
+    number: int
+
+
+def new_ones(batch: DataFrame, positions: Mapping[str, Position]) -> DataFrame:
+    """Leave out the transitions that were read before, by their numbers."""
+    if not positions:
+        return batch
+    read = _of_each({place: position.last for place, position in positions.items()})
+    place = F.concat_ws("/", "run", F.col("shard").cast("string"))
+    return batch.where(
+        (F.col("event") == "damaged") | (F.col("seq") > F.coalesce(read[place], F.lit(0)))
+    )
+
+
+def reads(transitions: DataFrame) -> list[Read]:
+    """Say what a batch has, in the order in which the counts began."""
+    rows = (
+        transitions.groupBy("shard", "run")
+        .agg(
+            F.min("seq").alias("first"),
+            F.max("seq").alias("last"),
+            F.count_distinct("seq").alias("different"),
+            (F.unix_micros(F.min("ts")) / 1e6).alias("since"),
+            (F.unix_micros(F.max("ts")) / 1e6).alias("until"),
+        )
+        .collect()
+    )
+    return sorted((Read(*row) for row in rows), key=lambda read: (read.since, read.run))
+
+
+def steps(transitions: DataFrame, live: DataFrame, runs: Sequence[str]) -> DataFrame:
+    """Put each transition beside what its task was before: ``before``, ``since``; ``ends`` tells a task's last row.
+
+    ``live`` has the schema `OPEN`; its tasks are rows of their own, with ``fresh`` 0. ``runs``: the counts of the
+    batch in the order in which they began.
+    """
+    known = live.select(
+        "key", "task_id", "state", F.col("since").alias("ts"), "published_at", "attempt", "tenant", "worker",
+        "shard", "run", "seq", F.lit("").alias("event"), F.lit(0).alias("fresh"), F.lit(0).alias("place"),
+    )  # fmt: skip
+    order = _of_each({run: place for place, run in enumerate(runs)}) if len(runs) > 1 else None
+    fresh = (
+        transitions.where(F.col("task_id") != "")
+        .dropDuplicates(["shard", "run", "seq"])
+        .select(
+            "key", "task_id", "state", "ts",
+            F.when(F.col("event") == "published", F.col("ts")).alias("published_at"),
+            "attempt", "tenant", "worker", "shard", "run", "seq", "event",
+            F.lit(1).alias("fresh"),
+            (F.lit(0) if order is None else order[F.col("run")]).alias("place"),
+        )
+    )  # fmt: skip
+    task = Window.partitionBy("key", "task_id").orderBy("fresh", "place", "seq")
+    so_far = task.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    return known.unionByName(fresh).select(
+        "*",
+        F.lag("state").over(task).alias("before"),
+        F.lag("ts").over(task).alias("since"),
+        F.last("published_at", ignorenulls=True).over(so_far).alias("birth"),
+        F.last("tenant", ignorenulls=True).over(so_far).alias("owner"),
+        F.lead("fresh").over(task).isNull().alias("ends"),
+    )
+
+
+def following(told: DataFrame, current: Mapping[int, str]) -> DataFrame:
+    """Return the tasks that live after `steps`, but for those of a count that another one took the place of."""
+    homes = [(F.col("shard") == shard) & (F.col("run") == run) for shard, run in current.items()]
+    at_home = reduce(or_, homes)
+    return told.where(F.col("ends") & F.col("state").isin(*LIVE)).select(
+        "key", "task_id", "state", F.col("ts").alias("since"), F.col("birth").alias("published_at"), "attempt",
+        F.col("owner").alias("tenant"), "worker", "shard", "run", "seq", at_home.alias("here"),
+    )  # fmt: skip
+
+
+def counted(told: DataFrame, window: int, probe: Probe | None) -> list[Count]:
+    """Count what the fresh rows of `steps` did, per key and window.
+
+    Names: ``event:…``; ``published``, ``adopted``, ``doubled`` and the states that end a task; ``waits`` and ``runs``
+    with the class of the time; and with ``low:`` and ``high:`` before them, what of it lies before and behind a
+    probe.
+    """
+    before, state, event = F.col("before"), F.col("state"), F.col("event")
+    over = before.isNull() | before.isin(*ENDS)
+    begins = (event == "published") | ((event == "retried") & over)
+    balance = [
+        _named("published", begins),
+        _named("adopted", ~begins & over),
+        _named("doubled", begins & before.isin(*LIVE)),
+        F.when(state.isin(*ENDS), _entry(state)),
+    ]
+    took = (F.unix_micros("ts") - F.unix_micros("since")) / 1e6
+    times = [
+        F.when(
+            (before == "waiting") & (event == "delivered"), _entry(F.lit("waits"), _class(took))
+        ),
+        F.when(
+            (before == "in_flight") & (state != "in_flight"), _entry(F.lit("runs"), _class(took))
+        ),
+    ]
+    happened = [_entry(F.concat(F.lit("event:"), event)), *balance, *times]
+    if probe is not None:
+        for side, limits in (("low:", probe.before), ("high:", probe.after)):
+            inside = (F.col("run") == probe.run) & (F.col("seq") <= _at(limits))
+            counters = [F.when(begins, _entry(F.lit("published"))), balance[-1]]
+            happened += [
+                F.when(inside & entry.isNotNull(), _entry(F.concat(F.lit(side), entry["name"])))
+                for entry in counters
+            ]
+    start = F.floor(F.unix_micros("ts") / (window * 1e6)) * window
+    rows = (
+        told.where(F.col("fresh") == 1)
+        .select(
+            "key",
+            start.alias("window"),
+            F.explode(F.array_compact(F.array(*happened))).alias("entry"),
+        )
+        .groupBy("key", "window", "entry.name", "entry.place")
+        .count()
+        .collect()
+    )
+    return [Count(*row) for row in rows]
+
+
+def beginnings(transitions: DataFrame) -> dict[str, str]:
+    """Return the first event of each queue."""
+    first = F.min_by("event", F.struct("ts", "seq")).alias("event")
+    return {row.key: row.event for row in transitions.groupBy("key").agg(first).collect()}
+
+
+def _entry(name: Column, place: Column | None = None) -> Column:
+    return F.struct(
+        name.alias("name"), (F.lit(None) if place is None else place).cast("int").alias("place")
+    )
+
+
+def _named(name: str, when: Column) -> Column:
+    return F.when(when, _entry(F.lit(name)))
+
+
+def _class(seconds: Column) -> Column:
+    return F.floor(F.log(F.greatest(seconds, F.lit(LEAST)) / LEAST) * CLASSES_PER_E)
+
+
+def _of_each(values: Mapping[str, int]) -> Column:
+    return F.create_map(*(F.lit(one) for item in values.items() for one in item))
+
+
+def _at(limits: Mapping[int, int]) -> Column:
+    values = _of_each({str(shard): number for shard, number in limits.items()})
+    return F.coalesce(values[F.col("shard").cast("string")], F.lit(0))

@@ -1,0 +1,82 @@
+"""What the streaming service can be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from taskqueue_core.errors import InvalidInput
+
+__all__ = ["StreamOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """What to read, where to keep it and when to raise an alert. Raises `InvalidInput`."""
+
+    out: Path
+    """a folder that all machines of the cluster see under this path"""
+    source: Mapping[str, str] = field(default_factory=dict)
+    """options of the source; see docs/pipeline.md"""
+    format: str = "taskqueue"
+    trigger: float = 10.0
+    """seconds between the beginnings of two batches"""
+    once: bool = False
+    """read what is there now, in as many batches as it takes, and end"""
+    max_events: int | None = 500_000
+    """transitions in a batch; ``None`` takes all there are"""
+    window: int = 60
+    """seconds"""
+    stuck_after: float = 600.0
+    """seconds in flight after which a task is stuck"""
+    waiting_after: float | None = None
+    """seconds a task may wait; ``None`` for any time"""
+    failure_share: float = 0.1
+    """of a window's executions, from which on failures may be rising"""
+    failure_growth: float = 2.0
+    """how many times the share of the windows before"""
+    failure_least: int = 20
+    """executions in a window that are too few to tell"""
+    keep: int = 120
+    """windows that shares are compared with, and that can still change"""
+    ledger: bool | None = None
+    """whether to compare with the store's ledgers; ``None`` does where the store can be asked"""
+
+    def __post_init__(self) -> None:
+        for name, least in {"trigger": 0.0, "stuck_after": 0.0, "failure_growth": 1.0}.items():
+            _check(name, getattr(self, name), least)
+        if self.waiting_after is not None:
+            _check("waiting_after", self.waiting_after, 0.0)
+        _check("failure_share", self.failure_share, 0.0, 1.0)
+        for name in ("window", "failure_least", "keep"):
+            _check(name, getattr(self, name), 1)
+        if self.max_events is not None:
+            _check("max_events", self.max_events, 1)
+
+    @property
+    def folder(self) -> Path:
+        """Where the service keeps what it needs."""
+        return self.out / "stream"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where Spark keeps how far it has read."""
+        return self.folder / "checkpoint"
+
+    @property
+    def state(self) -> Path:
+        """The file that commits a batch."""
+        return self.folder / "state.json"
+
+    @property
+    def archive(self) -> Path:
+        """Transitions."""
+        return self.out / "transitions"
+
+
+def _check(name: str, value: float, least: float, most: float = math.inf) -> None:
+    if not least <= value <= most or math.isinf(value):
+        allowed = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
+        raise InvalidInput(name, "a number out of range", allowed)

@@ -1,0 +1,183 @@
+"""What the streaming service knows after a batch: one file, replaced whole, which is what commits the batch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError
+
+__all__ = [
+    "ENDS",
+    "LIVE",
+    "Baseline",
+    "Books",
+    "Gap",
+    "Position",
+    "Probe",
+    "State",
+    "Window",
+    "load",
+    "replace",
+    "save",
+]
+
+VERSION = 1
+LIVE = ("waiting", "scheduled", "in_flight", "dead")
+"""states of a task that its store still has"""
+ENDS = ("done", "expired", "cancelled", "discarded")
+
+
+class Position(msgspec.Struct, kw_only=True):
+    """How far a count of transitions was read."""
+
+    last: int
+    """the highest number there was"""
+    missing: int = 0
+    """numbers below it that never came"""
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """A break in a journal."""
+
+    kind: Literal["missing", "reset"]
+    """transitions that are not there; or another count where one was being read: the store began anew"""
+    shard: int
+    run: str
+    first: int
+    last: int
+    """between these, both included"""
+    number: int
+    """of transitions that are missing; of tasks that are gone"""
+    at: float
+
+
+class Books(msgspec.Struct, kw_only=True):
+    """What the journal told of a queue, in tasks; a task that lives again counts again."""
+
+    published: int = 0
+    adopted: int = 0
+    """whose beginning the journal does not have, or that ended when they had ended before"""
+    doubled: int = 0
+    """published when they were there"""
+    gone: int = 0
+    """that were live when their store was reset"""
+    ended: dict[str, int] = {}
+    live: dict[str, int] = {}
+    events: dict[str, int] = {}
+    whole: bool = True
+    """whether the journal has this queue from its first task on"""
+
+    @property
+    def imbalance(self) -> int:
+        """Published minus all that is accounted for."""
+        return self.published - sum(self.ended.values()) - sum(self.live.values()) - self.gone
+
+    @property
+    def balanced(self) -> bool | None:
+        """Whether every task is accounted for; ``None`` where the journal cannot tell."""
+        if not self.whole:
+            return None
+        return not (self.imbalance or self.adopted or self.doubled)
+
+
+class Window(msgspec.Struct, kw_only=True):
+    """What happened to a queue in some seconds."""
+
+    events: dict[str, int] = {}
+    waits: dict[int, int] = {}
+    """how many tasks waited how long, by the classes of `windows.seconds_of`"""
+    runs: dict[int, int] = {}
+
+
+class Probe(msgspec.Struct, kw_only=True):
+    """The ledgers at a moment, which the journal has not been read up to."""
+
+    run: str
+    before: dict[int, int]
+    """by shard, the last number before the ledgers were read"""
+    after: dict[int, int]
+    ledgers: dict[str, dict[str, int]]
+    low: dict[str, dict[str, int]] = {}
+    """by key and counter, what the journal told up to ``before``"""
+    high: dict[str, dict[str, int]] = {}
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue's ledger, and between what the journal's counts were at that moment."""
+
+    run: str
+    ledger: dict[str, int]
+    low: dict[str, int]
+    high: dict[str, int]
+
+
+class State(msgspec.Struct, kw_only=True):
+    """What is known after a batch."""
+
+    version: int = VERSION
+    generation: int = 0
+    """grows whenever the checkpoint was lost"""
+    query: str = ""
+    batch: int = -1
+    open: str = ""
+    """the folder of the tasks that live"""
+    transitions: int = 0
+    damaged: int = 0
+    frontier: float = 0.0
+    """when the last transition was that was read"""
+    positions: dict[str, Position] = {}
+    """by ``run/shard``"""
+    current: dict[int, str] = {}
+    """by shard, the run it was last read in"""
+    books: dict[str, Books] = {}
+    windows: dict[str, dict[int, Window]] = {}
+    """by key and start, the latest ones"""
+    gaps: list[Gap] = []
+    """the latest ones"""
+    horizon: int = 0
+    """windows that began before are closed"""
+    late: int = 0
+    """transitions of windows that were closed: they are in the archive and in no window"""
+    probe: Probe | None = None
+    baselines: dict[str, Baseline] = {}
+    differing: dict[str, str] = {}
+    """by key, how the live ledger differs from the journal"""
+
+    def position(self, run: str, shard: int) -> Position | None:
+        """Return how far a count was read."""
+        return self.positions.get(f"{run}/{shard}")
+
+
+def load(path: Path) -> State:
+    """Return what was saved, or what is known at the beginning. Raises `ConfigurationError` if it is not ours."""
+    try:
+        state = msgspec.json.decode(path.read_bytes(), type=State)
+    except FileNotFoundError:
+        return State()
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{path}: this is no state of the streaming service") from error
+    if state.version != VERSION:
+        raise ConfigurationError(
+            f"{path}: written by another version of the streaming service ({state.version}; allowed: {VERSION})"
+        )
+    return state
+
+
+def save(path: Path, state: State) -> None:
+    """Replace what was saved, at once and durably."""
+    replace(path, msgspec.json.encode(state))
+
+
+def replace(path: Path, content: bytes | str | Any) -> None:
+    """Write a file such that everybody sees the former or the new one whole."""
+    data = content if isinstance(content, bytes) else msgspec.json.encode(content)
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

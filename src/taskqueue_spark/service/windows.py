@@ -1,0 +1,110 @@
+"""Figures of windows: counts, rates and how long tasks waited and ran, as Parquet of one file per hour."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from taskqueue_spark.service.state import Window
+
+__all__ = [
+    "CLASSES_PER_E",
+    "EVENTS",
+    "LEAST",
+    "METRICS",
+    "failed",
+    "quantile",
+    "seconds_of",
+    "write_hours",
+]
+
+EVENTS = (
+    "published", "available", "delivered", "acked", "redelivered", "lost", "retried", "dead_lettered", "redriven",
+    "discarded", "expired", "cancelled",
+)  # fmt: skip
+LEAST = 0.001
+"""seconds, of the first class of times"""
+_GROWTH = 1.1
+CLASSES_PER_E = 1 / math.log(_GROWTH)
+"""times fall into classes, each a tenth longer than the one before: so figures of batches can be added up"""
+_HOUR = 3600
+
+METRICS = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("window_start", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("seconds", pa.int32(), nullable=False),
+        *(pa.field(event, pa.int64(), nullable=False) for event in EVENTS),
+        *(pa.field(f"{event}_rate", pa.float64(), nullable=False) for event in EVENTS),
+        pa.field("failed_share", pa.float64()),
+        *(
+            pa.field(f"{of}_{name}", pa.float64())
+            for of in ("wait", "run")
+            for name in ("p50", "p95", "p99")
+        ),
+    ]
+)
+"""one row per queue and window in which something happened; rates are per second, times are seconds"""
+
+
+def seconds_of(place: int) -> float:
+    """Return the middle of a class of times, which is within 5 % of all of them."""
+    return LEAST * math.exp((place + 0.5) / CLASSES_PER_E)
+
+
+def quantile(classes: Mapping[int, int], share: float) -> float | None:
+    """Return the time (seconds) within which a share of the times is; ``None`` where there are none."""
+    due = share * sum(classes.values())
+    for place in sorted(classes):
+        due -= classes[place]
+        if due <= 0:
+            return seconds_of(place)
+    return None
+
+
+def failed(window: Window) -> tuple[int, int]:
+    """Return how many executions of a window failed, and how many there were."""
+    bad = window.events.get("retried", 0) + window.events.get("dead_lettered", 0)
+    return bad, bad + window.events.get("acked", 0)
+
+
+def write_hours(
+    folder: Path, windows: Mapping[str, Mapping[int, Window]], seconds: int, hours: Iterable[int]
+) -> None:
+    """Write the files of some hours (Unix seconds of their beginnings) anew, each replaced at once."""
+    for hour in hours:
+        rows = [
+            _row(key, start, seconds, window)
+            for key, of_key in sorted(windows.items())
+            for start, window in sorted(of_key.items())
+            if hour <= start < hour + _HOUR
+        ]
+        moment = dt.datetime.fromtimestamp(hour, dt.UTC)
+        place = folder / f"date={moment:%Y-%m-%d}"
+        place.mkdir(parents=True, exist_ok=True)
+        temporary = place / f".{moment:%H}.new"
+        pq.write_table(pa.Table.from_pylist(rows, schema=METRICS), temporary)
+        temporary.replace(place / f"{moment:%H}.parquet")
+
+
+def _row(key: str, start: int, seconds: int, window: Window) -> dict[str, object]:
+    bad, all_of_them = failed(window)
+    counts = {event: window.events.get(event, 0) for event in EVENTS}
+    return {
+        "key": key,
+        "window_start": dt.datetime.fromtimestamp(start, dt.UTC),
+        "seconds": seconds,
+        **counts,
+        **{f"{event}_rate": number / seconds for event, number in counts.items()},
+        "failed_share": bad / all_of_them if all_of_them else None,
+        **{
+            f"{of}_{name}": quantile(classes, share)
+            for of, classes in (("wait", window.waits), ("run", window.runs))
+            for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+        },
+    }
