@@ -1,0 +1,123 @@
+"""The forecast for one key: what was recorded, replayed through fewer and more slots. Plain Python and NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from taskqueue_spark.pipeline.queueing import (
+    Floats,
+    bucket,
+    least,
+    replay,
+    resampled,
+    scv,
+    wait_quantile,
+)
+
+__all__ = ["advise"]
+
+_RESAMPLES = 10
+_TICK = 1e-6
+"""seconds: what a journal's times are told in"""
+
+
+def advise(
+    *,
+    arrived: Floats,
+    started: Floats,
+    ended: Floats,
+    priorities: npt.NDArray[np.int64] | None = None,
+    workers: npt.NDArray[np.int64] | None = None,
+    peak_rate: float = 0.0,
+    target_wait: float,
+    percentile: float = 0.95,
+) -> dict[str, Any]:
+    """Return the columns of `capacity.advice` for one key from what became available, was handed out and ended when.
+
+    All times in seconds, all of the same length, at least 2, in the order of ``arrived``. Where no number of slots
+    meets the target, ``unreachable`` says so.
+    """
+    held = np.maximum(ended - started, 0.0)
+    count, span = len(arrived), max(float(arrived[-1] - arrived[0]), _TICK)
+    rate, mean = (count - 1) / span, float(held.mean())
+    overhead, seen = _overhead(arrived, started, ended)
+    variation = {"arrival_scv": scv(np.diff(arrived)), "held_scv": scv(held)}
+    found = {
+        "sampled": count, "arrival_rate": rate, "arrival_scv": variation["arrival_scv"], "service_mean": mean,
+        "service_scv": variation["held_scv"], "load": rate * mean, "overhead": overhead,
+        **_of_workers(started, ended, workers),
+    }  # fmt: skip
+
+    def waits(slots: int) -> Floats:
+        return replay(arrived, held, slots, overhead=overhead, priorities=priorities)
+
+    def fits(slots: int) -> bool:
+        return float(np.quantile(waits(slots), percentile)) <= target_wait
+
+    if (
+        overhead > target_wait
+        or (slots := least(fits, math.floor(rate * mean) + 1, max(count, seen))) is None
+    ):
+        why = f"a task that finds room waits {overhead:.3g} s already"
+        return {**found, "unreachable": why}
+    expected = waits(slots)
+    again = [
+        float(np.quantile(replay(*other, slots, overhead=overhead), percentile))
+        for other in resampled(arrived, held, _RESAMPLES, seed=count)
+    ]
+    formula = wait_quantile(percentile, slots=slots, rate=rate, mean=mean + overhead, **variation)
+    rate_limit = slots / max(mean + overhead, _TICK)
+    burst = bucket(arrived + expected, rate_limit)
+    interval = max(1, math.ceil(burst / rate_limit))
+    wait = float(np.quantile(expected, percentile))
+    each = found["slots_per_worker"]
+    return {
+        **found,
+        "slots": slots,
+        "max_inflight": slots,
+        "utilisation": rate * mean / slots,
+        "peak_utilisation": max(rate, peak_rate) * mean / slots,
+        "expected_wait": wait,
+        "expected_low": min(wait, *again),
+        "expected_high": max(wait, *again),
+        "formula_wait": formula + overhead if math.isfinite(formula) else None,
+        "backlog": _backlog(arrived, expected),
+        "rate_limit": rate_limit,
+        "burst": burst,
+        "max_tokens": math.ceil(rate_limit * interval),
+        "interval": interval,
+        "workers": math.ceil(slots / each) if each else None,
+    }
+
+
+def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, int]:
+    """Return the median wait of tasks that found none waiting and a slot free, and how many slots were busy at once."""
+    begun = np.searchsorted(np.sort(started), arrived, side="right")
+    over = np.searchsorted(np.sort(ended), arrived, side="right")
+    busy = begun - over
+    seen = _most_at_once(started, ended)
+    alone = (np.arange(len(arrived)) - begun <= 0) & (busy < seen)
+    return (float(np.median((started - arrived)[alone])) if alone.any() else 0.0), seen
+
+
+def _most_at_once(started: Floats, ended: Floats) -> int:
+    times = np.concatenate([ended, started])  # one that ends makes room for one that starts then
+    steps = np.repeat([-1, 1], len(started))
+    return int(np.cumsum(steps[np.argsort(times, kind="stable")]).max(initial=0))
+
+
+def _of_workers(
+    started: Floats, ended: Floats, workers: npt.NDArray[np.int64] | None
+) -> dict[str, int | None]:
+    names = np.unique(workers[workers >= 0]) if workers is not None else np.array([])
+    most = [_most_at_once(started[workers == name], ended[workers == name]) for name in names]
+    return {"slots_per_worker": max(most, default=None), "workers_seen": len(names)}
+
+
+def _backlog(arrived: Floats, waits: Floats) -> int:
+    begun = np.searchsorted(np.sort(arrived + waits), arrived, side="left")
+    return int(np.max(np.arange(1, len(arrived) + 1) - begun))

@@ -1,0 +1,180 @@
+"""Capacity advice, checked by applying it: what it forecasts is what the queue then does."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_spark.columns import TRANSITIONS
+from taskqueue_spark.pipeline.capacity import ADVICE, advice
+from taskqueue_spark.pipeline.forecast import advise
+from taskqueue_spark.pipeline.queueing import Floats, replay
+from tests.spark.load import poisson, run, transitions
+
+RATE, MEAN, TARGET = 300.0, 0.02, 0.01
+TASKS = 10_000
+SECOND = 1_000_000
+
+
+def row(seq: int, at: float, event: str, state: str, **more: Any) -> dict[str, Any]:
+    """Return a transition, ``at`` seconds after some start."""
+    plain = {
+        "shard": 0, "run": "r", "seq": seq, "ts": 1_700_000_000 * SECOND + round(at * SECOND), "event": event,
+        "key": "k", "task_id": "", "attempt": 1, "losses": 0, "state": state, "priority": 0,
+    }  # fmt: skip
+    return plain | more
+
+
+def steady(key: str, tasks: int, *, shard: int, first: int = 0, every: float = 1.0) -> list[Any]:
+    """Return what a key's tasks do, one after another: half a second until the hand-out, then two seconds of work."""
+    rows = []
+    for number in range(first, tasks):
+        of = {"key": key, "task_id": f"{key}-{number}", "shard": shard}
+        at = number * every
+        rows += [
+            row(3 * number + 1, at, "published", "waiting", **of),
+            row(3 * number + 2, at + 0.5, "delivered", "in_flight", worker=f"w{number % 2}", **of),
+            row(3 * number + 3, at + 2.5, "acked", "done", **of),
+        ]
+    return rows
+
+
+def frame(spark: SparkSession, rows: list[Any] | pa.Table) -> DataFrame:
+    """Return transitions as Spark has them."""
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows, schema=TRANSITIONS)
+    return spark.createDataFrame(table)
+
+
+def seen(journal: Path) -> tuple[Floats, Floats]:
+    """Return when each task was published, and how long it waited, in the order of publishing."""
+    at: dict[str, dict[str, float]] = {}
+    for entry in transitions(journal).to_pylist():
+        at.setdefault(entry["task_id"], {})[entry["event"]] = entry["ts"].timestamp()
+    at.pop("")
+    arrived = np.array([of["published"] for of in at.values()])
+    return arrived, np.array([of["delivered"] for of in at.values()]) - arrived
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal of the load with room for all of it."""
+    path = tmp_path_factory.mktemp("capacity") / "recorded"
+    asyncio.run(run(path, poisson(1, TASKS, rate=RATE, mean=MEAN), 100))
+    return path
+
+
+def test_the_advice_holds_when_it_is_applied(
+    spark: SparkSession, recorded: Path, tmp_path: Path
+) -> None:
+    """Another load of the same process, with the advised `max_inflight`: the observed p95 is within 20 % (G10)."""
+    (found,) = advice(frame(spark, transitions(recorded)), TARGET).collect()
+    assert found["reason"] is None
+    assert found["arrival_rate"] == pytest.approx(RATE, rel=0.03)
+    assert found["service_mean"] == pytest.approx(MEAN, rel=0.03)
+    assert found["expected_low"] <= found["expected_wait"] <= found["expected_high"]
+    assert found["expected_wait"] <= TARGET
+    assert found["formula_wait"] == pytest.approx(found["expected_wait"], rel=0.3)
+    assert found["rate_limit"] > found["arrival_rate"]
+    assert found["max_tokens"] / found["interval"] >= found["rate_limit"]
+    assert found["max_tokens"] >= found["burst"]
+
+    other = tmp_path / "applied"
+    load = poisson(2, TASKS, rate=RATE, mean=MEAN)
+    asyncio.run(run(other, load, found["max_inflight"]))
+    arrived, waits = seen(other)
+    observed = float(np.quantile(waits, 0.95))
+    assert observed == pytest.approx(found["expected_wait"], rel=0.2)
+    held = np.array([time for _, time in load])
+    forecast = replay(arrived, held, found["slots"])
+    assert waits == pytest.approx(
+        forecast, abs=1e-4
+    )  # the replay is what the queue does, task by task
+    fewer = replay(arrived, held, found["slots"] - 1)
+    assert float(np.quantile(fewer, 0.95)) > TARGET
+
+
+def test_each_key_is_advised_or_told_why_not(spark: SparkSession) -> None:
+    """Thin and trimmed history, and targets out of reach, have a reason and no numbers (G10; fault L2)."""
+    cut = steady("cut", 400, shard=3)
+    del cut[300:600]
+    headless = [one for one in steady("headless", 300, shard=4) if one["event"] != "published"]
+    later = {"key": "later", "task_id": "x", "shard": 5}
+    rows = [
+        *steady("steady", 400, shard=1),
+        *steady("thin", 30, shard=2),
+        *cut,
+        *headless,
+        row(1, 0.0, "published", "scheduled", due_at=1_700_000_009 * SECOND, **later),
+        row(1, 0.0, "configured", "", key="empty", shard=6, reason="{}"),
+        row(2, 0.0, "damaged", "", key="", shard=6, reason="line 7: not JSON"),
+    ]
+    given = frame(spark, rows)
+    table = advice(given, 0.6)
+    assert table.columns == [column.split()[0] for column in ADVICE.split(", ")]
+    found = {one["key"]: one for one in table.collect()}
+    assert set(found) == {"steady", "thin", "cut", "headless", "later"}
+    reasons = {key: one["reason"] for key, one in found.items()}
+    assert reasons["steady"] is None
+    assert reasons["thin"] == "30 deliveries are known from start to end, 200 are needed"
+    assert reasons["later"] == "0 deliveries are known from start to end, 200 are needed"
+    assert reasons["cut"] == "25 % of the journal are missing"
+    assert "is missing" in reasons["headless"] or "are missing" in reasons["headless"]
+    assert all(one["slots"] is None for key, one in found.items() if key != "steady")
+    good = found["steady"]
+    assert (good["slots"], good["deliveries"], good["workers_seen"]) == (3, 400, 2)
+    assert good["overhead"] == pytest.approx(0.5)
+    assert good["expected_wait"] == pytest.approx(0.5)
+    assert good["peak_rate"] == pytest.approx(1.0)
+    assert good["workers"] == 3  # a worker was seen to have one at once: the other's had ended
+
+    some = advice(given.where("key in ('cut', 'headless', 'steady')"), 0.3, whole=False, sample=250)
+    found = {one["key"]: one for one in some.collect()}
+    assert found["cut"]["reason"] is None or "waits 0.5 s already" in found["cut"]["reason"]
+    assert found["steady"]["reason"] == "a task that finds room waits 0.5 s already"
+    assert found["steady"]["sampled"] == 250
+    assert found["headless"]["reason"].startswith("300 of 300 deliveries")
+
+
+def test_the_busiest_stretch_is_replayed(spark: SparkSession) -> None:
+    """Of more deliveries than the sample has, those that came fastest (G10)."""
+    slow = steady("k", 300, shard=0)
+    last = max(one["ts"] for one in slow)
+    fast = [
+        one | {"seq": one["seq"] + 900, "task_id": "f" + one["task_id"], "ts": one["ts"] + last - slow[0]["ts"]}
+        for one in steady("k", 300, shard=0, every=0.1)
+    ]  # fmt: skip
+    (found,) = advice(frame(spark, slow + fast), 1.0, sample=250).collect()
+    assert found["arrival_rate"] == pytest.approx(10, rel=0.05)
+    assert found["sampled_from"] > found["sampled_to"] - timedelta(seconds=30)
+
+
+def test_priorities_and_a_target_out_of_reach() -> None:
+    """What is served by priority is replayed by priority; where nothing helps, that is said (G10)."""
+    arrived = np.cumsum(np.full(1000, 0.1))
+    started, ended = arrived + 0.2, arrived + 0.2 + 0.95
+    classes = np.arange(1000) % 10
+    found = advise(
+        arrived=arrived, started=started, ended=ended, priorities=classes, target_wait=0.5
+    )
+    assert found["load"] == pytest.approx(9.5, rel=0.01)
+    assert found["overhead"] == pytest.approx(0.2)
+    assert found["slots"] >= 10
+    assert "unreachable" in advise(arrived=arrived, started=started, ended=ended, target_wait=0.1)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("target_wait", 0.0), ("target_wait", float("inf")), ("percentile", 95.0), ("sample", 10)],
+)
+def test_arguments_out_of_range_are_refused(field: str, wrong: float) -> None:
+    """Each names its field, before anything is read (G10)."""
+    with pytest.raises(InvalidInput, match=field):
+        advice(None, **{field: wrong})  # type: ignore[arg-type] # it is not looked at

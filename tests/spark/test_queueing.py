@@ -1,0 +1,124 @@
+"""Waiting in front of slots: the formulas against what is known, and the replay against a plain simulation."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from taskqueue_spark.pipeline.queueing import (
+    Floats,
+    bucket,
+    erlang_c,
+    least,
+    replay,
+    resampled,
+    scv,
+    wait_quantile,
+)
+
+
+def load(seed: int, tasks: int, rate: float) -> tuple[Floats, Floats]:
+    """Return the arrivals of a Poisson process, and exponential times of mean 1."""
+    draw = np.random.default_rng(seed)
+    return np.cumsum(draw.exponential(1 / rate, tasks)), draw.exponential(1.0, tasks)
+
+
+def test_the_chance_to_wait_is_what_the_tables_say() -> None:
+    """One slot: its utilisation; two at half load: a third; none busy or all too busy: the ends (G10)."""
+    assert erlang_c(1, 0.7) == pytest.approx(0.7)
+    assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
+    assert erlang_c(10, 8.0) == pytest.approx(0.4092, abs=1e-4)
+    assert erlang_c(3, 0.0) == 0
+    assert erlang_c(3, 3.0) == 1
+    assert 0 < erlang_c(2000, 1900.0) < 1
+
+
+def test_the_tail_of_one_slot_is_exponential() -> None:
+    """With M/M/1 the formula is exact, and infinite or 0 at its ends (G10)."""
+    chance = {"rate": 0.8, "mean": 1.0, "arrival_scv": 1.0, "held_scv": 1.0}
+    assert wait_quantile(0.95, slots=1, **chance) == pytest.approx(math.log(0.8 / 0.05) / 0.2)
+    assert wait_quantile(0.95, slots=5, **chance) == 0
+    assert wait_quantile(0.95, slots=1, **chance | {"rate": 1.0}) == math.inf
+
+
+def test_the_replay_agrees_with_the_formula_where_that_is_exact() -> None:
+    """The 95th percentile of M/M/4 (G10)."""
+    arrived, held = load(1, 200_000, 3.2)
+    found = float(np.quantile(replay(arrived, held, 4), 0.95))
+    told = wait_quantile(0.95, slots=4, rate=3.2, mean=1.0, arrival_scv=1.0, held_scv=1.0)
+    assert found == pytest.approx(told, rel=0.08)
+    assert scv(held) == pytest.approx(1, rel=0.05)
+    assert scv(np.array([])) == 0
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_the_replay_agrees_with_a_plain_simulation(classes: int) -> None:
+    """Moment by moment: each free slot takes the first of the highest priority (G10)."""
+    arrived, held = load(2, 400, 2.5)
+    chance = random.Random(classes)
+    priorities = np.array([chance.randrange(classes) for _ in arrived])
+    found = replay(arrived, held, 3, overhead=0.01, priorities=priorities)
+
+    starts: dict[int, float] = {}
+    ends: list[float] = []
+    moments = sorted(arrived)
+    while moments:
+        now = moments.pop(0)
+        waiting = [n for n, arrival in enumerate(arrived) if arrival <= now and n not in starts]
+        for place in sorted(waiting, key=lambda n: (-priorities[n], n)):
+            if sum(end > now for end in ends) < 3:
+                starts[place] = now + 0.01
+                ends.append(now + 0.01 + held[place])
+                moments = sorted([*moments, ends[-1]])
+    assert found == pytest.approx([starts[n] - arrived[n] for n in range(len(arrived))])
+
+
+def test_more_slots_never_make_anybody_wait_longer() -> None:
+    """That is what allows to look for the least number by halves (G10)."""
+    arrived, held = load(3, 2000, 5.0)
+    waits = [replay(arrived, held, slots) for slots in range(4, 12)]
+    assert all((more <= less).all() for less, more in zip(waits, waits[1:], strict=False))
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 7, 8, 100, 101])
+def test_the_least_that_fits_is_found(wanted: int) -> None:
+    """Whatever it is, or that there is none (G10)."""
+    assert least(lambda number: number >= wanted, 1, 100) == (wanted if wanted <= 100 else None)
+    assert least(lambda number: number >= wanted, 90, 100) == (
+        max(wanted, 90) if wanted <= 100 else None
+    )
+
+
+def test_a_bucket_is_as_large_as_the_hand_outs_need() -> None:
+    """With so many tokens no hand-out waits, with one less some would (G10)."""
+    started = np.sort(load(4, 500, 8.0)[0])
+
+    def holds(tokens: int) -> bool:
+        left, last = float(tokens), started[0]
+        for moment in started:
+            left, last = min(tokens, left + 10.0 * (moment - last)), moment
+            left -= 1
+            if left < -1e-9:
+                return False
+        return True
+
+    found = bucket(started, 10.0)
+    assert holds(found)
+    assert not holds(found - 1)
+    assert bucket(np.array([]), 1.0) == 1
+    assert bucket(np.zeros(5), 1.0) == 5
+
+
+def test_a_resample_has_the_stretches_of_the_record() -> None:
+    """As many tasks, of the same gaps and times, in order; the same for the same seed (G10)."""
+    arrived, held = load(5, 1000, 2.0)
+    one, other = (list(resampled(arrived, held, 3, seed=9)) for _ in range(2))
+    for (times, kept), (same, _) in zip(one, other, strict=True):
+        assert len(times) == len(kept) == 1000
+        assert (np.diff(times) >= 0).all()
+        assert set(kept.tolist()) <= set(held.tolist())
+        assert times[-1] == pytest.approx(arrived[-1], rel=0.25)
+        assert times.tolist() == same.tolist()
