@@ -7,7 +7,7 @@ of which the stream's id is the first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -25,6 +25,10 @@ COLUMNS = (
     "task_id", "attempt", "losses", "priority", "tenant", "ordering_key", "due_at", "error",
 )  # fmt: skip
 """fields behind these: a value per transition with NUL between them, or (but for the ids) one for all"""
+_NAMES = [name.encode() for name in (*HEAD, *COLUMNS)]
+_VERSION = str(JOURNAL_VERSION).encode()
+_WORDS = 2 * len(_NAMES)
+_IDS = 2 * len(HEAD) + 1
 _AT_ONCE = 512 * 1024
 """bytes that a reply is meant to have: Redis serves nobody else while it writes one"""
 _MOST = 2000
@@ -43,12 +47,12 @@ class Span(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A step."""
+    """A step; or what a foreign hand has written, which has no transitions."""
 
     seq: int
-    """the number of its first transition"""
+    """the number of its first transition; of a foreign one, the first half of its id"""
     values: list[bytes]
-    """of `HEAD` and `COLUMNS`"""
+    """of `HEAD` and `COLUMNS`; of a foreign one, its id alone"""
     size: int
     """how many transitions it has"""
 
@@ -56,86 +60,136 @@ class Entry(NamedTuple):
 class JournalReader:
     """Reads the journals of an installation. An async context manager; belongs to one event loop."""
 
-    def __init__(self, settings: RedisSettings) -> None:
-        """Do no input or output."""
+    def __init__(self, settings: RedisSettings, at_once: int = _MOST) -> None:
+        """Do no input or output. ``at_once``: the most entries in a reply."""
         self._link = Link(settings)
+        self._prefix = settings.prefix
+        self._at_once = at_once
         self.partitions = Partitions(settings.prefix, settings.partitions_of).names
+        """as the settings say; `discover` asks the store"""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._link.aclose()
 
-    async def span(self, partition: str) -> Span:
-        """Return what is there now. Raises `BackendUnavailable`."""
-        epoch, last = await self._ask(partition, "HMGET", f"{partition}:meta", "epoch", "journal_seq")
-        head = await self._ask(partition, "XRANGE", _journal(partition), "-", "+", "COUNT", 1)
-        number = int(last or 0)
-        return Span((epoch or b"").decode(), _number(head[0]) if head else number + 1, number)
+    async def discover(self) -> tuple[str, ...]:
+        """Return the partitions that the installation has, as far as there is one. Raises `BackendUnavailable`."""
+        number = await self._ask(
+            self.partitions[0], "HGET", f"{self.partitions[0]}:meta", "partitions"
+        )
+        if number is not None:
+            self.partitions = Partitions(self._prefix, int(number)).names
+        return self.partitions
 
-    async def at(self, partition: str, time: int) -> int:
+    async def span(self, partition: str, known: Span | None = None) -> Span:
+        """Return what is there now. Raises `BackendUnavailable`.
+
+        ``known``: what was there before; if nothing has come since, that is the answer, and costs least.
+        """
+        told = await self._ask(partition, "HMGET", f"{partition}:meta", "epoch", "journal_seq")
+        epoch, number = told[0] or b"", int(told[1] or 0)
+        if known is not None and (known.epoch.encode(), known.last) == (epoch, number):
+            return known
+        head = await self._next(partition, "-")
+        first = number + 1 if head is None else min(head.seq, number + 1)
+        return Span(epoch.decode(), first, number)
+
+    async def at(
+        self, partition: str, time: int, low: int | None = None, high: int | None = None
+    ) -> int:
         """Return the number of the first step at or after a time (microseconds), one more than the last if none is.
 
-        Times do not fall within a partition, unless its server's clock was set back.
+        ``low``, ``high``: between which numbers it is to be found. Times do not fall within a partition, unless its
+        server's clock was set back.
         """
-        span = await self.span(partition)
-        low, high = span.first, span.last + 1
+        if low is None or high is None:
+            span = await self.span(partition)
+            low, high = span.first, span.last + 1
         while low < high:
             middle = (low + high) // 2
-            entry = await self._around(partition, middle)
+            entry = await self.before(partition, middle)
             if entry is None or int(entry.values[1]) < time:
                 low = middle + 1 if entry is None else max(middle + 1, entry.seq + entry.size)
             else:
-                high = min(middle, entry.seq)
+                high = max(low, min(middle, entry.seq))
         return low
 
     async def time(self, partition: str, number: int) -> int | None:
-        """Return when a transition was (microseconds); ``None`` if it is not there."""
-        entry = await self._around(partition, number)
+        """Return when a transition was, or the next that is there (microseconds); ``None`` if none is."""
+        entry = await self._around(partition, number) or await self._next(partition, str(number))
         return None if entry is None else int(entry.values[1])
 
-    async def read(self, partition: str, start: int, end: int) -> AsyncIterator[list[Entry]]:
+    async def read(self, partition: str, start: int, end: int) -> AsyncGenerator[list[Entry]]:
         """Give the entries that have any of the transitions from ``start`` to ``end``, some at a time.
 
-        The first and the last may have others besides. What was cut off is not given: a reader sees that by the numbers.
+        The first and the last may have others besides. What was cut off is not given: a reader sees that by
+        the numbers.
+        Foreign entries are given where their ids stand.
         """
         first = await self._around(partition, start)
-        place = start if first is None else first.seq
-        count = 100
+        place = str(start if first is None else first.seq)
+        count = min(100, self._at_once)
         asked = asyncio.ensure_future(self._some(partition, place, end, count))
         try:
-            while entries := await asked:
-                size = sum(len(value) for entry in entries for value in entry.values)
-                last, number = entries[-1], len(entries)
-                place = last.seq + last.size
-                if number < count or place > end:
-                    yield entries
+            while told := await asked:
+                number = len(told)
+                if number < count:
+                    yield _entries(told)
                     return
-                count = max(1, min(_MOST, _AT_ONCE * number // max(size, 1)))
+                place = "(" + told[-1][0].decode()
+                size = sum(len(word) for _, words in told for word in words)
+                count = max(1, min(self._at_once, _AT_ONCE * number // max(size, 1)))
                 # The next are on their way while these are worked on.
                 asked = asyncio.ensure_future(self._some(partition, place, end, count))
-                yield entries
+                await asyncio.sleep(0)
+                yield _entries(told)
         finally:
             asked.cancel()
 
-    async def _some(self, partition: str, start: int, end: int, count: int) -> list[Entry]:
-        return _entries(
-            await self._ask(
-                partition, "XRANGE", _journal(partition), start, f"{end}-1", "COUNT", count
-            )
+    async def before(self, partition: str, number: int) -> Entry | None:
+        """Return the last entry that begins with a number or before it; ``None`` if there is none."""
+        return await self._ours(partition, "XREVRANGE", f"{number}", "-")
+
+    async def strays(self, partition: str, last: int) -> list[Entry]:
+        """Return up to 100 foreign entries whose ids are beyond a number, as those of a plain XADD are."""
+        told = await self._ask(
+            partition, "XREVRANGE", _journal(partition), "+", last + 1, "COUNT", 100
         )
+        return [entry for entry in reversed(_entries(told)) if not entry.size]
+
+    async def _some(self, partition: str, start: str, end: int, count: int) -> list[Any]:
+        told: list[Any] = await self._ask(
+            partition, "XRANGE", _journal(partition), start, end, "COUNT", count
+        )
+        return told
 
     async def _around(self, partition: str, number: int) -> Entry | None:
         """Return the entry that a transition is in."""
-        told = await self._ask(
-            partition, "XREVRANGE", _journal(partition), number, "-", "COUNT", 1
-        )
-        entries = _entries(told)
-        if entries and entries[0].seq + entries[0].size > number:
-            return entries[0]
+        entry = await self.before(partition, number)
+        return entry if entry is not None and entry.seq + entry.size > number else None
+
+    async def _next(self, partition: str, place: str) -> Entry | None:
+        """Return the first entry from a place on."""
+        return await self._ours(partition, "XRANGE", place, "+")
+
+    async def _ours(self, partition: str, verb: str, start: str, end: str) -> Entry | None:
+        count = 1
+        while told := await self._ask(
+            partition, verb, _journal(partition), start, end, "COUNT", count
+        ):
+            for entry in _entries(told):
+                if entry.size:
+                    return entry
+            if len(told) < count:
+                break
+            start, count = "(" + told[-1][0].decode(), 100
         return None
 
     async def _ask(self, partition: str, *words: str | int) -> Any:
@@ -147,11 +201,14 @@ def _journal(partition: str) -> str:
     return f"{partition}:journal"
 
 
-def _number(entry: Any) -> int:
-    return int(entry[0].partition(b"-")[0])
-
-
-def _entries(told: Any) -> list[Entry]:
+def _entries(told: Iterable[tuple[bytes, list[bytes]]]) -> list[Entry]:
     return [
-        Entry(_number(one), one[1][1::2], one[1][15].count(b"\0") + 1) for one in told
+        Entry(int(place[:-2]), words[1::2], words[_IDS].count(b"\0") + 1)
+        if len(words) == _WORDS
+        and words[::2] == _NAMES
+        and words[1] == _VERSION
+        and words[3].isdigit()
+        and place[-2:] == b"-0"
+        else Entry(int(place.partition(b"-")[0]), [place], 0)
+        for place, words in told
     ]

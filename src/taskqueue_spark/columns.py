@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskqueue_redis.journal import COLUMNS, HEAD, JOURNAL_VERSION, Entry
+from taskqueue_redis.journal import COLUMNS, HEAD, Entry
 
-__all__ = ["TRANSITIONS", "Damaged", "batch_of"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "BEYOND", "DAMAGED", "EVENTS", "TRANSITIONS", "After", "Damaged", "Event", "batch_of", "damage", "distinct",
+]  # fmt: skip
 
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -36,83 +42,189 @@ TRANSITIONS = pa.schema(
         pa.field("due_at", _TIME),
     ]
 )
-"""one row per transition. ``run`` names the count that ``seq`` belongs to: an installation, or the start of a process"""
+"""One row per transition. ``run`` names the count that ``seq`` belongs to: an installation, or the start of a process.
+``shard`` is the number of the partition of an installation; 0 where a process writes.
+
+What cannot be read is a row whose event is `DAMAGED` and whose ``reason`` says where and why. It belongs to no
+count: its ``run`` is empty and its ``seq`` 0. But where the last transitions of a count are missing, ``run`` and ``seq``
+of such a row are the count and the number behind them: so who looks for gaps looks at all rows."""
+DAMAGED = "damaged"
+Event: TypeAlias = Literal[
+    "published", "available", "delivered", "acked", "redelivered", "lost", "retried", "dead_lettered", "redriven",
+    "discarded", "expired", "cancelled", "configured",
+]  # fmt: skip
+After: TypeAlias = Literal[
+    "", "scheduled", "waiting", "in_flight", "done", "dead", "expired", "cancelled", "discarded"
+]
+"""the state after an event; of no task, none"""
+EVENTS = frozenset(get_args(Event))
+_EVENTS, _STATES = ({text.encode() for text in texts} for texts in (EVENTS, get_args(After)))
+BEYOND = 253_402_300_800_000_000
+"""the first microsecond after the year 9999, which is as far as Python's dates go"""
+_PLACE = {name: place for place, name in enumerate((*HEAD, *COLUMNS))}
+Values: TypeAlias = Sequence[bytes]
+
 
 class Damaged(Exception):
     """Something in a journal that no version of this package has written."""
 
 
 def batch_of(
-    shard: int, run: str, entries: Sequence[Entry], start: int, end: int
+    shard: int,
+    run: str,
+    entries: Sequence[Entry],
+    start: int,
+    end: int,
+    *,
+    schema: pa.Schema = TRANSITIONS,
 ) -> pa.RecordBatch:
     """Return the transitions from ``start`` to ``end`` of some entries, which come in their order.
 
-    Raises `Damaged` where an entry is not one of ours.
+    ``schema`` has some of the columns of `TRANSITIONS`. Raises `Damaged` where an entry is not one of ours.
     """
-    sizes = [entry.size for entry in entries]
-    seqs = [*chain.from_iterable(range(seq, seq + size) for seq, _, size in entries)]
     try:
-        once = list(zip(*(entry.values for entry in entries), strict=True))
-        columns = [_rows(values, sizes) for values in once[len(HEAD) :]]
-        places = [*chain.from_iterable([place] * size for place, size in enumerate(sizes))]
-        batch = _batch(shard, run, seqs, pa.array(places, pa.int32()), once, columns)
-    except (pa.ArrowInvalid, ValueError) as error:
+        block = _Block(entries)
+        columns = [block.column(name, shard, run) for name in schema.names]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    except (pa.ArrowException, ValueError, OverflowError) as error:
         raise Damaged(str(error)) from error
-    low, high = bisect_left(seqs, start), bisect_right(seqs, end)
-    return batch.slice(low, high - low)
+    low, high = np.searchsorted(block.seqs, (start, end + 1))
+    return batch if high - low == len(batch) else batch.slice(low, high - low)
 
 
-def _rows(values: Sequence[bytes], sizes: Sequence[int]) -> list[bytes]:
-    """Return a column's value of each transition."""
-    whole = [
-        value if size == 1 or b"\0" in value else b"\0".join([value] * size)
-        for value, size in zip(values, sizes, strict=True)
-    ]
-    return b"\0".join(whole).split(b"\0") if whole else []
-
-
-def _batch(
-    shard: int,
-    run: str,
-    seqs: list[int],
-    places: pa.Array,
-    once: Sequence[Sequence[bytes]],
-    columns: Sequence[Sequence[bytes]],
+def damage(
+    rows: Sequence[tuple[int, int, str]],
+    schema: pa.Schema = TRANSITIONS,
+    run: str = "",
+    seq: int = 0,
 ) -> pa.RecordBatch:
-    head = {name: _text(values).take(places) for name, values in zip(HEAD, once, strict=False)}
-    row = {name: _text(values) for name, values in zip(COLUMNS, columns, strict=True)}
-    number = len(seqs)
-    if pc.any(pc.not_equal(head["v"], str(JOURNAL_VERSION))).as_py():
-        raise ValueError("a version that is not known")
-    given = {
-        "shard": pa.repeat(pa.scalar(shard, pa.int32()), number),
-        "run": pa.repeat(run, number),
-        "seq": pa.array(seqs, pa.int64()),
-        "ts": _moments(head["ts"]),
-        "event": head["event"],
-        "key": head["key"],
-        "task_id": row["task_id"],
-        "attempt": row["attempt"].cast(pa.int32()),
-        "losses": row["losses"].cast(pa.int32()),
-        "state": head["state"],
-        "priority": row["priority"].cast(pa.int8()),
-        "tenant": _known(row["tenant"]),
-        "ordering_key": _known(row["ordering_key"]),
-        "worker": _known(head["worker"]),
-        "error": _known(row["error"]),
-        "reason": _known(head["reason"]),
-        "due_at": _moments(_known(row["due_at"])),
-    }
-    return pa.RecordBatch.from_arrays([given[name] for name in TRANSITIONS.names], schema=TRANSITIONS)
+    """Return rows of what cannot be read: shard, time (microseconds) and reason of each."""
+    shards, times, reasons = zip(*rows, strict=True)
+    given: dict[str, Any] = {"shard": shards, "ts": times, "reason": reasons}
+    same = {"event": DAMAGED, "run": run, "seq": seq, "attempt": 0, "losses": 0, "priority": 0}
+    for field in TRANSITIONS:
+        nothing = None if field.nullable else ""
+        given.setdefault(field.name, [same.get(field.name, nothing)] * len(rows))
+    columns = [pa.array(given[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _text(values: Sequence[bytes]) -> pa.Array:
+def distinct(transitions: DataFrame) -> DataFrame:
+    """Return transitions without those that are there twice, as where a file of a journal was copied beside it."""
+    # The reason tells one damage from another; of a transition that is there twice it is twice the same.
+    return transitions.dropDuplicates(["run", "shard", "seq", "reason"])
+
+
+class _Block:
+    """Some entries, by column."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._columns: list[Values] = [*zip(*(entry.values for entry in entries), strict=True)]
+        self._sizes = [entry.size for entry in entries]
+        self._seqs = [entry.seq for entry in entries]
+        self._number = sum(self._sizes)
+        if not (set(self._columns[2]) <= _EVENTS and set(self._columns[4]) <= _STATES):
+            raise ValueError("an event or a state that is not known")
+
+    @cached_property
+    def seqs(self) -> Any:
+        """The number of each transition."""
+        first, last = self._seqs[0], self._seqs[-1]
+        if last + self._sizes[-1] - first == self._number:
+            return np.arange(first, first + self._number)
+        offsets = np.cumsum([0, *self._sizes[:-1]])
+        begins = np.repeat(np.array(self._seqs) - offsets, self._sizes)
+        return begins + np.arange(self._number)
+
+    @cached_property
+    def _places(self) -> pa.Array:
+        return pa.array(np.repeat(np.arange(len(self._sizes), dtype=np.int32), self._sizes))
+
+    def column(self, name: str, shard: int, run: str) -> pa.Array:
+        match name:
+            case "shard":
+                return pa.repeat(pa.scalar(shard, pa.int32()), self._number)
+            case "run":
+                return pa.repeat(run, self._number)
+            case "seq":
+                return pa.array(self.seqs)
+        values = self._columns[_PLACE[name]]
+        make = _MAKERS[name]
+        if values.count(values[0]) == len(values) and name != "task_id" and b"\0" not in values[0]:
+            return pa.repeat(make([values[0]])[0], self._number)
+        if name in HEAD:
+            made = make(values)
+            return made if self._number == len(values) else made.take(self._places)
+        return make(self._rows(values))
+
+    def _rows(self, values: Values) -> Values:
+        """Return a column's value of each transition."""
+        joined = b"\0".join(values)
+        if self._number == len(values):
+            if joined.count(b"\0") != self._number - 1:
+                raise ValueError("more values than transitions")
+            return values
+        whole = []
+        for value, size in zip(values, self._sizes, strict=True):
+            if b"\0" not in value:
+                whole.extend([value] * size)
+                continue
+            parts = value.split(b"\0")
+            if len(parts) != size:
+                raise ValueError("a column with fewer or more values than there are ids")
+            whole.extend(parts)
+        return whole
+
+
+def _name(values: Sequence[bytes | None]) -> pa.Array:
     return pa.array(values, pa.binary()).cast(pa.string())  # which looks whether it is UTF-8
 
 
-def _known(texts: pa.Array) -> pa.Array:
-    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+def _text(values: Values) -> pa.Array:
+    return _name([value or None for value in values])
 
 
-def _moments(texts: pa.Array) -> pa.Array:
-    return texts.cast(pa.int64()).cast(_TIME)
+def _free_text(values: Values) -> pa.Array:
+    """As `_text`, of what people and their programs have written."""
+    try:
+        return _text(values)
+    except pa.ArrowInvalid:
+        return pa.array([value.decode(errors="replace") or None for value in values], pa.string())
+
+
+def _int32(values: Values) -> pa.Array:
+    return pa.array([*map(int, values)], pa.int32())
+
+
+def _int8(values: Values) -> pa.Array:
+    return pa.array([*map(int, values)], pa.int8())
+
+
+def _times(values: Values) -> pa.Array:
+    times = [*map(int, values)]
+    if min(times) < 0 or max(times) >= BEYOND:
+        raise ValueError("a time that no calendar has")
+    return pa.array(times, pa.int64()).cast(_TIME)
+
+
+def _times_if_any(values: Values) -> pa.Array:
+    times = _times([value or b"0" for value in values])
+    return pc.if_else(pa.array([*map(bool, values)]), times, pa.scalar(None, _TIME))
+
+
+_MAKERS: dict[str, Callable[[Values], pa.Array]] = {
+    "ts": _times,
+    "event": _name,
+    "key": _name,
+    "task_id": _name,
+    "attempt": _int32,
+    "losses": _int32,
+    "state": _name,
+    "priority": _int8,
+    "tenant": _text,
+    "ordering_key": _text,
+    "worker": _text,
+    "error": _free_text,
+    "reason": _free_text,
+    "due_at": _times_if_any,
+}

@@ -1,0 +1,5 @@
+"""Where Spark looks for ``format("taskqueue")``: it imports every module whose name begins like this one's."""
+
+from taskqueue_spark.source import TaskQueueDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

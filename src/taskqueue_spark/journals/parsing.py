@@ -1,0 +1,130 @@
+"""Lines of JSON to transitions, and to damage where they are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pyarrow as pa
+from msgspec import Meta
+
+from taskqueue_spark.columns import BEYOND, TRANSITIONS, After, Event
+
+__all__ = ["Line", "batch_of_lines", "lines_of", "time_of"]
+
+_Time = Annotated[float, Meta(ge=0, lt=BEYOND / 1e6)]
+_Int32 = Annotated[int, Meta(ge=0, lt=2**31)]
+_BEGIN = b'{"v":'
+_AT_ONCE = 10_000
+Spoilt = list[tuple[int, str]]
+
+
+class Line(msgspec.Struct, kw_only=True, gc=False):
+    """One transition, in any of the versions."""
+
+    v: Literal[1, 2]
+    run: Annotated[str, Meta(min_length=1)]
+    seq: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    ts: _Time
+    event: Event
+    key: str
+    task_id: str
+    attempt: _Int32
+    losses: _Int32
+    state: After
+    priority: Annotated[int, Meta(ge=-128, lt=128)]
+    tenant: str | None
+    worker: str | None
+    error: str | None
+    reason: str | None
+    ordering_key: str | None = None
+    due_at: _Time | None = None
+
+
+class _Timed(msgspec.Struct):
+    ts: _Time
+
+
+_decoder = msgspec.json.Decoder(Line)
+_timed = msgspec.json.Decoder(_Timed)
+
+
+def lines_of(data: bytes, place: int) -> Iterator[tuple[list[Line], Spoilt]]:
+    """Read lines, some thousands at a time: the transitions, and where other lines begin and why they are none.
+
+    ``place``: the offset of the first. Blank lines are nothing.
+    """
+    start = 0
+    while start < len(data):
+        end = _some(data, start)
+        try:
+            lines = _decoder.decode_lines(data[start:end]) if data[end - 1 : end] == b"\n" else None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            lines = None
+        yield (lines, []) if lines is not None else _one_by_one(data[start:end], place + start)
+        start = end
+
+
+def _some(data: bytes, start: int) -> int:
+    end = min(len(data), start + _AT_ONCE * 250)
+    return end if end == len(data) else (data.find(b"\n", end) + 1 or len(data))
+
+
+def _one_by_one(data: bytes, place: int) -> tuple[list[Line], Spoilt]:
+    lines: list[Line] = []
+    spoilt: Spoilt = []
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start) + 1 or len(data)
+        _read(data[start:end], place + start, lines, spoilt)
+        start = end
+    return lines, spoilt
+
+
+def _read(raw: bytes, place: int, lines: list[Line], spoilt: Spoilt) -> None:
+    if not raw.strip():
+        return
+    if not raw.endswith(b"\n"):
+        spoilt.append((place, "it has no end"))
+        return
+    try:
+        lines.append(_decoder.decode(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        # A process that was killed within a line leaves a part of it, which the next one's first line follows.
+        again = raw.find(_BEGIN, 1)
+        spoilt.append((place, _why(error)))
+        if again > 0:
+            _read(raw[again:], place + again, lines, spoilt)
+
+
+def _why(error: Exception) -> str:
+    # What msgspec says names fields and kinds, but may quote a value.
+    text = str(error)
+    if isinstance(error, msgspec.ValidationError):
+        return f"it is not a transition{text[text.rindex(' - at ') :] if ' - at ' in text else ''}"
+    return "it is not JSON"
+
+
+def time_of(line: bytes) -> int | None:
+    """Return the time of a line (microseconds), if it has one."""
+    try:
+        return round(_timed.decode(line).ts * 1e6)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def batch_of_lines(lines: Sequence[Line], schema: pa.Schema = TRANSITIONS) -> pa.RecordBatch:
+    """Return lines as a batch with some of the columns of `TRANSITIONS`."""
+    columns = [_column(lines, field.name, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(lines: Sequence[Line], name: str, kind: pa.DataType) -> pa.Array:
+    if name == "shard":
+        return pa.repeat(pa.scalar(0, kind), len(lines))
+    values: list[Any] = [getattr(line, name) for line in lines]
+    if pa.types.is_timestamp(kind):
+        whole = [None if value is None else round(value * 1e6) for value in values]
+        return pa.array(whole, pa.int64()).cast(kind)
+    return pa.array(values, kind)

@@ -1,0 +1,222 @@
+"""The journal of the Redis backend: a shard is a partition, a position the number of a transition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import pyarrow as pa
+
+from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.journal import Entry, JournalReader
+from taskqueue_redis.journal import Span as Numbers
+from taskqueue_spark.columns import Damaged, batch_of, damage
+from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch
+
+__all__ = ["RedisJournal"]
+
+Result = TypeVar("Result")
+
+
+class RedisJournal:
+    """Reads what the scripts have written. Connects when it is first asked."""
+
+    def __init__(self, settings: RedisSettings, at_once: int) -> None:
+        """Do no input or output. ``at_once``: the most entries in a reply of Redis."""
+        self._settings = settings
+        self._at_once = at_once
+        self._runner = asyncio.Runner()
+        self._opened: JournalReader | None = None
+        self._known: dict[str, Numbers] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._opened is not None:
+                self._runner.run(self._opened.__aexit__(None, None, None))
+        finally:
+            self._runner.close()
+
+    def _run(self, work: Callable[[JournalReader], Awaitable[Result]]) -> Result:
+        async def worked() -> Result:
+            if self._opened is None:
+                reader = JournalReader(self._settings, self._at_once)
+                await reader.discover()
+                self._opened = reader
+            return await work(self._opened)
+
+        return self._runner.run(worked())
+
+    def spans(self) -> dict[str, Span]:
+        async def ask(reader: JournalReader) -> list[Numbers]:
+            return await asyncio.gather(
+                *(reader.span(name, self._known.get(name)) for name in reader.partitions)
+            )
+
+        numbers = self._run(ask)
+        assert self._opened is not None  # noqa: S101 - it was asked just now
+        self._known = dict(zip(self._opened.partitions, numbers, strict=True))
+        return {
+            name: Span(span.epoch, span.first, span.last + 1) for name, span in self._known.items()
+        }
+
+    def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - numbers need no look
+        return min(position + rows, end)
+
+    def time(self, shard: str, position: int) -> int | None:
+        return self._run(lambda reader: reader.time(shard, position))
+
+    def at(self, shard: str, time: int, start: int, end: int) -> int:
+        return self._run(lambda reader: reader.at(shard, time, start, end))
+
+    def rows(self, shard: str, start: int, end: int) -> int:  # noqa: ARG002 - as `after`
+        return end - start
+
+    def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:  # noqa: ARG002 - as `after`
+        return [start + (end - start) * part // parts for part in range(parts + 1)]
+
+    def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
+        shard, run, start, end = part
+        if self._run(lambda reader: reader.span(shard)).epoch != run:
+            if watch is not Watch.NOTHING:
+                raise HistoryMissing(shard, "the store was emptied, and counts anew")
+            return
+        assert self._opened is not None  # noqa: S101 - it was asked just now
+        number = self._opened.partitions.index(shard)
+        told = self._opened.read(shard, start, end - 1)
+        seen = _Seen(part, number, choice)
+        try:
+            while (entries := self._runner.run(_more(told))) is not None:
+                yield from seen.batches(entries)
+            yield from seen.rest()
+        finally:
+            self._runner.run(told.aclose())
+        if watch is not Watch.NOTHING and (missing := seen.missing):
+            first = self._run(lambda reader: reader.span(shard)).first
+            cut = [gap for gap in missing if watch is Watch.GAPS or gap[0] < first]
+            if cut:
+                gaps = ", ".join(f"{low} to {high}" for low, high in cut[:5])
+                raise HistoryMissing(shard, f"the transitions {gaps} are no longer there")
+
+    def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
+        shard, end = part.shard, part.end
+        if choice.events is not None or choice.keys is not None:
+            return
+
+        async def ask(reader: JournalReader) -> tuple[int, list[Entry], Entry | None]:
+            number = reader.partitions.index(shard)
+            return number, await reader.strays(shard, end), await reader.before(shard, end - 1)
+
+        number, foreign, last = self._run(ask)
+        behind = 0 if last is None else int(last.values[1])
+        if foreign:
+            yield damage(
+                [
+                    (number, behind, _told(shard, entry, "it is not one of the journal's"))
+                    for entry in foreign
+                ],
+                choice.schema,
+            )
+        there = 0 if last is None else last.seq + last.size - 1
+        if there < end - 1:
+            text = f"{shard}: the transitions {there + 1} to {end - 1} are missing"
+            yield damage([(number, behind, text)], choice.schema, part.run, end)
+
+
+async def _more(told: AsyncGenerator[list[Entry]]) -> list[Entry] | None:
+    return await anext(told, None)
+
+
+def _told(shard: str, entry: Entry, why: str) -> str:
+    place = f"{entry.seq}-0" if entry.size else entry.values[0].decode()
+    return f"{shard}: entry {place} cannot be read: {why}"
+
+
+class _Seen:
+    """Makes batches of the entries of a range, and keeps count of what is missing."""
+
+    def __init__(self, part: Range, number: int, choice: Choice) -> None:
+        self._shard, self._run, self._start, self._end = part
+        self._number, self._choice = number, choice
+        self._everything = choice.everything
+        self._kept: list[Entry] = []
+        self._rows = 0
+        self._time = 0
+        self._expected = part.start
+        self._excused = False
+        self.missing: list[tuple[int, int]] = []
+        """first and last of each gap that no damage explains"""
+
+    def batches(self, entries: Sequence[Entry]) -> Iterator[pa.RecordBatch]:
+        """Give what is enough for a batch now."""
+        for entry in entries:
+            seq, values, size = entry
+            if not size or self._start < self._expected > seq:
+                why = "its numbers are another's" if size else "it is not one of the journal's"
+                yield from self._spoilt(entry, why)
+                continue
+            if seq > self._expected and not self._excused:
+                self.missing.append((self._expected, seq - 1))
+            self._expected, self._excused = seq + size, False
+            if self._everything or self._wanted(values):
+                self._kept.append(entry)
+                self._rows += size
+        if self._rows >= self._choice.rows:
+            yield from self._made()
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Give what is left at the end."""
+        yield from self._made()
+        if self._expected < self._end and not self._excused:
+            self.missing.append((self._expected, self._end - 1))
+
+    def _wanted(self, values: list[bytes]) -> bool:
+        try:
+            return self._choice.of(values[2].decode(), values[3].decode(), int(values[1]))
+        except ValueError:
+            return True  # which shows when it is made a batch
+
+    def _made(self) -> Iterator[pa.RecordBatch]:
+        entries, self._kept, self._rows = self._kept, [], 0
+        if not entries:
+            return
+        try:
+            batch = self._batch(entries)
+        except Damaged as error:
+            if len(entries) == 1:
+                yield from self._spoilt(entries[0], str(error))
+                return
+            for entry in entries:  # those that are sound are told apart from those that are not
+                self._kept = [entry]
+                yield from self._made()
+        else:
+            self._time = int(entries[-1].values[1])
+            if len(batch):
+                yield batch
+
+    def _batch(self, entries: Sequence[Entry]) -> pa.RecordBatch:
+        return batch_of(
+            self._number,
+            self._run,
+            entries,
+            self._start,
+            self._end - 1,
+            schema=self._choice.schema,
+        )
+
+    def _spoilt(self, entry: Entry, why: str) -> Iterator[pa.RecordBatch]:
+        yield from self._made()
+        self._excused = True
+        # One that begins before belongs to the range before.
+        if entry.seq >= self._start and self._choice.events is self._choice.keys is None:
+            told = _told(self._shard, entry, why)
+            yield damage([(self._number, self._time, told)], self._choice.schema)

@@ -1,0 +1,166 @@
+"""Where reading stands, by shard; and how far it may go in one step, over all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_spark.journals import HistoryMissing, Journal, Span
+
+__all__ = ["Offsets", "admitted", "checked"]
+
+_ALLOWED = 'earliest, latest, or JSON: {"<shard>": {"run": "<run>", "next": <position>}, …}'
+_TRIALS = 4
+
+
+class Offsets(dict[str, tuple[str, int]]):
+    """By shard, the run that positions count and the next position."""
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> Offsets:
+        """Read what `text` wrote, or a person. Raises `InvalidInput`."""
+        try:
+            told = json.loads(text)
+        except ValueError:
+            raise InvalidInput(name, "text that is no JSON", _ALLOWED) from None
+        return cls.of(told, name)
+
+    @classmethod
+    def of(cls, told: Any, name: str = "offsets") -> Offsets:
+        """Read what `plain` returned. A position alone is one of any run. Raises `InvalidInput`."""
+        if not isinstance(told, Mapping):
+            raise InvalidInput(name, "JSON that is no object", _ALLOWED)
+        offsets = cls()
+        for shard, place in told.items():
+            run, position = ("", place)
+            if isinstance(place, Mapping):
+                run, position = place.get("run", ""), place.get("next")
+            if type(position) is not int or position < 0 or not isinstance(run, str):
+                raise InvalidInput(name, "another value of a shard", _ALLOWED)
+            offsets[shard] = run, position
+        return offsets
+
+    @property
+    def plain(self) -> dict[str, dict[str, str | int]]:
+        """As JSON has it."""
+        return {
+            shard: {"run": run, "next": position} for shard, (run, position) in sorted(self.items())
+        }
+
+    @property
+    def text(self) -> str:
+        """As an option has it."""
+        return json.dumps(self.plain)
+
+
+def checked(places: Offsets, spans: Mapping[str, Span], *, fail: bool) -> Offsets:
+    """Return these places in what there is, each as near as can be.
+
+    With ``fail`` it raises `HistoryMissing` if anything between is gone.
+    """
+    found = Offsets()
+    for shard, (run, position) in places.items():
+        span = spans.get(shard)
+        wrong = _wrong(run, position, span)
+        if wrong and fail:
+            raise HistoryMissing(shard, wrong)
+        if span is None:
+            found[shard] = run, position
+        elif run and run != span.run:
+            found[shard] = span.run, span.first
+        else:
+            found[shard] = span.run, min(max(position, span.first), span.end)
+    return found
+
+
+def _wrong(run: str, position: int, span: Span | None) -> str | None:
+    if span is None:
+        return f"it is gone; it was read up to {position}" if position else None
+    if run and run != span.run:
+        return "it counts anew: the store was emptied, or the file replaced, and what was not yet read is lost"
+    if position < span.first:
+        return f"the positions {position} to {span.first - 1} are no longer there"
+    if position > span.end:
+        return f"it ends at {span.end}, and was read up to {position}"
+    return None
+
+
+def admitted(
+    journal: Journal,
+    start: Offsets,
+    ends: Mapping[str, Span],
+    rows: int | None,
+    seconds: float | None,
+) -> Offsets:
+    """Return how far one step may go from ``start``: about ``rows`` transitions, or so many ``seconds``.
+
+    All shards are cut at one time, so no row of a shard is late behind the rows of another. A step always goes on
+    if there is anything; what one script did, and what one instant had, stays together, even if it is more.
+    """
+    step = _Step(journal, start, ends)
+    places = step.whole
+    if rows is not None and step.behind:
+        least = max(1, rows // len(step.behind))
+        each = rows
+        for trial in range(_TRIALS):
+            places = step.to_row(each)
+            taken = step.taken(places)
+            if taken <= rows or each == least:
+                break
+            each = least if trial == _TRIALS - 2 else max(least, each * rows // (taken + 1))
+    if seconds is not None and step.behind:
+        places = step.within(round(seconds * 1e6), places)
+    return Offsets(
+        {**start, **{shard: (ends[shard].run, place) for shard, place in places.items()}}
+    )
+
+
+class _Step:
+    """What lies between two places of a journal, and where it may be cut."""
+
+    def __init__(self, journal: Journal, start: Offsets, ends: Mapping[str, Span]) -> None:
+        self._journal = journal
+        self._start = {shard: start[shard][1] for shard in ends}
+        self.whole = {shard: max(place.end, self._start[shard]) for shard, place in ends.items()}
+        self.behind = [shard for shard, end in self.whole.items() if self._start[shard] < end]
+
+    def taken(self, places: Mapping[str, int]) -> int:
+        """Return how many transitions lie before these places."""
+        rows = (
+            self._journal.rows(shard, self._start[shard], places[shard]) for shard in self.behind
+        )
+        return sum(rows)
+
+    def to_row(self, number: int) -> dict[str, int]:
+        """Return where the first shard has so many rows behind it, and what the others have before that time."""
+        first: tuple[int, str, int] | None = None
+        for shard in self.behind:
+            place = self._journal.after(shard, self._start[shard], number, self.whole[shard])
+            time = self._journal.time(shard, place) if place < self.whole[shard] else None
+            if time is not None and (first is None or time < first[0]):
+                first = time, shard, place
+        if first is None:
+            return self.whole
+        time, shard, place = first
+        for cut in (self._at(time), self._at(time + 1)):
+            if any(cut[one] > self._start[one] for one in self.behind):
+                return cut
+        # Times fall here, as a clock was set back.
+        return {**self._start, shard: place}
+
+    def within(self, span: int, most: dict[str, int]) -> dict[str, int]:
+        """Return what lies within so many microseconds, but no more than ``most``."""
+        times = [self._journal.time(shard, self._start[shard]) for shard in self.behind]
+        first = min((time for time in times if time is not None), default=None)
+        if first is None:
+            return most
+        cut = {shard: min(place, most[shard]) for shard, place in self._at(first + span).items()}
+        return cut if any(cut[shard] > self._start[shard] for shard in self.behind) else most
+
+    def _at(self, time: int) -> dict[str, int]:
+        places = dict(self.whole)
+        for shard in self.behind:
+            places[shard] = self._journal.at(shard, time, self._start[shard], self.whole[shard])
+        return places

@@ -1,0 +1,221 @@
+"""What ``format("taskqueue")`` can be told when it reads. Names are what Spark users expect; case does not matter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, cast
+
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_redis.addresses import Address
+from taskqueue_redis.config import RedisSettings
+from taskqueue_spark.columns import DAMAGED, EVENTS
+from taskqueue_spark.offsets import Offsets
+
+__all__ = ["Places", "ReadOptions", "Resource", "flag", "redis_settings"]
+
+Resource = Literal["journal", "dead_letters", "tasks"]
+Places = Literal["earliest", "latest"] | Offsets
+_RESOURCES = ("journal", "dead_letters", "tasks")
+_BACKENDS = ("redis", "lines")
+_NAMES = (
+    "resource", "backend", "url", "urlEnv", "prefix", "partitions", "path", "startingOffsets", "endingOffsets",
+    "startingTimestamp", "endingTimestamp", "events", "keys", "splitsPerShard", "fetchSize", "batchSize", "pushdown",
+    "maxEventsPerTrigger", "maxSpanPerTrigger", "failOnDataLoss",
+)  # fmt: skip
+_MOST = 2**40
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """Options of a read of the journal, each checked."""
+
+    backend: Literal["redis", "lines"]
+    url: str | None
+    url_env: str | None
+    prefix: str | None
+    partitions: int | None
+    path: str
+    starting: Places
+    ending: Places
+    since: int | None
+    """microseconds"""
+    until: int | None
+    events: frozenset[str] | None
+    keys: frozenset[str] | None
+    splits: int
+    """parts of a shard; 0: as many as its size asks for"""
+    fetch: int
+    batch: int
+    pushdown: bool
+    max_events: int | None
+    max_span: float | None
+    """seconds"""
+    fail: bool
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> ReadOptions:
+        """Read Spark's options. Raises `InvalidInput` that names the option, never its value."""
+        known = {name.lower() for name in _NAMES}
+        if any(name.lower() not in known and "." not in name for name in given):
+            raise InvalidInput("options", "a name that is not known", ", ".join(_NAMES))
+        told = {name.lower(): value for name, value in given.items()}
+        default = "lines" if "path" in told and not {"url", "urlenv"} & told.keys() else "redis"
+        backend = cast(
+            'Literal["redis", "lines"]', one_of("backend", told.get("backend", default), _BACKENDS)
+        )
+        if backend == "lines" and not told.get("path"):
+            raise InvalidInput(
+                "path", "nothing", "a file, a folder or a pattern, with backend=lines"
+            )
+        starting = _places(told, "startingOffsets", "earliest")
+        ending = _places(told, "endingOffsets", "latest")
+        url, url_env = told.get("url"), told.get("urlenv")
+        check_url(url, url_env)
+        return cls(
+            backend=backend,
+            url=url,
+            url_env=url_env,
+            prefix=told.get("prefix"),
+            partitions=_whole(told, "partitions", 1, 1024),
+            path=told.get("path", ""),
+            starting=starting,
+            ending=ending,
+            since=_moment(told, "startingTimestamp"),
+            until=_moment(told, "endingTimestamp"),
+            events=_events(told),
+            keys=_names(told, "keys"),
+            splits=_whole(told, "splitsPerShard", 1, 1000) or 0,
+            fetch=_whole(told, "fetchSize", 1, 100_000) or 2000,
+            batch=_whole(told, "batchSize", 1, 1_000_000) or 10_000,
+            pushdown=flag(told, "pushdown", default=False),
+            max_events=_whole(told, "maxEventsPerTrigger", 1, _MOST),
+            max_span=_span(told),
+            fail=flag(told, "failOnDataLoss", default=True),
+        )
+
+
+def redis_settings(
+    url: str | None, url_env: str | None, prefix: str | None, partitions: int | None = None
+) -> RedisSettings:
+    """Return settings where these stand before what the environment says. Raises `ConfigurationError`."""
+    if url_env is not None:
+        url = os.environ.get(url_env)
+        if url is None:
+            raise ConfigurationError(
+                "urlEnv: this process has no such environment variable; allowed: one that the driver and all "
+                "executors have (spark.executorEnv.…)"
+            )
+    told = {"url": url, "prefix": prefix, "partitions": partitions}
+    return RedisSettings.model_validate(
+        {name: value for name, value in told.items() if value is not None}
+    )
+
+
+def check_url(url: str | None, url_env: str | None) -> None:
+    """Raise where a URL is told twice, or has a password, which Spark would show to whoever sees a plan."""
+    if url is not None and url_env is not None:
+        raise InvalidInput("url, urlEnv", "both", "one of them, or none: then TASKQUEUE_REDIS_URL")
+    if url is not None and Address.of(url, "url").password:
+        allowed = "a URL without one; the password in TASKQUEUE_REDIS_PASSWORD or …_PASSWORD_FILE, or the URL by urlEnv"
+        raise InvalidInput("url", "a URL with a password", allowed)
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    """Return one of some words, whatever its case. Raises `InvalidInput`."""
+    if value.lower() not in allowed:
+        raise InvalidInput(name, "another word", ", ".join(allowed))
+    return value.lower()
+
+
+def resource_of(given: Mapping[str, str]) -> Resource:
+    """Return what is to be read. Raises `InvalidInput`."""
+    told = {name.lower(): value for name, value in given.items()}
+    return cast("Resource", one_of("resource", told.get("resource", "journal"), _RESOURCES))
+
+
+def flag(told: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return a yes or no; ``told`` has names in lower case. Raises `InvalidInput`."""
+    value = told.get(name.lower())
+    if value is None:
+        return default
+    return one_of(name, value, ("true", "false")) == "true"
+
+
+def _whole(told: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    value = told.get(name.lower())
+    if value is None:
+        return None
+    allowed = f"a whole number from {least} to {most}"
+    try:
+        number = int(value)
+    except ValueError:
+        raise InvalidInput(name, "text", allowed) from None
+    if not least <= number <= most:
+        raise InvalidInput(name, "a number out of range", allowed)
+    return number
+
+
+def _span(told: Mapping[str, str]) -> float | None:
+    value = told.get("maxspanpertrigger")
+    if value is None:
+        return None
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    number, unit = (value[:-1], value[-1]) if value[-1:] in units else (value, "s")
+    try:
+        seconds = float(number) * units[unit]
+    except ValueError:
+        seconds = -1
+    if not 0 < seconds < 1e9:  # noqa: PLR2004 - which refuses what is no number, too
+        raise InvalidInput(
+            "maxSpanPerTrigger", "no span of time", "seconds, or a number with s, m, h or d"
+        )
+    return seconds
+
+
+def _moment(told: Mapping[str, str], name: str) -> int | None:
+    value = told.get(name.lower())
+    if value is None:
+        return None
+    allowed = "an ISO 8601 time (2026-01-31T12:00:00Z; UTC unless it says otherwise)"
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise InvalidInput(name, "text that is no time", allowed) from None
+    return microseconds(moment)
+
+
+def microseconds(moment: datetime) -> int:
+    """Return a time in microseconds; one that knows no zone is UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def _names(told: Mapping[str, str], name: str) -> frozenset[str] | None:
+    value = told.get(name)
+    if value is None:
+        return None
+    names = frozenset(part.strip() for part in value.split(",")) - {""}
+    if not names:
+        raise InvalidInput(name, "nothing", "names with commas between them")
+    return names
+
+
+def _events(told: Mapping[str, str]) -> frozenset[str] | None:
+    names = _names(told, "events")
+    if names is not None and not names <= EVENTS | {DAMAGED}:
+        raise InvalidInput(
+            "events", "an event that is not known", ", ".join(sorted({*EVENTS, DAMAGED}))
+        )
+    return names
+
+
+def _places(told: Mapping[str, str], name: str, default: Literal["earliest", "latest"]) -> Places:
+    value = told.get(name.lower(), default)
+    if value.lower() in {"earliest", "latest"}:
+        return cast('Literal["earliest", "latest"]', value.lower())
+    return Offsets.parse(name, value)

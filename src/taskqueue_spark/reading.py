@@ -1,0 +1,248 @@
+"""Reading a journal as a DataFrame: where it begins and ends is settled when the read is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)  # fmt: skip
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)  # fmt: skip
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_spark.columns import TRANSITIONS
+from taskqueue_spark.journals import Choice, Journal, Range, Span, Watch
+from taskqueue_spark.journals.opening import opened
+from taskqueue_spark.offsets import Offsets, checked
+from taskqueue_spark.options import Places, ReadOptions, microseconds
+
+__all__ = [
+    "FilteringReader", "JournalReader", "Part", "choice_of", "parts_of", "pinned", "read_journal", "spark_schema",
+    "starting",
+]  # fmt: skip
+
+_PART = 100_000
+"""rows that are worth a task of their own"""
+_PARTS = 8
+"""parts of a shard, unless told"""
+_KINDS: dict[str, DataType] = {
+    "int32": IntegerType(), "int64": LongType(), "int8": ByteType(), "string": StringType(),
+    "timestamp[us, tz=UTC]": TimestampType(),
+}  # fmt: skip
+
+
+@dataclass
+class Part(InputPartition):
+    """A range of a shard that one task reads."""
+
+    range: Range
+    last: bool
+    """whether the journal ends here"""
+
+
+def spark_schema() -> StructType:
+    """Return `TRANSITIONS` as Spark has it."""
+    return StructType(
+        [StructField(field.name, _KINDS[str(field.type)], field.nullable) for field in TRANSITIONS]
+    )
+
+
+def choice_of(options: ReadOptions, schema: StructType) -> Choice:
+    """Return what is wanted. Raises `InvalidInput` for columns that a transition does not have."""
+    known = {field.name: field for field in spark_schema()}
+    for field in schema:
+        mine = known.get(field.name)
+        if (
+            mine is None
+            or mine.dataType != field.dataType
+            or (mine.nullable and not field.nullable)
+        ):
+            allowed = ", ".join(
+                f"{one.name} {one.dataType.simpleString()}" for one in known.values()
+            )
+            raise InvalidInput(
+                "schema", "another column, or one of another type", f"some of: {allowed}"
+            )
+    columns = [pa.field(one.name, TRANSITIONS.field(one.name).type, one.nullable) for one in schema]
+    return Choice(
+        pa.schema(columns),
+        options.events,
+        options.keys,
+        options.since,
+        options.until,
+        options.batch,
+    )
+
+
+class JournalReader(DataSourceReader):
+    """Reads a journal once: what there is when it is planned, if nothing else is told."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._choice = choice_of(options, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan."""
+        options, choice = self._options, self._choice
+        with opened(options, torn=True) as journal:
+            spans = journal.spans()
+            start = checked(starting(options.starting, spans), spans, fail=options.fail)
+            ends = checked(ending(options.ending, spans), spans, fail=options.fail)
+            parts: list[InputPartition] = []
+            for shard in sorted(spans.keys() & ends.keys()):
+                run, low = start[shard]
+                low, high = _between(journal, shard, low, ends[shard][1], choice)
+                last = choice.until is None
+                part = Range(shard, run, low, high)
+                parts += parts_of(journal, part, options.splits, last=last)
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a part."""
+        if not isinstance(partition, Part):
+            return
+        watch = Watch.CUT if self._options.fail else Watch.NOTHING
+        with opened(self._options) as journal:
+            yield from journal.read(partition.range, self._choice, watch)
+            if partition.last:
+                yield from journal.strays(partition.range, self._choice)
+
+
+class FilteringReader(JournalReader):
+    """A reader that takes filters, where Spark is told to pass them on."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what narrows the read; give back what Spark has to look at again."""
+        for one in filters:
+            taken, whole = _narrowed(self._choice, one)
+            if taken is not None:
+                self._choice = taken
+            if not whole:
+                yield one
+
+
+def _narrowed(choice: Choice, one: Filter) -> tuple[Choice | None, bool]:
+    """Return the choice that a filter leaves, if it can be said, and whether that is all that the filter asks."""
+    match one:
+        case EqualTo(("event" | "key" as name,), value):
+            return _among(choice, name, [value]), True
+        case In(("event" | "key" as name,), values):
+            return _among(choice, name, values), True
+        case EqualTo(("ts",), value):
+            time = microseconds(value)
+            return _within(choice, time, time + 1), False
+        case GreaterThan(("ts",), value) | GreaterThanOrEqual(("ts",), value):
+            return _within(choice, microseconds(value), None), False
+        case LessThan(("ts",), value) | LessThanOrEqual(("ts",), value):
+            return _within(choice, None, microseconds(value) + 1), False
+        case _:
+            return None, False
+
+
+def _among(choice: Choice, name: str, values: Iterable[Any]) -> Choice:
+    names = frozenset(values)
+    if name == "event":
+        return choice._replace(events=names if choice.events is None else choice.events & names)
+    return choice._replace(keys=names if choice.keys is None else choice.keys & names)
+
+
+def _within(choice: Choice, since: int | None, until: int | None) -> Choice:
+    low = [time for time in (choice.since, since) if time is not None]
+    high = [time for time in (choice.until, until) if time is not None]
+    return choice._replace(since=max(low, default=None), until=min(high, default=None))
+
+
+def starting(told: Places, spans: dict[str, Span]) -> Offsets:
+    """Return where a read begins; a shard that is not named at its first position."""
+    if told == "latest":
+        return Offsets({shard: (span.run, span.end) for shard, span in spans.items()})
+    first = Offsets({shard: (span.run, span.first) for shard, span in spans.items()})
+    return Offsets({**first, **told}) if isinstance(told, Offsets) else first
+
+
+def ending(told: Places, spans: dict[str, Span]) -> Offsets:
+    """Return behind which positions a read ends; a shard that is not named is not read."""
+    if isinstance(told, Offsets):
+        return told
+    last = told == "latest"
+    return Offsets(
+        {shard: (span.run, span.end if last else span.first) for shard, span in spans.items()}
+    )
+
+
+def _between(journal: Journal, shard: str, low: int, high: int, choice: Choice) -> tuple[int, int]:
+    high = max(low, high)
+    if choice.since is not None and low < high:
+        low = journal.at(shard, choice.since, low, high)
+    if choice.until is not None and low < high:
+        high = journal.at(shard, choice.until, low, high)
+    return low, high
+
+
+def parts_of(
+    journal: Journal, part: Range, splits: int, *, last: bool = False
+) -> list[InputPartition]:
+    """Return the tasks that read a range. ``splits``: how many; 0 for as many as it is worth."""
+    shard, _, start, end = part
+    if start >= end:
+        return [Part(part, last=True)] if last else []
+    number = splits or max(1, min(_PARTS, journal.rows(shard, start, end) // _PART))
+    places = journal.split(shard, start, end, number)
+    parts = [Part(part._replace(start=a, end=b), last=False) for a, b in pairwise(places)]
+    parts[-1].last = last
+    return [*parts]
+
+
+def pinned(options: ReadOptions) -> tuple[str, str]:
+    """Return what there is now as ``startingOffsets`` and ``endingOffsets``."""
+    with opened(options, torn=True) as journal:
+        spans = journal.spans()
+    return starting(options.starting, spans).text, ending(options.ending, spans).text
+
+
+def read_journal(
+    spark: SparkSession, *, pin: bool = True, pushdown: bool = False, **given: str
+) -> DataFrame:
+    """Return the transitions of a journal; ``given`` are options of the source.
+
+    ``pin``: what there is now is settled here, by this process, so every look at the DataFrame sees the same (unless
+    it is cut off meanwhile, which fails). ``pushdown``: filters narrow what is read; Spark's setting for it is made.
+
+    Raises `InvalidInput`, `ConfigurationError`, `BackendUnavailable`.
+    """
+    if pin:
+        starting_at, ending_at = pinned(ReadOptions.of(given))
+        given = {
+            **{name: value for name, value in given.items() if name.lower() not in _PINNED},
+            "startingOffsets": starting_at,
+            "endingOffsets": ending_at,
+        }
+    if pushdown:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+        given = {**given, "pushdown": "true"}
+    return spark.read.format("taskqueue").options(**given).load()
+
+
+_PINNED = frozenset({"startingoffsets", "endingoffsets"})

@@ -1,0 +1,129 @@
+"""Reading a journal as a stream: where it stands is in the query's checkpoint, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)  # fmt: skip
+from pyspark.sql.types import StructType
+
+from taskqueue_spark.journals import Journal, Range, Span, Watch
+from taskqueue_spark.journals.opening import opened
+from taskqueue_spark.offsets import Offsets, admitted, checked
+from taskqueue_spark.options import ReadOptions
+from taskqueue_spark.reading import Part, choice_of, parts_of, starting
+
+__all__ = ["JournalStream"]
+
+_NO_LIMIT = 2**62
+
+
+class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a journal as it grows. The same two offsets always give the same rows, as long as these are there."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._choice = choice_of(options, schema)
+        self._journal: Journal | None = None
+        self._until: dict[str, Span] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark sends a reader to its workers; what is open stays here.
+        return {**self.__dict__, "_journal": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name, as those below
+        """Return where a query begins that has no checkpoint."""
+        journal, spans = self._now()
+        places = checked(starting(self._options.starting, spans), spans, fail=self._options.fail)
+        since = self._options.since
+        if since is not None:
+            for shard, (run, position) in places.items():
+                places[shard] = run, journal.at(shard, since, position, spans[shard].end)
+        return places.plain
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit that the options ask for."""
+        if self._options.max_events is None and self._options.max_span is None:
+            return ReadAllAvailable()
+        return ReadMaxRows(self._options.max_events or _NO_LIMIT)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return how far the next batch goes. Raises `HistoryMissing`."""
+        journal, spans = self._now()
+        told = Offsets.of(start)
+        places = checked(told, spans, fail=self._options.fail)
+        for shard, span in spans.items():
+            places.setdefault(shard, (span.run, span.first))
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else _NO_LIMIT
+        seconds = self._options.max_span if isinstance(limit, ReadMaxRows) else None
+        return admitted(
+            journal, places, self._ends(spans), rows if rows < _NO_LIMIT else None, seconds
+        ).plain
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Take what there is now as all that there is."""
+        self._until = self._now()[1]
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return the end of the journal, which the query's progress then tells."""
+        return Offsets(
+            {shard: (span.run, span.end) for shard, span in self._now()[1].items()}
+        ).plain
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Plan what lies between two offsets. Raises `HistoryMissing`."""
+        journal, spans = self._now()
+        begin, ends = Offsets.of(start), Offsets.of(end)
+        parts: list[InputPartition] = []
+        for shard, (run, position) in ends.items():
+            if shard not in spans and not self._options.fail:
+                continue
+            before, low = begin.get(shard, ("", 0))
+            if shard in spans and ((before and before != run) or shard not in begin):
+                low = spans[shard].first  # it began to count anew, and that was let pass
+            places = checked(
+                Offsets({shard: (run, low)}), spans, fail=self._options.fail and low < position
+            )
+            if places[shard][0] == run:
+                part = Range(shard, run, places[shard][1], position)
+                parts += parts_of(journal, part, self._options.splits)
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a part. Raises `HistoryMissing`."""
+        if not isinstance(partition, Part):
+            return
+        watch = Watch.GAPS if self._options.fail else Watch.NOTHING
+        with opened(self._options) as journal:
+            yield from journal.read(partition.range, self._choice, watch)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: a journal keeps what its settings say, whoever has read it."""
+
+    def stop(self) -> None:
+        """Close what is open."""
+        if self._journal is not None:
+            journal, self._journal = self._journal, None
+            journal.__exit__(None, None, None)
+
+    def _now(self) -> tuple[Journal, dict[str, Span]]:
+        if self._journal is None:
+            self._journal = opened(self._options).__enter__()
+        return self._journal, self._journal.spans()
+
+    def _ends(self, spans: dict[str, Span]) -> dict[str, Span]:
+        if self._until is None:
+            return spans
+        return {
+            shard: span._replace(end=min(span.end, self._until[shard].end))
+            for shard, span in spans.items()
+            if shard in self._until
+        }
