@@ -10,7 +10,7 @@ from taskqueue_spark.service.balance import resolve
 from taskqueue_spark.service.folding import Count, Read
 from taskqueue_spark.service.state import ENDS, Books, Gap, Position, State, Window
 
-__all__ = ["Alive", "advance", "without_old_windows"]
+__all__ = ["Alive", "advance", "note_positions", "without_old_windows"]
 
 _HOUR = 3600
 _GAPS = 100
@@ -28,38 +28,76 @@ class Alive(msgspec.Struct, frozen=True):
     number: int
 
 
+def note_positions(state: State, read: Sequence[Read]) -> bool:
+    """Note how far each count was read; return whether anything is missing."""
+    cut = False
+    for one in read:
+        place = f"{one.run}/{one.shard}"
+        known = state.positions.get(place)
+        former = any(other.endswith(f"/{one.shard}") for other in state.positions)
+        lacking = _lacking(one, known)
+        cut |= lacking > 0
+        # What was cut off before anybody read it is nothing that happened now.
+        if lacking and former:
+            expected = known.last + 1 if known else 1
+            gap = Gap(
+                kind="missing", shard=one.shard, run=one.run, first=min(expected, one.first), last=one.last,
+                number=lacking, at=one.since,
+            )  # fmt: skip
+            state.gaps.append(gap)
+        state.positions[place] = Position(
+            last=max(one.last, known.last if known else 0),
+            missing=lacking + (known.missing if known else 0),
+            since=min(one.since, known.since if known else one.since),
+            until=max(one.until, known.until if known else one.until),
+        )
+        state.frontier = max(state.frontier, one.until)
+    return cut
+
+
 def advance(
     state: State,
     *,
-    read: Sequence[Read],
     counts: Iterable[Count],
     alive: Iterable[Alive],
     beginnings: Mapping[str, str],
-) -> tuple[State, set[int]]:
-    """Return what is known after a batch, and the hours (Unix seconds) of which windows have changed."""
-    new = msgspec.json.decode(msgspec.json.encode(state), type=State)
-    alive = list(alive)
-    cut = _positions(new, read, sum(one.number for one in alive if not one.here))
+    cut: bool,
+) -> set[int]:
+    """Bring what is known up to a batch, of which `note_positions` was told; return the hours whose windows changed.
+
+    Hours are the Unix seconds of their beginnings. ``cut``: something is missing, so no queue's books can be whole.
+    """
     for key, event in beginnings.items():
-        new.books.setdefault(key, Books(whole=event in _FIRST))
+        state.books.setdefault(key, Books(whole=event in _FIRST))
     if cut:
-        for books in new.books.values():
+        for books in state.books.values():
             books.whole = False
     hours = set()
     for count in counts:
-        _count(new.books.setdefault(count.key, Books(whole=False)), count)
-        if _in_window(new, count, state.horizon):
+        _count(state.books.setdefault(count.key, Books(whole=False)), count)
+        if _in_window(state, count):
             hours.add(count.window - count.window % _HOUR)
-    for books in new.books.values():
+    _take_stock(state, alive)
+    resolve(state)
+    return hours
+
+
+def _take_stock(state: State, alive: Iterable[Alive]) -> None:
+    gone = 0
+    for books in state.books.values():
         books.live = {}
     for one in alive:
-        books = new.books[one.key]
+        books = state.books[one.key]
         if one.here:
             books.live[one.state] = one.number
         else:
             books.gone += one.number
-    resolve(new)
-    return new, hours
+            gone += one.number
+    if gone:
+        state.gaps.append(
+            Gap(kind="reset", shard=0, run="", first=0, last=0, number=gone, at=state.frontier)
+        )
+    del state.gaps[:-_GAPS]
 
 
 def without_old_windows(state: State, seconds: int, keep: int) -> None:
@@ -70,46 +108,6 @@ def without_old_windows(state: State, seconds: int, keep: int) -> None:
         state.windows[key] = {start: one for start, one in windows.items() if start >= horizon}
         if not state.windows[key]:
             del state.windows[key]
-
-
-def _positions(state: State, read: Sequence[Read], gone: int) -> bool:
-    """Note how far each count was read; return whether anything is missing."""
-    cut = False
-    for one in read:
-        place = f"{one.run}/{one.shard}"
-        known = state.positions.get(place)
-        former = state.current.get(one.shard)
-        lacking = _lacking(one, known)
-        cut |= lacking > 0
-        if former not in (None, one.run) and known is None:
-            state.gaps.append(
-                Gap(
-                    kind="reset",
-                    shard=one.shard,
-                    run=one.run,
-                    first=0,
-                    last=0,
-                    number=gone,
-                    at=one.since,
-                )
-            )
-        # What was cut off before anybody read it is nothing that happened now.
-        if lacking and former is not None:
-            expected = known.last + 1 if known else 1
-            state.gaps.append(
-                Gap(
-                    kind="missing", shard=one.shard, run=one.run, first=min(expected, one.first), last=one.last,
-                    number=lacking, at=one.since,
-                )
-            )  # fmt: skip
-        state.positions[place] = Position(
-            last=max(one.last, known.last if known else 0),
-            missing=lacking + (known.missing if known else 0),
-        )
-        state.current[one.shard] = one.run
-        state.frontier = max(state.frontier, one.until)
-    del state.gaps[:-_GAPS]
-    return cut
 
 
 def _lacking(one: Read, known: Position | None) -> int:
@@ -128,7 +126,7 @@ def _count(books: Books, count: Count) -> None:
         setattr(books, count.name, getattr(books, count.name) + count.number)
 
 
-def _in_window(state: State, count: Count, horizon: int) -> bool:
+def _in_window(state: State, count: Count) -> bool:
     side, _, counter = count.name.rpartition(":")
     if side in ("low", "high"):
         if state.probe is not None:
@@ -137,7 +135,7 @@ def _in_window(state: State, count: Count, horizon: int) -> bool:
         return False
     if not (side or count.name in ("waits", "runs")):
         return False
-    if count.window < horizon:
+    if count.window < state.horizon:
         state.late += count.number if side else 0
         return False
     window = state.windows.setdefault(count.key, {}).setdefault(count.window, Window())

@@ -41,7 +41,7 @@ def conditions(state: State, options: StreamOptions, as_of: float) -> list[Condi
     found = [
         Condition(
             gap.kind,
-            f"{gap.run}/{gap.shard}/{gap.first}",
+            f"{gap.run}/{gap.shard}/{gap.first}" if gap.kind == "missing" else f"{gap.at:.6f}",
             f"{gap.number} transitions are missing in a journal"
             if gap.kind == "missing"
             else f"a journal began anew; {gap.number} tasks that lived before are gone",

@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_redis import RedisBackend
+from taskqueue_redis.journal import JournalReader
+from taskqueue_spark.options import redis_settings
 from taskqueue_spark.service.state import ENDS, LIVE, Baseline, Books, Probe, State
 
 __all__ = ["Asked", "RedisLedgers", "probe", "resolve"]
@@ -30,20 +34,19 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class RedisLedgers:
-    """Asks a Redis, which ``TASKQUEUE_REDIS_…`` names."""
+    """Asks the Redis that a source reads; what is not told here, ``TASKQUEUE_REDIS_…`` tells."""
 
-    prefix: str | None = None
+    url: str | None
+    url_env: str | None
+    prefix: str | None
+    partitions: int | None
 
     def __call__(self, keys: Sequence[str]) -> Asked | None:
         """Return the ledgers; ``None`` if the store is out of reach, or was reset in between."""
         return asyncio.run(self._ask(keys))
 
     async def _ask(self, keys: Sequence[str]) -> Asked | None:
-        from taskqueue_core.errors import BackendUnavailable  # noqa: PLC0415 - as the next ones
-        from taskqueue_redis import RedisBackend, RedisSettings  # noqa: PLC0415 - for those who use it
-        from taskqueue_redis.journal import JournalReader  # noqa: PLC0415
-
-        settings = RedisSettings() if self.prefix is None else RedisSettings(prefix=self.prefix)
+        settings = redis_settings(self.url, self.url_env, self.prefix, self.partitions)
         backend = RedisBackend(settings=settings)
         try:
             async with JournalReader(settings) as reader:
@@ -88,7 +91,7 @@ def resolve(state: State) -> None:
     pending = state.probe
     if pending is None:
         return
-    if any(run != pending.run for run in state.current.values()):
+    if state.current() and any(pending.run not in runs for runs in state.current().values()):
         state.probe, state.baselines, state.differing = None, {}, {}
         return
     for shard, number in pending.after.items():

@@ -17,8 +17,9 @@ import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 
+from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.service import folding
-from taskqueue_spark.service.advancing import Alive, advance, without_old_windows
+from taskqueue_spark.service.advancing import Alive, advance, note_positions, without_old_windows
 from taskqueue_spark.service.balance import Asked, probe
 from taskqueue_spark.service.options import StreamOptions
 from taskqueue_spark.service.state import State, load, save
@@ -40,17 +41,16 @@ class Batches:
         """Work a batch off. Given again, it changes nothing."""
         state = load(self.options.state)
         query = json.loads((self.options.checkpoint / "metadata").read_text())["id"]
-        if state.query == query and number <= state.batch:
+        if number <= state.queries.get(query, -1):
             return
-        if state.query not in ("", query):  # the checkpoint was lost: numbers tell what was read
-            self._sweep(state)
-            state.generation += 1
-        if state.generation:
+        if query not in state.queries:
+            sweep(self.options, state, query)
+        if state.queries.keys() - {query}:  # a checkpoint was lost: numbers tell what was read
             batch = folding.new_ones(batch, state.positions)
-        name = f"{state.generation}-{number:09d}"
+        name = _name(query, number)
         self._archive(batch, name)
-        state = self._fold(batch, name, state)
-        state.query, state.batch = query, number
+        self._fold(batch, name, state)
+        state.queries[query] = number
         if self.ledgers is not None and state.probe is None and state.books:
             asked = self.ledgers(sorted(state.books))
             if asked is not None:
@@ -86,14 +86,14 @@ class Batches:
                 written.rename(place)
         shutil.rmtree(staging, ignore_errors=True)
 
-    def _fold(self, batch: DataFrame, name: str, state: State) -> State:
-        """Return what is known after the batch, whose transitions are read from the archive."""
+    def _fold(self, batch: DataFrame, name: str, state: State) -> None:
+        """Bring what is known up to the batch, whose transitions are read from the archive."""
         spark = batch.sparkSession
         archived = self.options.archive / f"batch={name}"
         lines = _rows(self.options.out / _DAMAGED / f"batch={name}")
         if not archived.exists():
             state.damaged += lines
-            return state
+            return
         transitions = spark.read.schema(batch.schema).parquet(str(archived))
         read = folding.reads(transitions)
         known = self.options.folder / "open" / state.open
@@ -105,34 +105,49 @@ class Batches:
             if state.open
             else spark.createDataFrame([], folding.OPEN)
         )
+        cut = note_positions(state, read)
         told = folding.steps(transitions, live, [one.run for one in read]).persist()
         try:
-            current = state.current | {one.shard: one.run for one in read}
             opened = self.options.folder / "open" / name
-            folding.following(told, current).write.mode("overwrite").parquet(str(opened))
+            folding.following(told, state.current()).write.mode("overwrite").parquet(str(opened))
             counts = folding.counted(told, self.options.window, state.probe)
         finally:
             told.unpersist()
-        new, hours = advance(
-            state,
-            read=read,
-            counts=counts,
-            alive=_alive(opened),
-            beginnings=folding.beginnings(transitions),
-        )
-        new.open = name
-        new.transitions += sum(one.different for one in read)
-        new.damaged += lines
-        write_hours(self.options.out / "metrics", new.windows, self.options.window, hours)
-        without_old_windows(new, self.options.window, self.options.keep)
-        return new
+        beginnings = folding.beginnings(transitions)
+        hours = advance(state, counts=counts, alive=_alive(opened), beginnings=beginnings, cut=cut)
+        state.open = name
+        state.transitions += sum(one.different for one in read)
+        state.damaged += lines
+        write_hours(self.options.out / "metrics", state.windows, self.options.window, hours)
+        without_old_windows(state, self.options.window, self.options.keep)
 
-    def _sweep(self, state: State) -> None:
-        """Take back what was shown of a batch that was never committed and will not be given again."""
-        for folder in (self.options.archive, self.options.out / _DAMAGED):
-            for place in folder.glob(f"batch={state.generation}-*"):
-                if int(place.name.rpartition("-")[2]) > state.batch:
-                    shutil.rmtree(place)
+
+def sweep(options: StreamOptions, state: State, query: str) -> None:
+    """Take back a batch that another query has shown and not committed, as nobody will give it again.
+
+    Raises `ConfigurationError` where the archive has more than that which the state does not know.
+    """
+    known = {
+        _name(other, number) for other, last in state.queries.items() for number in range(last + 1)
+    }
+    unknown = [
+        place
+        for place in options.archive.glob("batch=*")
+        if place.name.partition("=")[2] not in known
+        and not place.name.startswith(f"batch={query[:8]}")
+    ]
+    if len(unknown) > 1:
+        raise ConfigurationError(
+            f"{options.archive}: {len(unknown)} batches are there of which {options.state} knows nothing; "
+            "bring that file back, or begin in another folder"
+        )
+    for place in unknown:
+        shutil.rmtree(options.out / _DAMAGED / place.name, ignore_errors=True)
+        shutil.rmtree(place)
+
+
+def _name(query: str, number: int) -> str:
+    return f"{query[:8]}-{number:09d}"
 
 
 def _alive(opened: Path) -> list[Alive]:

@@ -120,9 +120,11 @@ def steps(transitions: DataFrame, live: DataFrame, runs: Sequence[str]) -> DataF
     )
 
 
-def following(told: DataFrame, current: Mapping[int, str]) -> DataFrame:
+def following(told: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFrame:
     """Return the tasks that live after `steps`, but for those of a count that another one took the place of."""
-    homes = [(F.col("shard") == shard) & (F.col("run") == run) for shard, run in current.items()]
+    homes = [
+        (F.col("shard") == shard) & F.col("run").isin(*runs) for shard, runs in current.items()
+    ]
     at_home = reduce(or_, homes)
     return told.where(F.col("ends") & F.col("state").isin(*LIVE)).select(
         "key", "task_id", "state", F.col("ts").alias("since"), F.col("birth").alias("published_at"), "attempt",

@@ -41,10 +41,12 @@ class StreamOptions:
     """executions in a window that are too few to tell"""
     keep: int = 120
     """windows that shares are compared with, and that can still change"""
-    ledger: bool | None = None
-    """whether to compare with the store's ledgers; ``None`` does where the store can be asked"""
+    ledger: bool = True
+    """compare with the store's ledgers, where it can be asked for them"""
 
     def __post_init__(self) -> None:
+        if {"events", "keys"} & {name.lower() for name in self.source}:
+            raise InvalidInput("source", "a choice of events or keys", "the whole journal")
         for name, least in {"trigger": 0.0, "stuck_after": 0.0, "failure_growth": 1.0}.items():
             _check(name, getattr(self, name), least)
         if self.waiting_after is not None:

@@ -13,7 +13,8 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
+from taskqueue_spark.options import ReadOptions
 from taskqueue_spark.service.alerts import Alerts, conditions
 from taskqueue_spark.service.balance import RedisLedgers
 from taskqueue_spark.service.batches import Batches
@@ -58,6 +59,10 @@ def run(
     """
     for folder in (options.archive, options.folder / "open"):
         folder.mkdir(parents=True, exist_ok=True)
+    if any(not place.name.startswith("batch=") for place in options.archive.iterdir()):
+        raise ConfigurationError(
+            f"{options.archive}: a snapshot is there; allowed: a folder of the service's own"
+        )
     watch = _Watch(options, say)
     with _asked_to_stop(stop or threading.Event()) as stopping:
         query = _start(spark, options)
@@ -82,18 +87,20 @@ def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
             settings.setdefault("maxEventsPerTrigger", str(options.max_events))
     reader = spark.readStream.format(options.format).options(**settings)
     writer = reader.load().writeStream.option("checkpointLocation", str(options.checkpoint))
-    ledgers = RedisLedgers(settings.get("prefix")) if _has_ledgers(options) else None
-    writer = writer.queryName("taskqueue").foreachBatch(Batches(options, ledgers))
+    writer = writer.queryName("taskqueue").foreachBatch(Batches(options, _ledgers(options)))
     if options.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{options.trigger:g} seconds").start()
 
 
-def _has_ledgers(options: StreamOptions) -> bool:
-    if options.ledger is not None:
-        return options.ledger
-    own = not {"url", "urlenv", "path"} & {name.lower() for name in options.source}
-    return options.format == "taskqueue" and own and options.source.get("backend") == "redis"
+def _ledgers(options: StreamOptions) -> RedisLedgers | None:
+    """Return who asks the store, where there is one that can be asked."""
+    if options.format != "taskqueue" or not options.ledger:
+        return None
+    told = ReadOptions.of(options.source)
+    if told.backend != "redis":
+        return None
+    return RedisLedgers(told.url, told.url_env, told.prefix, told.partitions)
 
 
 def _finish(query: StreamingQuery) -> None:

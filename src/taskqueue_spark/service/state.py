@@ -38,6 +38,9 @@ class Position(msgspec.Struct, kw_only=True):
     """the highest number there was"""
     missing: int = 0
     """numbers below it that never came"""
+    since: float
+    """when the first transition was that was read"""
+    until: float
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,10 +122,8 @@ class State(msgspec.Struct, kw_only=True):
     """What is known after a batch."""
 
     version: int = VERSION
-    generation: int = 0
-    """grows whenever the checkpoint was lost"""
-    query: str = ""
-    batch: int = -1
+    queries: dict[str, int] = {}
+    """by query, its last batch; there is a second one where a checkpoint was lost"""
     open: str = ""
     """the folder of the tasks that live"""
     transitions: int = 0
@@ -131,8 +132,6 @@ class State(msgspec.Struct, kw_only=True):
     """when the last transition was that was read"""
     positions: dict[str, Position] = {}
     """by ``run/shard``"""
-    current: dict[int, str] = {}
-    """by shard, the run it was last read in"""
     books: dict[str, Books] = {}
     windows: dict[str, dict[int, Window]] = {}
     """by key and start, the latest ones"""
@@ -146,6 +145,23 @@ class State(msgspec.Struct, kw_only=True):
     baselines: dict[str, Baseline] = {}
     differing: dict[str, str] = {}
     """by key, how the live ledger differs from the journal"""
+
+    def current(self) -> dict[int, list[str]]:
+        """Return by shard the counts that may go on: none began after they were last heard of.
+
+        A store that was emptied and a process that was started anew begin another count, and what lived in the
+        former is gone.
+        """
+        of: dict[int, list[tuple[str, Position]]] = {}
+        for place, position in self.positions.items():
+            run, _, shard = place.rpartition("/")
+            of.setdefault(int(shard), []).append((run, position))
+        return {
+            shard: [
+                run for run, one in runs if not any(other.since > one.until for _, other in runs)
+            ]
+            for shard, runs in of.items()
+        }
 
     def position(self, run: str, shard: int) -> Position | None:
         """Return how far a count was read."""
