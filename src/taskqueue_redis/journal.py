@@ -122,7 +122,12 @@ class JournalReader:
         return low
 
     async def time(self, partition: str, number: int) -> int | None:
-        """Return when a transition was, or the next that is there (microseconds); ``None`` if none is."""
+        """Return when a transition was (microseconds); ``None`` if it is not there."""
+        entry = await self._around(partition, number)
+        return None if entry is None else int(entry.values[1])
+
+    async def time_from(self, partition: str, number: int) -> int | None:
+        """Return when the first transition was that is there from a number on; ``None`` if none is."""
         entry = await self._around(partition, number) or await self._next(partition, str(number))
         return None if entry is None else int(entry.values[1])
 

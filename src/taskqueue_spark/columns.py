@@ -46,8 +46,8 @@ TRANSITIONS = pa.schema(
 ``shard`` is the number of the partition of an installation; 0 where a process writes.
 
 What cannot be read is a row whose event is `DAMAGED` and whose ``reason`` says where and why. It belongs to no
-count: its ``run`` is empty and its ``seq`` 0. But where the last transitions of a count are missing, ``run`` and ``seq``
-of such a row are the count and the number behind them: so who looks for gaps looks at all rows."""
+count: its ``run`` is empty and its ``seq`` 0. But where the last transitions of a count are missing, ``run`` and
+``seq`` of such a row are the count and the number behind them: so who looks for gaps looks at all rows."""
 DAMAGED = "damaged"
 Event: TypeAlias = Literal[
     "published", "available", "delivered", "acked", "redelivered", "lost", "retried", "dead_lettered", "redriven",

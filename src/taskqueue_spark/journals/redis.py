@@ -73,7 +73,7 @@ class RedisJournal:
         return min(position + rows, end)
 
     def time(self, shard: str, position: int) -> int | None:
-        return self._run(lambda reader: reader.time(shard, position))
+        return self._run(lambda reader: reader.time_from(shard, position))
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
         return self._run(lambda reader: reader.at(shard, time, start, end))
