@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,10 +13,14 @@ from taskqueue_redis.envelope import Corrupt, decode
 from taskqueue_redis.reading import salvaged
 from taskqueue_redis.scripts import seconds
 
-__all__ = ["dead_letter_of", "ledger_of", "pairs", "status_of"]
+__all__ = ["Rest", "dead_letter_of", "ledger_of", "pairs", "rest_of", "status_of"]
 
 # As in lua/lib/states.lua; the 7-byte numbers are read as bytes.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
+_MARKS = 2
+"""bytes behind the numbers, before the tenant, of a record that goes on"""
+_KINDS = {1: "s", 2: "r"}
+"""of streams, by the place where a body is"""
 _STATES = (
     State.WAITING,
     State.SCHEDULED,
@@ -27,6 +31,23 @@ _STATES = (
     State.DISCARDED,
 )
 _decoder = msgspec.msgpack.Decoder()
+
+
+class Rest(NamedTuple):
+    """What a record says by itself: of what is in flight, that it waits."""
+
+    state: State
+    attempt: int
+    losses: int
+    priority: int
+    tenant: str | None
+    """of a task that has not ended; ``ordering_key`` likewise"""
+    ordering_key: str | None
+    since: int
+    """when it changed last, microseconds"""
+    stream: str | None
+    """the end of the name of the stream that it lies in; there it is in flight if its ``fence`` is pending"""
+    fence: int
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -68,6 +89,23 @@ def dead_letter_of(key: str, told: list[Any]) -> DeadLetter:
         reason=reason or "",
         failed_at=record.updated_at,
         history=tuple(history),
+    )
+
+
+def rest_of(packed: bytes) -> Rest:
+    """Read a record without the rest of the books."""
+    state, place, priority, attempt, losses, _, _, _, fence, at, *_ = _RECORD.unpack_from(packed)
+    tenant, _, entity = packed[_RECORD.size + _MARKS :].decode().partition("/")
+    return Rest(
+        state=_STATES[state - 1],
+        attempt=attempt,
+        losses=losses,
+        priority=priority,
+        tenant=tenant or None,
+        ordering_key=entity or None,
+        since=int.from_bytes(at, "big"),
+        stream=f"{_KINDS[place]}{priority}" if place in _KINDS else None,
+        fence=int.from_bytes(fence, "big"),
     )
 
 

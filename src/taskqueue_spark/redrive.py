@@ -1,0 +1,135 @@
+"""Deciding about dead letters in bulk: rows of key and task id are made waiting again, or discarded.
+
+A row whose task is not dead (any more) is passed over, so a task of Spark that is tried again does no harm, and neither
+does doing all of it twice. Whoever dies again in between is dead, and is redriven by a second run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import types as spark
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from taskqueue_core.capabilities import DeadLetters, dead_letters_of
+from taskqueue_core.limits import check_name
+from taskqueue_core.succession.names import Shard
+from taskqueue_spark.sink_options import RedriveOptions
+from taskqueue_spark.sink_run import messages_of
+from taskqueue_spark.sink_tasks import check_columns
+
+__all__ = ["Moved", "RedriveWriter", "StreamRedriveWriter", "redrive"]
+
+_log = logging.getLogger("taskqueue.spark")
+_COLUMNS: dict[str, tuple[type[spark.DataType], ...]] = {
+    "key": (spark.StringType,),
+    "task_id": (spark.StringType,),
+}
+
+
+@dataclass(frozen=True)
+class Moved(WriterCommitMessage):
+    """What became of the rows."""
+
+    moved: int = 0
+    """made waiting again, or discarded"""
+    passed: int = 0
+    """not dead: moved before, by an earlier try at the same rows, or never dead"""
+
+    def __add__(self, other: Moved) -> Moved:
+        """Sum the counts."""
+        return Moved(self.moved + other.moved, self.passed + other.passed)
+
+
+class _Redriving:
+    def __init__(self, options: RedriveOptions, schema: spark.StructType) -> None:
+        check_columns(schema, _COLUMNS, ["task_id"] if options.queue else ["task_id", "key"])
+        self._options = options
+        self._names = tuple(schema.names)
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], schema: spark.StructType) -> Self:
+        """Read the options and check the schema. Raises `InvalidInput` or `ConfigurationError`."""
+        return cls(RedriveOptions.read(options), schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Moved:
+        """Decide about the rows of one partition."""
+        with asyncio.Runner() as runner:
+            return runner.run(self._move(iterator))
+
+    async def _move(self, batches: Iterator[pa.RecordBatch]) -> Moved:
+        rows = moved = 0
+        waiting: dict[str, list[str]] = {}
+        async with self._options.store.opened() as backend:
+            letters = dead_letters_of(backend)
+            for batch in batches:
+                rows += batch.num_rows
+                for key, task_id in self._pairs(batch):
+                    ids = waiting.setdefault(key, [])
+                    ids.append(task_id)
+                    if len(ids) >= self._options.chunk:
+                        moved += await self._decide(letters, key, ids)
+                        ids.clear()
+            for key, ids in waiting.items():
+                moved += await self._decide(letters, key, ids)
+        return Moved(moved, rows - moved)
+
+    async def _decide(self, letters: DeadLetters, key: str, ids: list[str]) -> int:
+        if not ids:  # which would mean all of them
+            return 0
+        verb = letters.redrive if self._options.action == "redrive" else letters.discard
+        return await verb(key, *ids)
+
+    def _pairs(self, batch: pa.RecordBatch) -> Iterator[tuple[str, str]]:
+        ids = batch.column(self._names.index("task_id")).to_pylist()
+        keys: list[str | None] = [None] * len(ids)
+        if "key" in self._names:
+            keys = batch.column(self._names.index("key")).to_pylist()
+        for given, task_id in zip(keys, ids, strict=True):
+            key = self._options.queue if given is None else given
+            check_name("key", key)
+            check_name("task_id", task_id)
+            shard = Shard.read(
+                str(key)
+            )  # as a journal calls it; who acts on a queue names the whole
+            yield (str(key) if shard is None else shard.key), task_id
+
+    def _tell(self, messages: list[WriterCommitMessage | None]) -> None:
+        total = sum((one for one in messages if isinstance(one, Moved)), Moved())
+        _log.info("%s: %s moved, %s passed over", self._options.action, total.moved, total.passed)
+
+
+class RedriveWriter(_Redriving, DataSourceArrowWriter):
+    """Decides about the dead letters that a DataFrame names."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Say how many."""
+        self._tell(messages)
+
+
+class StreamRedriveWriter(_Redriving, DataSourceStreamArrowWriter):
+    """Decides about the dead letters that a stream names."""
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's name
+        """Say how many."""
+        self._tell(messages)
+
+
+def redrive(df: DataFrame, **options: str) -> Moved:
+    """Make the dead tasks waiting again that ``df`` names by ``key`` and ``task_id``; return how many there were.
+
+    ``options``: as of ``df.write.format("taskqueue").option("resource", "dead_letters")``; ``action="discard"`` gives
+    the tasks up for good. Raises `InvalidInput` or `ConfigurationError` before anything is done.
+    """
+    writer = RedriveWriter.of(options, df.schema)
+    return sum(messages_of(df, writer.write, Moved), Moved())

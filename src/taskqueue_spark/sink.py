@@ -1,0 +1,204 @@
+"""The sink: rows become tasks, published by the backend's own publisher, so that laws, limits and journal hold.
+
+Nothing here is exactly once, and need not be: publishing is idempotent by key and id while the task lives and for its
+queue's ``dedupe_window`` after. So a task of Spark that is tried again, a speculative copy of one, a micro-batch that
+is replayed after a crash and a new checkpoint all publish the same ids again, and there is one copy of each. What a
+replay may be older than is said by the option ``replayHorizon``, and checked.
+
+A row that is published stays published, whatever becomes of the job: workers may have it by then. So `abort` takes
+nothing back; write the same rows again instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.tasks import Published
+from taskqueue_spark.redrive import RedriveWriter, StreamRedriveWriter
+from taskqueue_spark.sink_feed import Feed, demand_window
+from taskqueue_spark.sink_invalid import Aside, drop, reveal
+from taskqueue_spark.sink_options import SinkOptions, resource_of
+from taskqueue_spark.sink_run import messages_of
+from taskqueue_spark.sink_tasks import TaskReader
+
+__all__ = ["Sent", "publish", "stream_writer", "writer"]
+
+_log = logging.getLogger("taskqueue.spark")
+_QUERY = "sql.streaming.queryId"
+
+
+@dataclass(frozen=True)
+class Sent(WriterCommitMessage):
+    """What became of one partition's rows, or of all: each is in one of the first four counts."""
+
+    confirmed: int = 0
+    duplicate: int = 0
+    """known already: published before, most often by an earlier try at the same rows"""
+    conflict: int = 0
+    """their ids belong to tasks with other payloads"""
+    invalid: int = 0
+    """no tasks"""
+    refused: int = 0
+    """of those above, how many had to wait for room"""
+    partition: int = 0
+    query: str = ""
+    hidden: str = ""
+
+    def __add__(self, other: Sent) -> Sent:
+        """Sum the counts."""
+        return Sent(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
+
+
+_COUNTS = ("confirmed", "duplicate", "conflict", "invalid", "refused")
+
+
+class _Publishing:
+    """What the batch and the stream sink have in common."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self._options = options
+        self._reader = TaskReader.of(schema, options.queue)
+
+    async def look(self) -> None:
+        """Raise `ConfigurationError` if the queue that the options name does not fit them."""
+        queue, horizon = self._options.queue, self._options.replay_horizon
+        if queue is not None and horizon is not None:
+            async with self._options.store.opened() as backend:
+                await demand_window(backend, queue, horizon)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        """Publish the rows of one partition."""
+        with asyncio.Runner() as runner:
+            return runner.run(self._publish(iterator))
+
+    async def _publish(self, batches: Iterator[pa.RecordBatch]) -> Sent:
+        chunk, aside, invalid = self._options.chunk, Aside(self._options.invalid_path), 0
+        async with (
+            self._options.store.opened() as backend,
+            Feed(backend, self._options) as feed,
+        ):
+            for batch in batches:
+                for start in range(0, batch.num_rows, chunk):
+                    some = batch.slice(start, chunk)
+                    rows = self._reader.read(some)
+                    if rows.bad and self._options.on_invalid == "fail":
+                        raise rows.errors[0]
+                    invalid += len(rows.bad)
+                    aside.put(some, rows.bad, [str(error) for error in rows.errors])
+                    await feed.send(rows.tasks)
+        context = TaskContext.get()
+        return Sent(
+            confirmed=feed.counts[Published.ACCEPTED],
+            duplicate=feed.counts[Published.DUPLICATE],
+            conflict=feed.counts[Published.CONFLICT],
+            invalid=invalid,
+            refused=feed.counts[Published.REFUSED],
+            partition=context.partitionId() if context else 0,
+            query=(context.getLocalProperty(_QUERY) or "" if context else ""),
+            hidden=aside.written(),
+        )
+
+    def _commit(self, messages: list[WriterCommitMessage | None], of: str) -> None:
+        sent = [message for message in messages if isinstance(message, Sent)]
+        for one in sent:
+            if one.hidden and self._options.invalid_path is not None:
+                name = "-".join(filter(None, (one.query, of, f"{one.partition:05}")))
+                reveal(self._options.invalid_path, one.hidden, name)
+        total = sum(sent, Sent())
+        _log.info("published: %s", ", ".join(f"{getattr(total, n):,} {n}" for n in _COUNTS))
+
+    def _abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Take nothing back: workers may have the tasks. Spark calls this after a commit that failed, too."""
+        if self._options.invalid_path is not None:
+            sent = [message for message in messages if isinstance(message, Sent)]
+            drop(self._options.invalid_path, (one.hidden for one in sent if one.hidden))
+
+
+class _BatchWriter(_Publishing, DataSourceArrowWriter):
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._run = secrets.token_hex(8)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._commit(messages, self._run)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._abort(messages)
+
+
+class _StreamWriter(_Publishing, DataSourceStreamArrowWriter):
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        self._commit(messages, str(batchId))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's name
+        self._abort(messages)
+
+
+W = TypeVar("W", bound=_Publishing)
+
+
+def writer(
+    options: Mapping[str, str],
+    schema: StructType,
+    overwrite: bool,  # noqa: FBT001 - Spark's call
+) -> DataSourceArrowWriter:
+    """Return what writes a DataFrame. Raises `InvalidInput` or `ConfigurationError` before anything is written."""
+    _demand_append(overwrite)
+    if resource_of(options) == "dead_letters":
+        return RedriveWriter.of(options, schema)
+    return _planned(_BatchWriter(SinkOptions.read(options), schema))
+
+
+def stream_writer(
+    options: Mapping[str, str],
+    schema: StructType,
+    overwrite: bool,  # noqa: FBT001 - Spark's call
+) -> DataSourceStreamArrowWriter:
+    """Return what writes the micro-batches of a stream, in the same way."""
+    _demand_append(overwrite)
+    if resource_of(options) == "dead_letters":
+        return StreamRedriveWriter.of(options, schema)
+    return _planned(_StreamWriter(SinkOptions.read(options), schema))
+
+
+def publish(df: DataFrame, **options: str) -> Sent:
+    """Publish the rows of ``df`` and return what became of them.
+
+    ``options`` and columns: as of ``df.write.format("taskqueue")``. The tasks of a queue are published in the order of
+    each partition's rows. Raises `InvalidInput` or `ConfigurationError` before anything is written; what goes wrong on
+    the way is Spark's to tell.
+    """
+    batch = _BatchWriter(SinkOptions.read(options), df.schema)
+    sent = messages_of(df, batch.write, Sent)
+    batch.commit([*sent])
+    return sum(sent, Sent())
+
+
+def _demand_append(overwrite: bool) -> None:  # noqa: FBT001 - as Spark says it
+    if overwrite:
+        raise ConfigurationError(
+            "mode overwrite: a queue cannot be overwritten, as its tasks may be running; allowed: append. "
+            "To end the tasks that wait, purge the queue"
+        )
+
+
+def _planned(writer: W) -> W:
+    """Look at the queue before anything is written, where it is known."""
+    asyncio.run(writer.look())
+    return writer

@@ -1,0 +1,191 @@
+"""One partition's tasks on their way into the store: in order, waiting for room, and again where an answer was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from taskqueue_core.backend import Backend, Capability
+from taskqueue_core.capabilities import control_of, has
+from taskqueue_core.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    IdConflict,
+    PublishUnconfirmed,
+    QueueFull,
+)
+from taskqueue_core.queue import Queue
+from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.tasks import Confirmation, Published, Task
+from taskqueue_spark.sink_options import SinkOptions
+
+__all__ = ["Feed", "demand_window"]
+
+_HELD = 10_000
+"""tasks that wait for room in their queues while those of other queues pass; with more nothing is read on"""
+_SLICE = 30.0
+"""seconds of waiting for room after which it is looked whether there was any progress"""
+_PAUSE = RetryPolicy(base=0.1, cap=5.0)
+_RESET = "queue_reset"
+"""the code of the error that says that what the store held is gone"""
+
+
+class Feed:
+    """Publishes chunks of tasks. An async context manager, which has published all that it was given at its end.
+
+    Tasks of one queue are stored in the order in which they came (of one tenant, where a tenant alone was refused), so
+    no more than one chunk is under way; the next can be made ready meanwhile. Those that are refused for want of room
+    wait, and with them what comes for their queue after them.
+    """
+
+    def __init__(self, backend: Backend, options: SinkOptions) -> None:
+        """Publish to ``backend``, which the caller owns."""
+        self.counts: Counter[Published] = Counter()
+        """what became of the tasks; `Published.REFUSED` counts those that had to wait for room"""
+        self._backend = backend
+        self._queue = Queue(backend)
+        self._options = options
+        self._known: set[str] = set()
+        self._held: dict[str, deque[Task]] = {}
+        self._progress = asyncio.Event()
+        self._under_way: asyncio.Task[None] | None = None
+        self._due = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._group = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for what is under way. One failure ends all, and is raised as it is."""
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def send(self, tasks: Sequence[Task]) -> None:
+        """Have a chunk published once the one before it is; returns when it is on its way.
+
+        A failure of this or of an earlier one cancels the caller: leaving the context raises it.
+        """
+        if self._under_way is not None:
+            await self._under_way
+        while sum(map(len, self._held.values())) > _HELD:
+            self._progress.clear()
+            await self._progress.wait()
+        await self._in_time(len(tasks))
+        self._under_way = self._group.create_task(self._publish(tasks))
+        await asyncio.sleep(0)  # it is sent before the caller makes the next one ready
+
+    async def _in_time(self, number: int) -> None:
+        """Wait until the rate allows so many more."""
+        if self._options.rate is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._due = max(self._due, now)
+        await asyncio.sleep(self._due - now)
+        self._due += number / self._options.rate
+
+    async def _publish(self, tasks: Sequence[Task]) -> None:
+        for key in {task.key for task in tasks} - self._known:
+            await self._meet(key)
+        if self._held:
+            free = [task for task in tasks if task.key not in self._held]
+            for task in tasks:
+                if task.key in self._held:
+                    self._held[task.key].append(task)
+        else:
+            free = list(tasks)
+        for task in self._settle(free, await self._insist(free, 0)):
+            self.counts[Published.REFUSED] += 1
+            if task.key not in self._held:
+                self._held[task.key] = deque()
+                self._group.create_task(self._wait_for_room(task.key))
+            self._held[task.key].append(task)
+
+    async def _wait_for_room(self, key: str) -> None:
+        """Publish what is held of a queue, as it lets it in."""
+        held, loop = self._held[key], asyncio.get_running_loop()
+        stuck = loop.time()
+        while held:
+            part = [held[n] for n in range(min(len(held), self._options.chunk))]
+            left = stuck + self._options.wait - loop.time()
+            answers = await self._insist(part, max(0.0, min(_SLICE, left)))
+            refused = self._settle(part, answers)
+            for _ in part:
+                held.popleft()
+            held.extendleft(reversed(refused))
+            if len(refused) < len(part):
+                stuck = loop.time()
+                self._progress.set()
+            elif left <= 0:
+                raise _given_up(next(one for one in answers if not one.stored), self._options.wait)
+        del self._held[key]
+        self._progress.set()
+
+    async def _insist(self, tasks: Sequence[Task], wait: float) -> Sequence[Confirmation]:
+        """Publish; also through an outage that is no longer than our patience, and where answers are lost."""
+        if not tasks:
+            return ()
+        loop = asyncio.get_running_loop()
+        end, attempt = loop.time() + self._options.wait, 1
+        while True:
+            try:
+                return await self._queue.publish_many(tasks, wait=wait)
+            except (PublishUnconfirmed, BackendUnavailable) as error:
+                if error.code == _RESET or loop.time() >= end:
+                    raise
+            await asyncio.sleep(_PAUSE.delay(attempt))
+            attempt += 1
+
+    def _settle(self, tasks: Sequence[Task], answers: Sequence[Confirmation]) -> list[Task]:
+        """Count answers. Return the tasks that can be let in later; raise for those that can't be."""
+        refused: list[Task] = []
+        for task, answer in zip(tasks, answers, strict=True):
+            if answer.status is Published.REFUSED:
+                if answer.retry_after is None:
+                    raise _given_up(answer, 0)
+                refused.append(task)
+                continue
+            if answer.status is Published.CONFLICT and self._options.on_conflict == "fail":
+                raise IdConflict(
+                    f"id {task.id!r} is taken in queue {task.key!r} by a task with another payload; option "
+                    "onConflict=count leaves such tasks as they are",
+                    task_id=task.id,
+                )
+            self.counts[answer.status] += 1
+        return refused
+
+    async def _meet(self, key: str) -> None:
+        """Look at a queue before its first task."""
+        await demand_window(self._backend, key, self._options.replay_horizon)
+        self._known.add(key)
+
+
+async def demand_window(backend: Backend, key: str, horizon: float | None) -> None:
+    """Raise `ConfigurationError` where a queue is known to forget its tasks before the last replay may come."""
+    if horizon is None or not has(backend, Capability.CONTROL):
+        return
+    window = (await control_of(backend).settings(key)).dedupe_window
+    if window < horizon:
+        raise ConfigurationError(
+            f"queue {key!r} remembers tasks for {window:g} s after their end, less than option replayHorizon "
+            f"({horizon:g} s); set its dedupe_window to that at least, or the option lower"
+        )
+
+
+def _given_up(refused: Confirmation, wait: float) -> QueueFull:
+    waited = f" for {wait:g} s without any progress (option wait)" if wait else ""
+    return QueueFull(
+        f"queue {refused.key!r} refused tasks{waited}: {refused.reason}",
+        task_id=refused.task_id,
+        code=refused.code,
+        depth=refused.depth,
+    )

@@ -1,0 +1,79 @@
+"""Rows that are no tasks, put aside as Parquet with the reason of each, so that somebody can mend them.
+
+A partition writes a file that readers do not see (its name begins with a dot); the commit of the job gives it its
+name, so there is one file per partition whatever failed and was tried again in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from taskqueue_core.errors import ConfigurationError
+
+__all__ = ["REASON", "Aside", "drop", "reveal"]
+
+REASON = "reason"
+
+
+class _Place(NamedTuple):
+    system: fs.FileSystem
+    path: str
+
+
+class Aside:
+    """Collects the rows of one partition."""
+
+    def __init__(self, folder: str | None) -> None:
+        """Write into ``folder``: a path that the driver sees too, or a URI that Arrow knows; ``None``: nowhere."""
+        self._folder = folder
+        self._batches: list[pa.RecordBatch] = []
+
+    def put(self, batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> None:
+        """Keep some rows of a batch."""
+        if self._folder is not None and rows:
+            some = batch.take(pa.array(rows, pa.int64()))
+            self._batches.append(some.append_column(REASON, pa.array(reasons, pa.string())))
+
+    def written(self) -> str:
+        """Write what was kept, and return the name of the hidden file; nothing where there is none."""
+        if self._folder is None or not self._batches:
+            return ""
+        place = _place(self._folder)
+        place.system.create_dir(place.path, recursive=True)
+        name = f".{secrets.token_hex(8)}.parquet"
+        table = pa.Table.from_batches(self._batches)
+        pq.write_table(table, f"{place.path}/{name}", filesystem=place.system)
+        return name
+
+
+def reveal(folder: str, hidden: str, name: str) -> None:
+    """Give a hidden file its name, in place of one that has it. One that is revealed already is left alone."""
+    place = _place(folder)
+    with contextlib.suppress(FileNotFoundError):
+        place.system.move(f"{place.path}/{hidden}", f"{place.path}/{name}.parquet")
+
+
+def drop(folder: str, hidden: Iterable[str]) -> None:
+    """Remove hidden files, where they are still hidden."""
+    place = _place(folder)
+    for name in hidden:
+        with contextlib.suppress(FileNotFoundError):
+            place.system.delete_file(f"{place.path}/{name}")
+
+
+def _place(folder: str) -> _Place:
+    if "://" not in folder:
+        return _Place(fs.LocalFileSystem(), folder.rstrip("/"))
+    try:
+        return _Place(*fs.FileSystem.from_uri(folder))
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigurationError(
+            f"option invalidPath: cannot be used ({type(error).__name__}); allowed: a path or a URI that Arrow knows"
+        ) from None

@@ -1,0 +1,154 @@
+"""From rows to tasks: which columns there may be, and how a batch of Arrow becomes tasks quickly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as spark
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import check_name
+from taskqueue_core.tasks import DEFAULT_PRIORITY, Task
+
+__all__ = ["COLUMNS", "Rows", "TaskReader", "check_columns"]
+
+_TEXT = (spark.StringType,)
+_WHOLE = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
+_TIME = (spark.TimestampType, spark.DoubleType, spark.LongType, spark.IntegerType)
+
+COLUMNS: dict[str, tuple[type[spark.DataType], ...]] = {
+    "task_id": _TEXT,
+    "key": _TEXT,
+    "payload": (spark.BinaryType, spark.StringType),
+    "headers": (spark.MapType,),
+    "priority": _WHOLE,
+    "tenant": _TEXT,
+    "ordering_key": _TEXT,
+    "deadline": _TIME,
+    "not_before": _TIME,
+    "max_attempts": _WHOLE,
+}
+"""the columns of tasks, and the types that each may have. A time is a timestamp or Unix seconds; a payload JSON text"""
+_DEFAULTS = {"payload": b"null", "priority": DEFAULT_PRIORITY}
+"""for rows with a null there"""
+_ALWAYS = ("id", "key", "payload")
+_MICROSECONDS = 1_000_000
+
+
+class Rows(NamedTuple):
+    """What a batch of rows came to."""
+
+    tasks: list[Task]
+    """in their order"""
+    bad: list[int]
+    """the rows that are no tasks"""
+    errors: list[InvalidInput]
+    """why not; without their values"""
+
+
+def check_columns(
+    schema: spark.StructType,
+    allowed: dict[str, tuple[type[spark.DataType], ...]],
+    needed: Sequence[str],
+) -> None:
+    """Raise `InvalidInput` for a schema that lacks a column, or has one of another name or type."""
+    for field in schema.fields:
+        if field.name not in allowed:
+            raise InvalidInput(
+                f"column {field.name[:100]}",
+                "a column that is not known",
+                f"{', '.join(allowed)}: select what is to be written",
+            )
+        kinds = allowed[field.name]
+        text_map = not isinstance(field.dataType, spark.MapType) or (
+            isinstance(field.dataType.keyType, spark.StringType)
+            and isinstance(field.dataType.valueType, spark.StringType)
+        )
+        if not isinstance(field.dataType, kinds) or not text_map:
+            words = " or ".join(kind.__name__.removesuffix("Type").lower() for kind in kinds)
+            raise InvalidInput(
+                f"column {field.name}",
+                field.dataType.simpleString()[:100],
+                "a map of string to string" if kinds == (spark.MapType,) else words,
+            )
+    for name in needed:
+        if name not in schema.names:
+            raise InvalidInput(f"column {name}", "no such column", "a schema that has it")
+
+
+class TaskReader(msgspec.Struct, frozen=True):
+    """Makes tasks of the rows of one schema."""
+
+    names: tuple[str, ...]
+    queue: str | None
+
+    @classmethod
+    def of(cls, schema: spark.StructType, queue: str | None) -> TaskReader:
+        """Check a schema. ``queue`` is the key of rows without one. Raises `InvalidInput`."""
+        check_columns(schema, COLUMNS, ["task_id"] if queue else ["task_id", "key"])
+        if queue is not None:
+            check_name("option queue", queue)
+        return cls(tuple(schema.names), queue)
+
+    def read(self, batch: pa.RecordBatch) -> Rows:
+        """Return the tasks of a batch, and which rows are none."""
+        number = batch.num_rows
+        columns = {name: self._column(name, batch) for name in COLUMNS if name in self.names}
+        columns["id"] = columns.pop("task_id")
+        columns.setdefault("key", [self.queue] * number)
+        columns.setdefault("payload", [b"null"] * number)
+        try:
+            return Rows(_tasks(columns), [], [])
+        except InvalidInput:
+            return _one_by_one(columns)
+
+    def _column(self, name: str, batch: pa.RecordBatch) -> list[Any]:
+        """Return the values of a column as a task wants them."""
+        column = batch.column(self.names.index(name))
+        if name in {"deadline", "not_before"}:
+            return _seconds(column)
+        if name == "headers":
+            return [dict(pairs) if pairs else {} for pairs in column.to_pylist()]
+        values = (column.cast(pa.large_binary()) if name == "payload" else column).to_pylist()
+        default = self.queue if name == "key" else _DEFAULTS.get(name)
+        if column.null_count and default is not None:
+            return [default if value is None else value for value in values]
+        return list(values)
+
+
+def _tasks(columns: dict[str, list[Any]]) -> list[Task]:
+    id_, key, payload = (columns[name] for name in ("id", "key", "payload"))
+    more = {name: values for name, values in columns.items() if name not in _ALWAYS}
+    if not more:  # most often
+        return [
+            Task(id=one, key=queue, payload=text)
+            for one, queue, text in zip(id_, key, payload, strict=True)
+        ]
+    rest = (dict(zip(more, row, strict=True)) for row in zip(*more.values(), strict=True))
+    return [
+        Task(id=one, key=queue, payload=text, **others)
+        for one, queue, text, others in zip(id_, key, payload, rest, strict=True)
+    ]
+
+
+def _one_by_one(columns: dict[str, list[Any]]) -> Rows:
+    found = Rows([], [], [])
+    for place, values in enumerate(zip(*columns.values(), strict=True)):
+        row = dict(zip(columns, values, strict=True))
+        try:
+            found.tasks.append(Task(**row))
+        except InvalidInput as error:
+            found.bad.append(place)
+            found.errors.append(error)
+    return found
+
+
+def _seconds(column: pa.Array) -> list[Any]:
+    if not pa.types.is_timestamp(column.type):
+        return list(column.to_pylist())
+    whole = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    return list(pc.divide(whole.cast(pa.float64(), safe=False), _MICROSECONDS).to_pylist())
