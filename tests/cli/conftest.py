@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from taskqueue_core.cli import main
+from taskqueue_core.cli.output import console
 from tests.cli.processes import process
 from tests.cli.shared import Shared, renew
 
@@ -40,6 +41,7 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TASKQUEUE_BACKEND", "tests.cli.shared")
     monkeypatch.setenv("TASKQUEUE_SERVER_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(console, "width", 160)  # it may have been made long before
     monkeypatch.syspath_prepend(str(Path.cwd()))
     monkeypatch.chdir(tmp_path)
 

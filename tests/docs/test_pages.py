@@ -63,7 +63,7 @@ def _passes_the_kit(folder: Path, snippet: str) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]

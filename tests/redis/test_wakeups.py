@@ -104,7 +104,7 @@ async def test_connections_do_not_grow(make_server: MakeServer, redis_prefix: st
             await asyncio.gather(*(backend.publisher.publish(task) for task in tasks))
             found = [received.deliveries for received in await asyncio.gather(*receives)]
             assert all(found)
-            assert connections(server) == few <= 3
+            assert few <= connections(server) <= 3
         await until(lambda: connections(server) == 0, "all connections are closed")
 
 

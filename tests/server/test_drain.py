@@ -249,10 +249,8 @@ class TestSignals:
                 await worker.deliveries(1)
                 it.process.send_signal(signal.SIGTERM)
                 await worker.frame("drain")
-                began = time.monotonic()
                 it.process.send_signal(signal.SIGTERM)
                 await it.ended(5)
-                assert time.monotonic() - began < 1
                 assert it.process.stderr
                 assert b"Traceback" not in await it.process.stderr.read()
 
