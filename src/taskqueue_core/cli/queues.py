@@ -190,6 +190,14 @@ def change(
             show_default=False,
         ),
     ] = None,
+    journal: Annotated[
+        bool | None,
+        typer.Option(
+            "--journal/--no-journal",
+            help="Have the store write down every transition, for `taskqueue pipeline`.",
+            show_default=False,
+        ),
+    ] = None,
     paused: Annotated[
         bool | None,
         typer.Option("--paused/--resumed", help="Hand nothing out.", show_default=False),
@@ -213,6 +221,7 @@ def change(
         "tenant_max_inflight": tenant_max_inflight,
         "floor_share": floor_share,
         "shards": shards,
+        "journal": journal,
     }
     changes: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     for name, number in (("capacity", capacity), ("tenant_capacity", tenant_capacity)):

@@ -1,0 +1,119 @@
+"""The transitions that a command works on: one snapshot of a journal, kept or for the time of the command."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_spark.cli.wanted import Wanted
+from taskqueue_spark.cli.working import Work, needed, work
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Taken", "source_of", "take", "taken"]
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot."""
+
+    work: Work
+    place: Path
+    """the folder that it is in"""
+    results: Path
+    """the folder for what is made of it"""
+    rows: int
+    damaged: int
+    source: dict[str, str] | None
+    """options of what it was taken from just now; ``None`` if it was there before"""
+    wanted: Wanted
+
+    def transitions(self) -> DataFrame:
+        """Return all of the time that is wanted, of all queues: a check needs each number of the journal."""
+        from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - Spark takes its time
+
+        since, until = (None, None) if self.source else (self.wanted.since, self.wanted.until)
+        return tables.read_transitions(self.work.spark, self.place, since, until)
+
+    def of_keys(self, frame: DataFrame) -> DataFrame:
+        """Return the rows of the queues that are wanted."""
+        return frame.where(frame.key.isin(*self.wanted.keys)) if self.wanted.keys else frame
+
+
+def source_of(wanted: Wanted) -> dict[str, str]:
+    """Return options of the source for a journal. Raises `ConfigurationError` where none is named."""
+    if wanted.journal is not None:
+        options = {"backend": "lines", "path": str(wanted.journal.expanduser().absolute())}
+    else:
+        word = wanted.backend or load_settings(Settings).backend
+        name = word.removeprefix("taskqueue_").partition(":")[0]
+        path = os.environ.get("TASKQUEUE_MEMORY_JOURNAL")
+        if name == "redis":
+            options = {"backend": "redis"}
+        elif name == "memory" and path:
+            options = {"backend": "lines", "path": str(Path(path).absolute())}
+        else:
+            raise ConfigurationError(
+                "which journal? Allowed: --journal FILE (lines of a memory backend), --from DIR (what --out was "
+                "before), or --backend redis"
+            )
+    for name, moment in (("startingTimestamp", wanted.since), ("endingTimestamp", wanted.until)):
+        if moment is not None:
+            options[name] = moment.isoformat()
+    return options
+
+
+@contextmanager
+def taken(wanted: Wanted) -> Iterator[Taken]:
+    """Start Spark and take a snapshot, unless there is one (``--from``).
+
+    Raises `ConfigurationError`, `BackendUnavailable` and `SparkFailed`.
+    """
+    source = None if wanted.saved else source_of(wanted)
+    if wanted.saved is not None and not (wanted.saved.expanduser() / "transitions").is_dir():
+        raise ConfigurationError(f"there is no table transitions in {wanted.saved}")
+    with needed():
+        from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - it imports Spark
+    if wanted.out is not None:
+        tables.folder(wanted.out)
+    with work(wanted) as spark, tempfile.TemporaryDirectory(prefix="taskqueue-snapshot-") as folder:
+        results = place = wanted.out or Path(folder)
+        if source is None:
+            place = wanted.saved or place
+            rows, damaged = (tables.rows(place, name) for name in ("transitions", "damaged"))
+        else:
+            rows, damaged = take(spark, source, place)
+        yield Taken(
+            work=spark,
+            place=place,
+            results=results,
+            rows=rows,
+            damaged=damaged,
+            source=source,
+            wanted=wanted,
+        )
+
+
+def take(running: Work, source: dict[str, str], place: Path) -> tuple[int, int]:
+    """Take a snapshot, and return how many transitions it has and how much was damaged."""
+    from taskqueue_spark.columns import distinct  # noqa: PLC0415 - Spark takes its time
+    from taskqueue_spark.pipeline import tables  # noqa: PLC0415
+    from taskqueue_spark.reading import read_journal  # noqa: PLC0415
+
+    with running.stages.stage("read the journal") as stage:
+        journal = read_journal(running.spark, **source)
+        # Files may have been copied beside one another; a store tells each transition once.
+        journal = distinct(journal) if source["backend"] == "lines" else journal
+        found = tables.snapshot(journal, place)
+        stage.said = f"{found.transitions:,} transitions"
+        if found.damaged:
+            stage.said += f", {found.damaged:,} damaged"
+    return found.transitions, found.damaged

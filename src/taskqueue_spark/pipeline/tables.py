@@ -1,0 +1,209 @@
+"""Tables in a folder: each is there whole, as it was before or as it is now, whatever ends the process that writes it.
+
+A table is a link to one version of it. A new version is written beside, then one rename of a link puts it in the
+place of the old one, which goes with the next write: so who reads it meanwhile may finish. The folder is one that every
+worker of Spark sees under the same path: a disk of this machine, or a file system that they share.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import DateType
+
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_spark.columns import TRANSITIONS
+
+__all__ = [
+    "Snapshot",
+    "folder",
+    "read",
+    "read_damaged",
+    "read_transitions",
+    "rows",
+    "snapshot",
+    "there",
+    "write",
+]
+
+_VERSIONS = ".versions"
+_GLOB = frozenset("*?[]{}\\")
+"""what Spark would not take for a part of a name"""
+_DAMAGED = "damaged"
+_TRANSITIONS = "transitions"
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What a snapshot holds, in rows."""
+
+    transitions: int
+    damaged: int
+
+
+def folder(path: str | Path) -> Path:
+    """Return a folder for tables, made if need be. Raises `InvalidInput` and `ConfigurationError`."""
+    place = Path(path).expanduser().absolute()
+    if _GLOB & set(str(place)):
+        raise InvalidInput("out", "a path with one of *?[]{}\\", "a path without them")
+    try:
+        (place / _VERSIONS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the folder {place} cannot be made: {error.strerror or type(error).__name__}"
+        ) from None
+    return place
+
+
+def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
+    """Write a journal, read once: ``transitions`` by date, and apart from them what was ``damaged``.
+
+    Whoever works on a snapshot works on one state of the journal. Doing it again gives the same rows, if nothing has
+    happened.
+    """
+    place = folder(out)
+    kind = F.when(F.col("event") == _DAMAGED, _DAMAGED).otherwise(_TRANSITIONS)
+    split = transitions.select(
+        *TRANSITIONS.names, kind.alias("kind"), F.to_date("ts").alias("date")
+    )
+    with _locked(place):
+        staged = _version(place, "staged")
+        split.write.partitionBy("kind", "date").parquet(_uri(staged))
+        for name in (_DAMAGED, _TRANSITIONS):
+            version = _version(place, name)
+            part = staged / f"kind={name}"
+            if part.exists():
+                part.rename(version)
+            else:
+                version.mkdir()
+                pq.write_table(TRANSITIONS.empty_table(), version / "empty.parquet")
+            _put(place, name, version)
+        _sweep(place)
+    return Snapshot(rows(place, _TRANSITIONS), rows(place, _DAMAGED))
+
+
+def write(table: DataFrame, out: str | Path, name: str) -> DataFrame:
+    """Write a table in the place of its former version, and return it as it is read back."""
+    place = folder(out)
+    with _locked(place):
+        version = _version(place, name)
+        table.write.parquet(_uri(version))
+        _put(place, name, version)
+        _sweep(place)
+    return read(table.sparkSession, place, name)
+
+
+def read(spark: SparkSession, out: str | Path, name: str) -> DataFrame:
+    """Read a table. Raises `ConfigurationError` where it is not there."""
+    return spark.read.parquet(_uri(_found(out, name)))
+
+
+def read_transitions(
+    spark: SparkSession,
+    out: str | Path,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> DataFrame:
+    """Read the transitions of a snapshot, or of an archive with the same layout, some time of them or all.
+
+    ``since`` is within, ``until`` is not. Raises `ConfigurationError` where they are not there.
+    """
+    found = _journal(spark, _found(out, _TRANSITIONS))
+    if since is not None:
+        found = found.where((F.col("date") >= F.to_date(F.lit(since))) & (F.col("ts") >= since))
+    if until is not None:
+        found = found.where((F.col("date") <= F.to_date(F.lit(until))) & (F.col("ts") < until))
+    return found.select(*TRANSITIONS.names)
+
+
+def read_damaged(spark: SparkSession, out: str | Path) -> DataFrame:
+    """Read what could not be read of the journal; no rows where no snapshot was written there."""
+    if not there(out, _DAMAGED):
+        return spark.createDataFrame([], from_arrow_schema(TRANSITIONS))
+    return _journal(spark, _found(out, _DAMAGED)).select(*TRANSITIONS.names)
+
+
+def there(out: str | Path, name: str) -> bool:
+    """Tell whether a table is there."""
+    return (Path(out).expanduser() / name).is_dir()
+
+
+def rows(out: str | Path, name: str) -> int:
+    """Return how many rows a table has, which its files say without being read."""
+    if not there(out, name):
+        return 0
+    return int(ds.dataset(Path(out).expanduser() / name, format="parquet").count_rows())
+
+
+def _journal(spark: SparkSession, path: Path) -> DataFrame:
+    schema = from_arrow_schema(TRANSITIONS).add("date", DateType())
+    return spark.read.schema(schema).parquet(_uri(path))
+
+
+def _found(out: str | Path, name: str) -> Path:
+    path = Path(out).expanduser().absolute() / name
+    if not path.is_dir():
+        raise ConfigurationError(
+            f"there is no table {name} in {path.parent}: `taskqueue pipeline snapshot --out` makes such a folder"
+        )
+    return path.resolve()  # the version of now, whatever takes its place meanwhile
+
+
+def _version(place: Path, name: str) -> Path:
+    return place / _VERSIONS / f"{name}-{secrets.token_hex(6)}"
+
+
+def _put(place: Path, name: str, version: Path) -> None:
+    """Have the table be this version, by one rename."""
+    link = place / _VERSIONS / f"{name}.link"
+    link.unlink(missing_ok=True)
+    link.symlink_to(version.relative_to(place), target_is_directory=True)
+    try:
+        link.replace(place / name)
+    except OSError:
+        raise ConfigurationError(
+            f"{place / name} is no table that was written by this: choose another folder"
+        ) from None
+
+
+def _sweep(place: Path) -> None:
+    """Remove what no table is, nor was just before: of each name, all versions but the newest two."""
+    current = {path.resolve() for path in place.iterdir() if path.is_symlink()}
+    spare: set[str] = set()
+    versions = [path for path in (place / _VERSIONS).iterdir() if path.is_dir()]
+    for path in sorted(versions, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        name = path.name.rpartition("-")[0]
+        if path.resolve() in current:
+            continue
+        if name in spare or name == "staged" or not (place / name).is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        spare.add(name)
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """Keep others from writing there. The system lets go of it when the process has ended, however that was."""
+    with (place / _VERSIONS / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another process is writing into {place}: wait for it, or choose another folder"
+            ) from None
+        yield
+
+
+def _uri(path: Path) -> str:
+    return f"file://{os.fspath(path)}"

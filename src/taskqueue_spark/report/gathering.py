@@ -1,0 +1,224 @@
+"""What a report tells, taken from the tables: as much as a page has room for, in plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from taskqueue_spark.pipeline.audit import ANOMALIES
+from taskqueue_spark.report.making import Making
+from taskqueue_spark.report.verdict import Verdict, verdict_of
+
+__all__ = ["Account", "Extent", "account", "extent", "gathered", "length_of"]
+
+_MOST = 200
+"""rows of a table in the report"""
+_KEYS = 8
+"""queues that are told over time, the busiest"""
+_POINTS = 120
+"""of a plot"""
+_LENGTHS = (
+    0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400,
+)  # fmt: skip
+"""seconds that a person reads off an axis"""
+_DAY = 86_400
+_COMES = ("published", "redriven")
+_GOES = ("acked", "dead_lettered", "expired", "cancelled")
+
+
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
+    """From when to when, and how much."""
+
+    since: datetime | None
+    until: datetime | None
+    transitions: int
+    runs: int
+    workers: int
+
+    @property
+    def seconds(self) -> float:
+        """How long that is."""
+        if self.since is None or self.until is None:
+            return 0.0
+        return (self.until - self.since).total_seconds()
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """What was audited."""
+
+    conservation: list[dict[str, Any]]
+    anomalies: dict[str, int]
+    lost: list[dict[str, Any]]
+    """some of the lost tasks"""
+    gaps: list[dict[str, Any]]
+    missing: int
+    damaged: int
+    asked: bool
+    """whether the store was asked"""
+    ledgers: list[dict[str, Any]] = []
+
+    def verdict(self, rules: Iterable[Mapping[str, Any]] = ()) -> Verdict:
+        """Return what it comes to."""
+        return verdict_of(
+            self.conservation,
+            rules=rules,
+            anomalies=self.anomalies,
+            gaps=self.missing,
+            damaged=self.damaged,
+            asked=self.asked,
+        )
+
+
+def length_of(seconds: float, points: int = _POINTS, *, least: float = 0) -> float:
+    """Return a length of windows, so that they are not more than so many."""
+    for length in _LENGTHS:
+        if length >= least and seconds / length <= points:
+            return length
+    return _DAY * -(-seconds // (points * _DAY))
+
+
+def extent(transitions: DataFrame) -> Extent:
+    """Look how much there is of tasks, and of when."""
+    rows = transitions.where(F.col("task_id") != "")
+    found = rows.agg(
+        F.min("ts").alias("since"),
+        F.max("ts").alias("until"),
+        F.count("*").alias("transitions"),
+        F.count_distinct("run").alias("runs"),
+        F.count_distinct("worker").alias("workers"),
+    )
+    return Extent(**found.toArrow().to_pylist()[0])
+
+
+def account(making: Making, damaged: int) -> Account:
+    """Audit, and take what a verdict is made of."""
+    conservation = _rows(making.table("conservation"), "-published", "key")
+    odd = (
+        making.table("audit")
+        .select(F.explode("anomalies").alias("name"))
+        .groupBy("name")
+        .agg(F.count("*").alias("count"))
+    )
+    counts = {row["name"]: row["count"] for row in odd.toArrow().to_pylist()}
+    lost = making.table("audit").where(F.col("verdict") == "lost")
+    gaps = making.table("gaps")
+    missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0)).alias("missing"))
+    store = making.wishes.store is not None
+    return Account(
+        conservation=conservation,
+        anomalies={name: counts.get(name, 0) for name in ANOMALIES},
+        lost=_rows(lost.select("key", "task_id", "life", "reason", "last_event", "last_at"), "key", "task_id", most=20),
+        gaps=_rows(gaps, "run", "shard", "first", most=20),
+        missing=missing.toArrow().to_pylist()[0]["missing"],
+        damaged=damaged,
+        asked=store,
+        ledgers=_rows(making.table("ledgers"), "key") if store else [],
+    )
+
+
+def gathered(making: Making, damaged: int, source: str) -> dict[str, Any]:
+    """Return the report: every value is text, a number, a time, a list or a mapping."""
+    found = extent(making.mine(making.transitions))
+    account_of = account(making, damaged)
+    rules = sorted(_rows(making.table("rules")), key=lambda row: int(row["rule"].strip("R") or 0))
+    keys = [row["key"] for row in account_of.conservation[:_KEYS]]
+    return {
+        "report": 1,
+        "made_at": datetime.now(UTC),
+        "source": source,
+        "verdict": msgspec.to_builtins(account_of.verdict(rules)),
+        "extent": msgspec.structs.asdict(found) | {"seconds": found.seconds},
+        "account": msgspec.structs.asdict(account_of),
+        "rules": rules,
+        "violations": _rows(making.table("violations"), "rule", "key", "seq", most=50),
+        "flow": _flow(making, found, keys),
+        "throughput": _rows(_whole(making.table("throughput")), "-published", "key"),
+        "latency": _rows(_whole(making.table("latency")), "-tasks", "key"),
+        "latency_over_time": _over_time(making.table("latency"), keys),
+        "window": making.wishes.window,
+        "classes": _rows(making.table("classes"), "-tasks", "key", "priority", "tenant", most=60),
+        "concurrency": _rows(making.table("concurrency"), "key", "worker"),
+        "fairness": _rows(making.table("fairness"), "key", "by"),
+        "failures": _rows(making.table("failures"), "-attempts", "key", "fingerprint", most=50),
+        "capacity": _rows(making.table("capacity"), "key"),
+        "target": {"wait": making.wishes.target_wait, "percentile": making.wishes.percentile},
+    }
+
+
+def _flow(making: Making, found: Extent, keys: Sequence[str]) -> dict[str, Any]:
+    """Return per window how many came and went, over all queues and for the busiest."""
+    if found.since is None:
+        return {"seconds": 1.0, "start": None, "windows": 0, "all": _series({}, 0), "keys": []}
+    length = length_of(found.seconds)
+    origin = found.since.timestamp() // length * length
+    place = F.floor((F.unix_micros("ts") / 1e6 - origin) / length).cast("int")
+    event = F.col("event")
+    counted = (
+        making.mine(making.transitions)
+        .where(event.isin(*_COMES, *_GOES, "delivered", "retried", "lost", "redelivered"))
+        .groupBy(F.when(F.col("key").isin(*keys), F.col("key")).alias("key"), place.alias("place"))
+        .agg(
+            F.count_if(event == "published").alias("published"),
+            F.count_if(event == "acked").alias("completed"),
+            F.count_if(event.isin("retried", "dead_lettered")).alias("failed"),
+            F.count_if(event.isin("lost", "redelivered")).alias("redelivered"),
+            (F.count_if(event.isin(*_COMES)) - F.count_if(event.isin(*_GOES))).alias("change"),
+        )
+    )
+    rows = counted.toArrow().to_pylist()
+    windows = max((row["place"] for row in rows), default=0) + 1
+    by_key = {key: {row["place"]: row for row in rows if row["key"] == key} for key in [*keys, None]}
+    total: dict[int, dict[str, Any]] = {}
+    for series in by_key.values():
+        for at, row in series.items():
+            into = total.setdefault(at, dict.fromkeys(_SERIES, 0))
+            for name in _SERIES:
+                into[name] += row[name]
+    return {
+        "seconds": length,
+        "start": datetime.fromtimestamp(origin, UTC),
+        "windows": windows,
+        "all": _series(total, windows),
+        "keys": [{"key": key} | _series(by_key[key], windows) for key in keys],
+    }
+
+
+_SERIES = ("published", "completed", "failed", "redelivered", "change")
+
+
+def _series(rows: Mapping[int, Mapping[str, Any]], windows: int) -> dict[str, list[int]]:
+    """Return a list per name with a value for each window, and the backlog at the end of each."""
+    told = {name: [int(rows.get(n, {}).get(name, 0)) for n in range(windows)] for name in _SERIES}
+    backlog, level = [], 0
+    for change in told.pop("change"):
+        level += change
+        backlog.append(level)
+    # Where history begins later than the tasks, more go than have come.
+    least = min([0, *backlog])
+    return told | {"backlog": [level - least for level in backlog]}
+
+
+def _whole(frame: DataFrame) -> DataFrame:
+    return frame.where(F.col("window_start").isNull())
+
+
+def _over_time(frame: DataFrame, keys: Sequence[str]) -> list[dict[str, Any]]:
+    names = ("queue_wait_p50", "queue_wait_p95", "queue_wait_p99", "run_p50", "run_p95", "run_p99", "end_to_end_p95")
+    rows = frame.where(F.col("window_start").isNotNull() & F.col("key").isin(*keys))
+    return _rows(rows.select("key", "window_start", "tasks", *names), "key", "window_start", most=_POINTS * _KEYS)
+
+
+def _rows(frame: DataFrame, *order: str, most: int = _MOST) -> list[dict[str, Any]]:
+    """Return the first rows in an order; ``-name`` orders from the highest."""
+    columns = [
+        frame[name[1:]].desc_nulls_last() if name.startswith("-") else frame[name].asc_nulls_last()
+        for name in order
+    ]
+    frame = frame.orderBy(*columns) if columns else frame
+    found: list[dict[str, Any]] = frame.limit(most).toArrow().to_pylist()
+    return found

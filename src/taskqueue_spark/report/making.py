@@ -1,0 +1,155 @@
+"""All tables of the pipeline, each written as it is made and read back for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from taskqueue_spark.live import ledgers, live_states
+from taskqueue_spark.pipeline import tables
+from taskqueue_spark.pipeline.audit import against, audit, conservation, gaps
+from taskqueue_spark.pipeline.capacity import advice
+from taskqueue_spark.pipeline.failures import failures
+from taskqueue_spark.pipeline.fairness import fairness
+from taskqueue_spark.pipeline.history import counts, violations
+from taskqueue_spark.pipeline.latency import latency
+from taskqueue_spark.pipeline.throughput import concurrency, throughput
+
+__all__ = ["TABLES", "Making", "Telling", "Wishes", "audited"]
+
+_OPEN = ("waiting", "scheduled", "in_flight")
+_CHUNK = 8
+"""tasks of Spark that ask the store at once: it has other work"""
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What tables are made for."""
+
+    window: str = "1 minute"
+    """of what is shown over time"""
+    target_wait: float = 1.0
+    percentile: float = 0.95
+    grace: float = 60.0
+    whole: bool = True
+    """whether the transitions are all there is of their runs, none of them chosen by key"""
+    store: dict[str, str] | None = None
+    """options by which the store is asked what it has now; none: it is not asked"""
+
+
+class _Said(Protocol):
+    said: str
+
+
+class Telling(Protocol):
+    """Who is told of each table."""
+
+    def stage(self, name: str) -> AbstractContextManager[_Said]:
+        """Tell that something is being done."""
+
+
+class Making:
+    """Makes tables of some transitions in a folder. ``mine`` takes the rows of the queues that are wanted."""
+
+    def __init__(
+        self,
+        transitions: DataFrame,
+        out: Path,
+        wishes: Wishes,
+        mine: Callable[[DataFrame], DataFrame] = lambda frame: frame,
+    ) -> None:
+        self.transitions = transitions
+        self.out = out
+        self.wishes = wishes
+        self.mine = mine
+        self.made: dict[str, DataFrame] = {}
+
+    def table(self, name: str) -> DataFrame:
+        """Return a table, which is made and written unless it was."""
+        if name not in self.made:
+            self.made[name] = tables.write(self.mine(TABLES[name](self)), self.out, name)
+        return self.made[name]
+
+    def all(self, telling: Telling) -> Mapping[str, DataFrame]:
+        """Make every table, in order."""
+        for name in self._wanted():
+            with telling.stage(name.replace("_", " ")) as stage:
+                self.table(name)
+                rows = tables.rows(self.out, name)
+                stage.said = f"{rows:,} row{'' if rows == 1 else 's'}"
+        return self.made
+
+    def _wanted(self) -> Iterator[str]:
+        asked = ("live", "ledgers")
+        return (name for name in TABLES if self.wishes.store is not None or name not in asked)
+
+
+def audited(making: Making) -> DataFrame:
+    """Audit, and ask the store for the tasks that have no end, if it can be asked."""
+    grace = making.wishes.grace
+    if making.wishes.store is None:
+        return audit(making.transitions, grace_seconds=grace)
+    return audit(making.transitions, live=making.table("live"), grace_seconds=grace)
+
+
+def _live(making: Making) -> DataFrame:
+    found = audit(making.transitions).where(F.col("verdict").isin(*_OPEN))
+    ids = found.select("key", "task_id").distinct().coalesce(_CHUNK)
+    return live_states(ids, **making.wishes.store or {})
+
+
+def _ledgers(making: Making) -> DataFrame:
+    books = ledgers(making.transitions.sparkSession, **making.wishes.store or {})
+    known = making.table("conservation").select("key")
+    return against(making.table("conservation"), books).join(known, "key", "left_semi")
+
+
+def _latency(making: Making) -> DataFrame:
+    over_time = latency(making.transitions, making.wishes.window, by=())
+    return latency(making.transitions, None, by=()).unionByName(over_time)
+
+
+def _throughput(making: Making) -> DataFrame:
+    over_time = throughput(making.transitions, making.wishes.window)
+    return throughput(making.transitions, None).unionByName(over_time)
+
+
+def _concurrency(making: Making) -> DataFrame:
+    return concurrency(making.transitions).unionByName(concurrency(making.transitions, "worker"))
+
+
+def _fairness(making: Making) -> DataFrame:
+    kinds = [
+        fairness(making.transitions, by, making.wishes.window).select(F.lit(by).alias("by"), "*")
+        for by in ("tenant", "worker")
+    ]
+    return kinds[0].unionByName(kinds[1])
+
+
+def _capacity(making: Making) -> DataFrame:
+    wishes = making.wishes
+    return advice(making.transitions, wishes.target_wait, wishes.percentile, whole=wishes.whole)
+
+
+TABLES: dict[str, Callable[[Making], DataFrame]] = {
+    "live": _live,
+    "audit": audited,
+    "conservation": lambda making: conservation(making.table("audit")),
+    "ledgers": _ledgers,
+    "gaps": lambda making: gaps(making.transitions),
+    "violations": lambda making: violations(making.transitions, making.table("audit")),
+    "rules": lambda making: counts(making.table("violations")),
+    "throughput": _throughput,
+    "concurrency": _concurrency,
+    "latency": _latency,
+    "classes": lambda making: latency(making.transitions, None),
+    "fairness": _fairness,
+    "failures": lambda making: failures(making.transitions),
+    "capacity": _capacity,
+}
+"""by their names, in an order in which each is behind what it is made of"""

@@ -1,0 +1,283 @@
+"""The page: one file with everything in it, for a browser of any size, light or dark, with no script."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from taskqueue_spark.report import scales
+from taskqueue_spark.report.plots import Series, bars, over_time, ranges
+
+__all__ = ["page", "written"]
+
+_RULES = {
+    "R0": "An id is one task: published again only after it has ended and was forgotten",
+    "R1": "Nothing is lost, and nothing comes from nowhere",
+    "R2": "Nothing is settled that was not delivered",
+    "R3": "Nothing is delivered after its end",
+    "R4": "Every task ends once",
+    "R5": "A receipt that is no longer good changes nothing",
+    "R6": "Attempts grow by retries alone, losses by losses alone",
+    "R7": "First deliveries come in order",
+    "R8": "Tasks of one ordering key run one after another",
+    "R9": "Nothing comes before its time",
+    "R10": "Never more in flight than allowed",
+    "R11": "Never more handed out in a time than allowed",
+    "R12": "Nothing is handed out in a pause",
+    "R13": "Nothing is delivered after its deadline",
+}
+_VERDICTS = (
+    ("completed", 2), ("waiting", 1), ("scheduled", 6), ("in_flight", 5), ("dead_lettered", 4), ("expired", 3),
+    ("cancelled", 7), ("discarded", 8), ("unknown", 9), ("lost", 4),
+)  # fmt: skip
+"""and their colours in the style sheet"""
+_LINES = 5
+"""queues in one plot"""
+_SPREAD = ("p50", "p95", "p99")
+
+
+def page(told: Mapping[str, Any]) -> str:
+    """Return the page for what `gathering.gathered` told. Whatever stands in it is escaped."""
+    return _template().render(
+        told=told,
+        rules=[row | {"what": _RULES.get(row["rule"], "")} for row in told["rules"]],
+        shares=_shares(told["account"]["conservation"]),
+        tiles=list(_tiles(told)),
+        flow=_flow(told["flow"]),
+        spread=_spreads(told),
+        trends=_trends(told),
+        workers=_workers(told["concurrency"]),
+        failing=_failing(told["failures"]),
+        redrives=[_redrive(row, told.get("where", "")) for row in told["failures"]],
+        fairness=_fairness(told["fairness"]),
+        advised=[_advised(row) for row in told["capacity"]],
+    )
+
+
+def written(path: Path, data: bytes) -> None:
+    """Write a file by one rename, so that it is there whole or as it was before."""
+    file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(file, "wb") as out:
+            out.write(data)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("taskqueue_spark.report", "parts"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("clock", "count", "percent", "rate", "seconds"):
+        environment.filters[name] = getattr(scales, name)
+    environment.filters["words"] = lambda text: str(text).replace("_", " ")
+    return environment.get_template("page.html")
+
+
+def _tiles(told: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
+    """Return what is told at first sight: a figure, what it is, and a remark."""
+    rows = told["account"]["conservation"]
+    latency = {row["key"]: row for row in told["latency"]}
+    seconds = told["extent"]["seconds"]
+    done = sum(row["completed"] for row in rows)
+    failed = sum(row["attempts"] for row in told["failures"])
+    executions = sum(row["executions"] for row in told["latency"])
+    waits = [row["queue_wait_p95"] for row in latency.values() if row["queue_wait_p95"] is not None]
+    runs = [row["run_p95"] for row in latency.values() if row["run_p95"] is not None]
+    peak = max((row["peak"] for row in told["concurrency"] if row["worker"] is None), default=0)
+    again = sum(row["lost"] + row["redelivered"] for row in told["throughput"])
+    of = " (slowest queue)" if len(latency) > 1 else ""
+    return [
+        (scales.count(sum(row["published"] for row in rows)), "published", ""),
+        (scales.count(done), "completed", scales.rate(done / seconds) if seconds else ""),
+        (scales.seconds(max(waits, default=None)), "waited at most, 95 %", of),
+        (scales.seconds(max(runs, default=None)), "ran at most, 95 %", of),
+        (scales.count(failed), "attempts failed", _share(failed, executions)),
+        (scales.count(again), "delivered again", "by no fault of the task"),
+        (scales.count(peak), "at once, at the most", f"{told['extent']['workers']:,} workers"),
+    ]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{scales.percent(part / whole)} of executions" if whole else ""
+
+
+def _shares(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, float, int]]:
+    """Return each verdict with its count, its share of the width and its colour."""
+    totals = [(name, sum(row[name] for row in rows), colour) for name, colour in _VERDICTS]
+    whole = sum(total for _, total, _ in totals) or 1
+    return [(name, total, 100 * total / whole, colour) for name, total, colour in totals if total]
+
+
+def _flow(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return for all queues, and where there are several for each of the busiest, what came and went."""
+    if flow["start"] is None:
+        return []
+    several = flow["keys"] if len(flow["keys"]) > 1 else []
+    return [
+        _of_queue(name, series, flow) for name, series in [("", flow["all"]), *((one["key"], one) for one in several)]
+    ]
+
+
+def _of_queue(key: str, series: Mapping[str, Any], flow: Mapping[str, Any]) -> dict[str, Any]:
+    step, start = flow["seconds"], flow["start"]
+    of = f" of {key}" if key else ""
+    names = [("published", 1), ("completed", 2), ("failed", 4), ("redelivered", 3)]
+    shown = [(name, colour) for name, colour in names if any(series[name]) or colour < 3]
+    lines = [Series(name, [value / step for value in series[name]], colour) for name, colour in shown]
+    backlog = Series("backlog", series["backlog"], 5, area=True)
+    total = ", ".join(f"{sum(series[name]):,} {name}" for name, _ in shown)
+    return {
+        "key": key,
+        "names": shown,
+        "rates": over_time(
+            f"Tasks per second{of}", f"{total}, over {len(series['backlog'])} windows.", lines,
+            start=start, step=step, unit=_per_second,
+        ),
+        "backlog": over_time(
+            f"Backlog{of}", f"Tasks that are not ended, {max(series['backlog'], default=0):,} at the most.", [backlog],
+            start=start, step=step,
+        ),
+        "rows": [
+            (start + timedelta(seconds=step * place), [series[name][place] for name, _ in shown], series["backlog"][place])
+            for place in range(flow["windows"])
+        ],
+        "fine": step < 1,
+    }  # fmt: skip
+
+
+def _per_second(number: float) -> str:
+    return f"{scales.short(round(number, 3))}/s"
+
+
+def _spreads(told: Mapping[str, Any]) -> list[tuple[str, Markup]]:
+    """Return a plot of ranges for waiting and one for running, with a row per queue."""
+    plots = []
+    for column, title, colour in (("queue_wait", "Waiting", 1), ("run", "Running", 2)):
+        rows = [
+            (
+                row["key"],
+                [row[f"{column}_{name}"] for name in _SPREAD],
+                ", ".join(f"{name} {scales.seconds(row[f'{column}_{name}'])}" for name in _SPREAD),
+            )
+            for row in told["latency"][:12]
+            if row[f"{column}_p50"] is not None
+        ]
+        if rows:
+            about = "; ".join(f"{label}: {text}" for label, _, text in rows)
+            plots.append((title, ranges(f"{title}, per queue", about, rows, unit=scales.seconds, colour=colour)))
+    return plots
+
+
+def _trends(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return how waiting and running went over time: the spread of one queue, or the p95 of several."""
+    by_key: dict[str, list[Mapping[str, Any]]] = {}
+    for row in told["latency_over_time"]:
+        by_key.setdefault(row["key"], []).append(row)
+    if not by_key:
+        return []
+    moments = [row["window_start"] for rows in by_key.values() for row in rows]
+    start, step = min(moments), float(told["window"].split()[0])
+    number = int((max(moments) - start).total_seconds() / step) + 1
+    if number < 3 or number > 2000:  # noqa: PLR2004 - a line needs some points, and a page has no room for any number
+        return []
+    found = []
+    for column, title in (("queue_wait", "Waiting"), ("run", "Running")):
+        if len(by_key) == 1:
+            (rows,) = by_key.values()
+            lines = [
+                Series(name, _placed(rows, f"{column}_{name}", start, step, number), colour)
+                for name, colour in zip(_SPREAD, (1, 3, 4), strict=True)
+            ]
+        else:
+            lines = [
+                Series(key, _placed(rows, f"{column}_p95", start, step, number), colour)
+                for colour, (key, rows) in enumerate(list(by_key.items())[:_LINES], start=1)
+            ]
+        what = "p50, p95 and p99" if len(by_key) == 1 else "p95 per queue"
+        plot = over_time(
+            f"{title} over time", f"{what}, per {told['window']}.", lines,
+            start=start, step=step, unit=scales.seconds, half=True,
+        )  # fmt: skip
+        found.append({"title": f"{title}, {what}", "lines": lines, "plot": plot})
+    return found
+
+
+def _placed(
+    rows: Sequence[Mapping[str, Any]], column: str, start: datetime, step: float, number: int
+) -> list[float | None]:
+    values: list[float | None] = [None] * number
+    for row in rows:
+        values[int((row["window_start"] - start).total_seconds() / step)] = row[column]
+    return values
+
+
+def _workers(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
+    """Return a bar per worker: how much it had in hand on average."""
+    found = [row for row in rows if row["worker"] is not None and row["mean"] is not None]
+    found.sort(key=lambda row: -row["executions"])
+    if not found:
+        return None
+    told = [
+        (
+            f"{row['worker']} · {row['key']}",
+            row["mean"],
+            f"{row['mean']:.1f} at once, {row['peak']:,} at most, {row['executions']:,} in all",
+        )
+        for row in found[:12]
+    ]
+    return bars("Work in hand per worker", "; ".join(f"{label}: {text}" for label, _, text in told), told, colour=6)
+
+
+def _failing(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
+    if not rows:
+        return None
+    told = [(row["message"], row["attempts"], f"{row['attempts']:,}") for row in rows[:10]]
+    return bars("Failed attempts by failure", "; ".join(f"{text}: {label}" for label, _, text in told), told, colour=4)
+
+
+def _redrive(row: Mapping[str, Any], where: str) -> str:
+    words = ["taskqueue", "pipeline", "redrive", row["fingerprint"], "--key", row["key"]]
+    return f"{shlex.join(words)} {where}".strip()
+
+
+def _advised(row: Mapping[str, Any]) -> str:
+    words = ["taskqueue", "queue", "set", row["key"], "--max-inflight", str(row["max_inflight"])]
+    if row["max_tokens"]:
+        words += ["--rate", f"{row['max_tokens']}/{row['interval']}s"]
+    return shlex.join(words)
+
+
+def _fairness(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what is told of a queue where there is more than one member."""
+    found = []
+    for row in rows:
+        if row["members"] < 2:  # noqa: PLR2004 - nobody to be fair to
+            continue
+        contended = bool(row["windows"])
+        shares = row["shares"] if contended else row["shares_total"]
+        told = [
+            (one["member"] or f"(no {row['by']})", one["share"] or 0.0, f"{scales.percent(one['share'])}, {one['deliveries']:,}")
+            for one in shares[:12]
+        ]  # fmt: skip
+        title = f"Share of deliveries by {row['by']}, {row['key']}"
+        about = "; ".join(f"{label}: {text}" for label, _, text in told)
+        found.append(dict(row) | {"contended": contended, "plot": bars(title, about, told, colour=1)})
+    return found

@@ -1,0 +1,185 @@
+"""Plots as SVG, to stand within a page: its style sheet gives them their colours and letters.
+
+Each is drawn twice, for wide and for narrow screens, so that letters have one size on both; the style sheet shows
+one. What a plot shows is said in its title and description too, and a table stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from zlib import crc32
+
+import msgspec
+from markupsafe import Markup, escape
+
+from taskqueue_spark.report.scales import clock, marks, short, time_marks
+
+__all__ = ["Series", "bars", "over_time", "ranges"]
+
+_WIDE, _NARROW = 960, 400
+_BAR, _GAP = 22, 12
+_LETTER = 6.8
+"""the usual width of a letter of 12 px"""
+Text = Callable[[float], str]
+
+
+class Series(msgspec.Struct, frozen=True):
+    """Values of one thing, one per window; ``None`` where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+    colour: int = 1
+    """of the style sheet's"""
+    area: bool = False
+
+
+def over_time(
+    title: str,
+    about: str,
+    series: Sequence[Series],
+    *,
+    start: datetime,
+    step: float,
+    unit: Text = short,
+    half: bool = False,
+) -> Markup:
+    """Draw lines over time: the values of a window (``step`` seconds) at its middle. ``half``: for half the width."""
+    sizes = ((480 if half else _WIDE, 250, "wide"), (_NARROW, 230, "narrow"))
+    return Markup("").join(
+        _svg(title, about, width, height, kind, _lines(series, width, height, start, step, unit))
+        for width, height, kind in sizes
+    )
+
+
+def _lines(
+    series: Sequence[Series], width: int, height: int, start: datetime, step: float, unit: Text
+) -> Iterator[str]:
+    number = max((len(one.values) for one in series), default=0)
+    known = [value for one in series for value in one.values if value is not None]
+    ticks = marks(max(known, default=0))
+    left = 14 + _LETTER * max(len(unit(tick)) for tick in ticks)
+    right, top, bottom = width - 12, 12, height - 26
+    across = (right - left) / max(number * step, 1e-9)
+
+    def y(value: float) -> float:
+        return bottom - (bottom - top) * value / ticks[-1]
+
+    for tick in ticks:
+        kind = "axis" if tick == 0 else "grid"
+        yield f'<line class="{kind}" x1="{left:.1f}" x2="{right}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
+        yield f'<text class="tick end" x="{left - 6:.1f}" y="{y(tick) + 4:.1f}">{escape(unit(tick))}</text>'
+    for place, text in time_marks(start, number * step, 4 if width < _WIDE else 8):
+        x = left + place * across
+        if x + _LETTER * len(text) / 2 <= width:
+            yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
+            yield f'<text class="tick mid" x="{x:.1f}" y="{bottom + 18}">{escape(text)}</text>'
+    for one in series:
+        points = [
+            None if value is None else (left + (place + 0.5) * step * across, y(value))
+            for place, value in enumerate(one.values)
+        ]
+        for run in _runs(points):
+            path = " ".join(f"{x:.1f},{at:.1f}" for x, at in run)
+            if one.area:
+                yield (
+                    f'<polygon class="area c{one.colour}" '
+                    f'points="{run[0][0]:.1f},{bottom} {path} {run[-1][0]:.1f},{bottom}"/>'
+                )
+            if len(run) == 1:
+                yield f'<circle class="dot c{one.colour}" cx="{run[0][0]:.1f}" cy="{run[0][1]:.1f}" r="2.5"/>'
+            else:
+                yield f'<polyline class="line c{one.colour}" points="{path}"/>'
+    for place in range(number):  # what the pointer finds
+        told = [f"{one.name} {unit(one.values[place])}" for one in series if one.values[place] is not None]  # type: ignore[arg-type] # it was just looked at
+        moment = clock(start + timedelta(seconds=place * step), day=step >= 86_400, fine=step < 1)
+        x = left + place * step * across
+        yield (
+            f'<rect class="hit" x="{x:.1f}" y="{top}" width="{step * across:.2f}" height="{bottom - top}">'
+            f"<title>{escape(moment)}\n{escape(chr(10).join(told) or 'nothing')}</title></rect>"
+        )
+
+
+def _runs(points: Sequence[tuple[float, float] | None]) -> Iterator[list[tuple[float, float]]]:
+    """Give the stretches without a hole."""
+    run: list[tuple[float, float]] = []
+    for point in [*points, None]:
+        if point is not None:
+            run.append(point)
+        elif run:
+            yield run
+            run = []
+
+
+def bars(
+    title: str, about: str, rows: Sequence[tuple[str, float, str]], *, colour: int = 1
+) -> Markup:
+    """Draw a bar per row: a label above, and at its end what it comes to (of a value: a number and its text)."""
+    most = max((value for _, value, _ in rows), default=0) or 1
+
+    def draw(width: int) -> Iterator[str]:
+        for place, (label, value, text) in enumerate(rows):
+            y = place * (_BAR + _GAP + 10)
+            room = width - 24 - _LETTER * len(text)
+            length = max(2.0, room * value / most) if value else 0
+            yield f'<text class="label" x="0" y="{y + 12}">{escape(_cut(label, width))}<title>{escape(label)}</title></text>'
+            yield f'<rect class="bar c{colour}" x="0" y="{y + 18}" width="{length:.1f}" height="12" rx="2"/>'
+            yield f'<text class="value" x="{length + 8:.1f}" y="{y + 28}">{escape(text)}</text>'
+
+    height = len(rows) * (_BAR + _GAP + 10)
+    sizes = ((_WIDE, "wide"), (_NARROW, "narrow"))
+    return Markup("").join(
+        _svg(title, about, width, height, kind, draw(width)) for width, kind in sizes
+    )
+
+
+def ranges(
+    title: str,
+    about: str,
+    rows: Sequence[tuple[str, Sequence[float], str]],
+    *,
+    unit: Text,
+    colour: int = 1,
+) -> Markup:
+    """Draw for each row a range over its values (p50, p95, p99), darker towards the first, with one axis for all."""
+    most = max((values[-1] for _, values, _ in rows if values), default=0)
+    ticks = marks(most, 4)
+
+    def draw(width: int) -> Iterator[str]:
+        right = width - 14
+        for tick in ticks:
+            x = 2 + (right - 2) * tick / ticks[-1]
+            anchor = "start" if tick == 0 else "end" if tick == ticks[-1] else "mid"
+            yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height - 20}"/>'
+            yield f'<text class="tick {anchor}" x="{x:.1f}" y="{height - 5}">{escape(unit(tick))}</text>'
+        for place, (label, values, text) in enumerate(rows):
+            y = place * 40
+            yield f'<text class="label" x="4" y="{y + 16}">{escape(_cut(label, width))}<title>{escape(label)}</title></text>'
+            for depth, value in sorted(enumerate(values), reverse=True):
+                length = max(1.5, (right - 2) * value / ticks[-1])
+                yield (
+                    f'<rect class="range c{colour} d{depth}" x="2" y="{y + 22}" width="{length:.1f}" height="10" rx="2">'
+                    f"<title>{escape(label)}\n{escape(text)}</title></rect>"
+                )
+
+    height = len(rows) * 40 + 28
+    sizes = ((480, "wide"), (_NARROW, "narrow"))
+    return Markup("").join(
+        _svg(title, about, width, height, kind, draw(width)) for width, kind in sizes
+    )
+
+
+def _cut(label: str, width: int) -> str:
+    room = int(width / _LETTER) - 2
+    return label if len(label) <= room else label[: room - 1] + "…"
+
+
+def _svg(
+    title: str, about: str, width: int, height: int, kind: str, parts: Iterator[str]
+) -> Markup:
+    name = f"p{crc32(f'{title} {kind}'.encode('utf-8', 'replace')):08x}"
+    return Markup(  # noqa: S704 - every text within was escaped
+        f'<svg class="plot {kind}" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{name}t {name}d">'
+        f'<title id="{name}t">{escape(title)}</title><desc id="{name}d">{escape(about)}</desc>'
+        f"{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,130 @@
+"""What the checks come to, in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = ["Verdict", "verdict_of"]
+
+Kind = Literal["lost", "unbalanced", "violated", "unknown", "balanced", "empty"]
+_ENDS = ("completed", "dead_lettered", "discarded", "expired", "cancelled")
+_LIVE = ("waiting", "scheduled", "in_flight")
+_TITLES: dict[Kind, str] = {
+    "lost": "Tasks were lost",
+    "unbalanced": "The books do not balance",
+    "violated": "Every task is accounted for, but rules were broken",
+    "unknown": "Nothing is known to be lost, but not everything is known",
+    "balanced": "Every task is accounted for",
+    "empty": "There is nothing to look at",
+}
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job came to."""
+
+    kind: Kind
+    title: str
+    sentences: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check found anything wrong. What is unknown is not wrong."""
+        return self.kind not in {"lost", "unbalanced", "violated"}
+
+
+def verdict_of(
+    conservation: Sequence[Mapping[str, Any]],
+    *,
+    rules: Iterable[Mapping[str, Any]] = (),
+    anomalies: Mapping[str, int] | None = None,
+    gaps: int = 0,
+    damaged: int = 0,
+    asked: bool = False,
+) -> Verdict:
+    """Return the verdict on rows of the conservation table.
+
+    ``rules``: each rule with its ``count`` of violations. ``gaps``: transitions that are missing. ``asked``: whether
+    the store was asked where tasks without an end are.
+    """
+    total = {
+        name: sum(row[name] for row in conservation)
+        for name in ("published", "earlier", *_ENDS, *_LIVE, "unknown", "lost")
+    }
+    violations = sum(rule["count"] for rule in rules)
+    odd = {name: count for name, count in (anomalies or {}).items() if count}
+    balanced = all(row["balanced"] for row in conservation)
+    complete = all(row["complete"] for row in conservation) and not gaps and not damaged
+    kind: Kind = "balanced"
+    if not conservation:
+        kind = "empty"
+    elif total["lost"]:
+        kind = "lost"
+    elif not balanced:
+        kind = "unbalanced"
+    elif violations or odd:
+        kind = "violated"
+    elif total["unknown"] or not complete:
+        kind = "unknown"
+    sentences = [*_account(total, asked=asked), *_faults(total, odd, violations, balanced=balanced)]
+    sentences += _missing(total, gaps, damaged, complete=complete)
+    if not conservation:
+        sentences = ["The journal has no task in this time, or none of these queues.", *sentences[1:]]
+    return Verdict(kind=kind, title=_TITLES[kind], sentences=sentences)
+
+
+def _account(total: Mapping[str, int], *, asked: bool) -> Iterable[str]:
+    begun = total["published"] + total["earlier"]
+    ends = [_many(total[name], _word(name)) for name in _ENDS if total[name]]
+    yield f"Of {_tasks(begun)}, {_listed(ends) or 'none has ended'}."
+    if live := [_many(total[name], _word(name)) for name in _LIVE if total[name]]:
+        seen = "as the store says" if asked else "as their last transitions say; the store was not asked"
+        yield f"{_listed(live).capitalize()}: {seen}."
+
+
+def _faults(
+    total: Mapping[str, int], odd: Mapping[str, int], violations: int, *, balanced: bool
+) -> Iterable[str]:
+    if total["lost"]:
+        yield f"{_tasks(total['lost']).capitalize()} {_is(total['lost'])} in no state and had no end: lost."
+    elif balanced:
+        yield "Each task has exactly one verdict, and none is lost."
+    if not balanced:
+        yield "What was published is not the sum of the verdicts."
+    if odd:
+        yield f"Odd: {_listed([_many(count, name.replace('_', ' ')) for name, count in odd.items()])}."
+    if violations:
+        yield f"{violations:,} violation{'' if violations == 1 else 's'} of the rules of a task's history."
+
+
+def _missing(total: Mapping[str, int], gaps: int, damaged: int, *, complete: bool) -> Iterable[str]:
+    if gaps:
+        yield f"{gaps:,} transition{' is' if gaps == 1 else 's are'} missing in the journal."
+    if damaged:
+        yield f"{damaged:,} of its entries cannot be read."
+    if total["unknown"]:
+        yield f"Of {_tasks(total['unknown'])} the end may be in what is missing, so nobody knows it."
+    elif not complete:
+        yield "What they would have told nobody knows: that no loss was found does not mean that nothing was lost."
+
+
+def _word(name: str) -> str:
+    return {"dead_lettered": "given up (dead letters)", "in_flight": "in flight"}.get(name, name)
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count:,} {word}"
+
+
+def _tasks(count: int) -> str:
+    return f"{count:,} task{'' if count == 1 else 's'}"
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
