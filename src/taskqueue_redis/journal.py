@@ -138,7 +138,8 @@ class JournalReader:
         the numbers.
         Foreign entries are given where their ids stand.
         """
-        first = await self._around(partition, start)
+        # An entry that has the numbers of the one before it is known by what comes before.
+        first = await self._around(partition, start - 1) or await self._around(partition, start)
         place = str(start if first is None else first.seq)
         count = min(100, self._at_once)
         asked = asyncio.ensure_future(self._some(partition, place, end, count))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, cast
 
+from pydantic import ValidationError
+
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_redis.addresses import Address
 from taskqueue_redis.config import RedisSettings
@@ -109,9 +111,16 @@ def redis_settings(
                 "executors have (spark.executorEnv.…)"
             )
     told = {"url": url, "prefix": prefix, "partitions": partitions}
-    return RedisSettings.model_validate(
-        {name: value for name, value in told.items() if value is not None}
-    )
+    try:
+        return RedisSettings.model_validate(
+            {name: value for name, value in told.items() if value is not None}
+        )
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+            for fault in error.errors(include_input=False, include_url=False)
+        )
+        raise ConfigurationError(f"the options and TASKQUEUE_REDIS_… settings: {faults}") from None
 
 
 def check_url(url: str | None, url_env: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -217,8 +218,13 @@ def parts_of(
 
 def pinned(options: ReadOptions) -> tuple[str, str]:
     """Return what there is now as ``startingOffsets`` and ``endingOffsets``."""
-    with opened(options, torn=True) as journal:
-        spans = journal.spans()
+
+    def look() -> dict[str, Span]:
+        with opened(options, torn=True) as journal:
+            return journal.spans()
+
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own has an event loop that runs
+        spans = thread.submit(look).result()
     return starting(options.starting, spans).text, ending(options.ending, spans).text
 
 

@@ -103,8 +103,11 @@ class Journal(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def spans(self) -> dict[str, Span]:
-        """Return every shard that there is, and what it has."""
+    def spans(self, *, quick: bool = False) -> dict[str, Span]:
+        """Return every shard that there is, and what it has.
+
+        ``quick``: where nothing has come since, what it had when this was asked before, which costs least.
+        """
         ...
 
     def after(self, shard: str, position: int, rows: int, end: int) -> int:

@@ -56,7 +56,7 @@ class LinesJournal:
     ) -> None:
         pass
 
-    def spans(self) -> dict[str, Span]:
+    def spans(self, *, quick: bool = False) -> dict[str, Span]:  # noqa: ARG002 - it costs little
         found = {}
         for path in _files(self._path):
             with _opened(path) as file:
@@ -185,11 +185,12 @@ class _Reading:
         return self._choice.of(line.event, line.key, round(line.ts * 1e6))
 
     def _made(self, least: int) -> Iterator[pa.RecordBatch]:
-        if len(self._lines) >= least:
-            lines, self._lines = self._lines, []
-            self._time = round(lines[-1].ts * 1e6)
-            for start in range(0, len(lines), self._choice.rows):
-                yield batch_of_lines(lines[start : start + self._choice.rows], self._choice.schema)
+        if len(self._lines) + len(self._spoilt) < least:
+            return
+        lines, self._lines = self._lines, []
+        for start in range(0, len(lines), self._choice.rows):
+            yield batch_of_lines(lines[start : start + self._choice.rows], self._choice.schema)
+        self._time = round(lines[-1].ts * 1e6) if lines else self._time
         if self._spoilt and self._choice.events is self._choice.keys is None:
             rows = [
                 (0, self._time, f"{self._shard}: the line at byte {place} cannot be read: {why}")

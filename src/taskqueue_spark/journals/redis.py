@@ -56,10 +56,12 @@ class RedisJournal:
 
         return self._runner.run(worked())
 
-    def spans(self) -> dict[str, Span]:
+    def spans(self, *, quick: bool = False) -> dict[str, Span]:
+        known = self._known if quick else {}
+
         async def ask(reader: JournalReader) -> list[Numbers]:
             return await asyncio.gather(
-                *(reader.span(name, self._known.get(name)) for name in reader.partitions)
+                *(reader.span(name, known.get(name)) for name in reader.partitions)
             )
 
         numbers = self._run(ask)

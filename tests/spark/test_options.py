@@ -1,0 +1,86 @@
+"""Options: each is checked, and an error names it and what is allowed."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError
+from taskqueue_spark.options import ReadOptions, redis_settings, resource_of
+
+
+def test_what_is_not_told_is_usual() -> None:
+    """Without options a journal in Redis is read, from its first transition to its last (G8)."""
+    options = ReadOptions.of({})
+    assert (options.backend, options.starting, options.ending) == ("redis", "earliest", "latest")
+    assert options.fail
+    assert not options.pushdown
+    assert resource_of({}) == "journal"
+    assert ReadOptions.of({"path": "x"}).backend == "lines"
+    assert pickle.loads(pickle.dumps(options)) == options  # noqa: S301 - as Spark sends it
+
+
+def test_names_and_words_have_no_case() -> None:
+    """Spark's users write options in any case (G8)."""
+    told = {
+        "STARTINGOFFSETS": "Latest",
+        "FailOnDataLoss": "FALSE",
+        "events": "acked, published",
+        "keys": "a,b",
+    }
+    options = ReadOptions.of(
+        told | {"maxspanpertrigger": "5m", "startingTimestamp": "1970-01-01T00:00:01"}
+    )
+    assert (options.starting, options.fail, options.max_span, options.since) == (
+        "latest",
+        False,
+        300,
+        1_000_000,
+    )
+    assert options.events == frozenset({"acked", "published"})
+    assert options.keys == frozenset("ab")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("backend", "secret"), ("startingOffsets", "secret"), ("endingOffsets", "{"), ("startingTimestamp", "secret"),
+        ("events", "secret"), ("keys", " , "), ("splitsPerShard", "0"), ("fetchSize", "secret"), ("batchSize", "1.5"),
+        ("pushdown", "secret"), ("maxEventsPerTrigger", "0"), ("maxSpanPerTrigger", "secret"), ("partitions", "-1"),
+        ("maxSpanPerTrigger", "-5m"), ("maxSpanPerTrigger", "nan"), ("failOnDataLoss", "secret"), ("keys", ""),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(name: str, value: str) -> None:
+    """A wrong value is refused by name, with what is allowed, and is not repeated (G8)."""
+    with pytest.raises(InvalidInput, match=f"^{name}: .*; allowed: ") as raised:
+        ReadOptions.of({name: value})
+    assert "secret" not in str(raised.value)
+
+
+def test_what_is_not_known_is_refused() -> None:
+    """A name that was mistyped is not passed over (G8)."""
+    with pytest.raises(InvalidInput, match="startingOffsets"):
+        ReadOptions.of({"startingOffset": "latest"})
+    with pytest.raises(InvalidInput, match="path"):
+        ReadOptions.of({"backend": "lines"})
+    with pytest.raises(InvalidInput, match="dead_letters"):
+        resource_of({"resource": "secret"})
+
+
+def test_a_password_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark shows options to whoever sees a plan, so a URL with a password comes by the environment (G8)."""
+    with pytest.raises(TaskQueueError, match="TASKQUEUE_REDIS_PASSWORD") as raised:
+        ReadOptions.of({"url": "redis://:secret@localhost"})
+    assert "secret" not in str(raised.value)
+    with pytest.raises(InvalidInput, match="both"):
+        ReadOptions.of({"url": "redis://localhost", "urlEnv": "X"})
+    monkeypatch.setenv("THE_URL", "redis://:secret@localhost:1234")
+    options = ReadOptions.of({"urlEnv": "THE_URL", "prefix": "p", "partitions": "3"})
+    settings = redis_settings(options.url, options.url_env, options.prefix, options.partitions)
+    assert (settings.password_now(), settings.prefix, settings.partitions_of) == ("secret", "p", 3)
+    with pytest.raises(ConfigurationError, match="urlEnv"):
+        redis_settings(None, "NO_SUCH", None)
+    with pytest.raises(TaskQueueError, match="prefix") as raised:
+        redis_settings(None, None, "{secret}")
+    assert "{secret}" not in str(raised.value)

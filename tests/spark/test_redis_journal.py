@@ -1,0 +1,261 @@
+"""Journals in Redis: any part of them by numbers and by times, and whatever a foreign hand has written there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.tasks import Task
+from taskqueue_redis.journal import Entry
+from taskqueue_spark.columns import DAMAGED, TRANSITIONS, batch_of
+from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
+from taskqueue_spark.journals.redis import RedisJournal
+from tests.redis.backends import opened, take
+from tests.redis.clusters import Cluster
+from tests.redis.links import settings_for
+from tests.redis.servers import RedisServer
+from tests.spark.journaling import START, Store, fields
+
+
+@contextmanager
+def journal_of(store: Store, at_once: int = 2000) -> Iterator[RedisJournal]:
+    """Give the journal of a store."""
+    with RedisJournal(settings_for(store.server.url, prefix=store.prefix), at_once) as journal:
+        yield journal
+
+
+def told(
+    store: Store,
+    start: int | None = None,
+    end: int | None = None,
+    choice: Choice | None = None,
+    watch: Watch = Watch.NOTHING,
+) -> list[dict[str, Any]]:
+    """Read what lies between two numbers of every partition, or all."""
+    rows: list[dict[str, Any]] = []
+    choice = choice or Choice()
+    with journal_of(store) as journal:
+        for shard, span in journal.spans().items():
+            part = Range(shard, span.run, start or span.first, end or span.end)
+            for batch in journal.read(part, choice, watch):
+                rows += batch.to_pylist()
+            if end is None:
+                for batch in journal.strays(part, choice):
+                    rows += batch.to_pylist()
+    return rows
+
+
+def seqs(rows: list[dict[str, Any]]) -> list[int]:
+    """Return the numbers of what is sound."""
+    return [row["seq"] for row in rows if row["event"] != DAMAGED]
+
+
+def reasons(rows: list[dict[str, Any]]) -> list[str]:
+    """Return what was told of the rest, without the partition."""
+    return [row["reason"].split(": ", 1)[1] for row in rows if row["event"] == DAMAGED]
+
+
+@pytest.fixture
+def store(redis_server: RedisServer, redis_prefix: str) -> Store:
+    """An installation with one partition, and nothing in it."""
+    return Store(redis_server, redis_prefix)
+
+
+async def test_what_the_scripts_write_is_read(redis_server: RedisServer, redis_prefix: str) -> None:
+    """Every transition is there, with what the task was published with and what became of it (G8)."""
+    async with opened(redis_server.url, redis_prefix) as backend:
+        await backend.control.configure("work", QueueSettings(journal=True))
+        await backend.publisher.publish(
+            Task(key="work", id="t1", tenant="acme", priority=2, ordering_key="o")
+        )
+        async with backend.subscribe(["work"], "w1") as subscription:
+            (delivery,) = await take(subscription, 1)
+            await backend.publisher.schedule_retry(
+                delivery.task, backend.now() + 60, error="b\u00f6\0m", settles=delivery
+            )
+    rows = await asyncio.to_thread(everything, redis_server.url, redis_prefix)
+    assert [row["event"] for row in rows] == ["configured", "published", "delivered", "retried"]
+    assert seqs(rows) == [1, 2, 3, 4]
+    assert (rows[1]["tenant"], rows[1]["ordering_key"], rows[1]["priority"]) == ("acme", "o", 2)
+    assert (rows[2]["worker"], rows[2]["attempt"], rows[2]["state"]) == ("w1", 1, "in_flight")
+    assert (rows[3]["error"], rows[3]["attempt"], rows[3]["state"]) == ("b\u00f6 m", 2, "scheduled")
+
+
+def everything(url: str, prefix: str) -> list[dict[str, Any]]:
+    """Read all that one partition has."""
+    with RedisJournal(settings_for(url, prefix=prefix), 2000) as journal:
+        ((shard, span),) = journal.spans().items()
+        part = Range(shard, span.run, span.first, span.end)
+        batches = list(journal.read(part, Choice(), Watch.GAPS))
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def test_steps_of_many_sizes(store: Store) -> None:
+    """Any range of numbers gives just these, whatever steps they are in and however large replies are (G8)."""
+    sizes = [1, 1, 5, 1, 300, 2, 1, 1, 40, 1]
+    ids = [[f"t{step}.{n}" for n in range(size)] for step, size in enumerate(sizes)]
+    for step, names in enumerate(ids):
+        many = "\0".join(str(n % 7) for n in range(len(names)))
+        store.write([(START + step, names)], attempt=many, error="" if step % 2 else "boom")
+    flat = [name for names in ids for name in names]
+    for at_once in (1, 3, 2000):
+        with journal_of(store, at_once) as journal:
+            ((shard, span),) = journal.spans().items()
+            assert (span.first, span.end) == (1, len(flat) + 1)
+            for start, end in ((1, span.end), (1, 2), (4, 9), (100, 250), (307, span.end), (5, 5)):
+                part = Range(shard, store.epoch, start, end)
+                for rows in (1, 50, 10_000):
+                    batches = list(journal.read(part, Choice(rows=rows), Watch.GAPS))
+                    table = pa.Table.from_batches(batches, TRANSITIONS)
+                    assert table["seq"].to_pylist() == list(range(start, end))
+                    assert table["task_id"].to_pylist() == flat[start - 1 : end - 1]
+    lines = told(store)
+    assert [line["attempt"] for line in lines[9:16]] == [1, 2, 3, 4, 5, 6, 0]
+    assert lines[0]["error"] == "boom"
+    assert lines[1]["error"] is None
+
+
+def test_what_a_foreign_hand_wrote_is_damage(store: Store) -> None:
+    """Entries of other fields, ids, counts and kinds become rows of damage; all others are read (G8, G9; fault L2)."""
+    ours = fields(START, ["x"])
+    store.write([(START, ["a"]), (START, ["b", "c"])])
+    spoilt: list[tuple[str, list[str]]] = [
+        ("3-1", ours), ("3-2", ["f", "v"]), ("4-0", ["f", "v"]), ("5-0", fields(START, ["x"], v=9)),
+        ("6-0", fields(START, ["x"], ts="then")), ("7-0", fields(START, ["x"], attempt="1\0002")),
+        ("8-0", fields(START, ["x", "y"], tenant="1\0002\0003")), ("9-0", ours), ("10-0", ours[2:]),
+        ("11-0", fields(START, ["x"], priority="high")), ("12-0", fields(START, ["x"], event="damaged")),
+        ("13-0", fields(10**18, ["x"])), ("14-0", fields(START, ["x"], priority=400)),
+    ]  # fmt: skip
+    for place, words in spoilt:
+        store.call("", "XADD", store.journal(), place, *words)
+    store.last[store.names[0]] = 14
+    store.write([(START + 1, ["d"])])
+    store.call("", "XADD", store.journal(), "*", "hello", "world")
+    rows = told(store, watch=Watch.GAPS)
+    assert seqs(rows) == [1, 2, 3, 15]
+    damage = reasons(rows)
+    assert len(damage) == len(spoilt) + 1
+    assert damage[0] == "entry 3-1 cannot be read: it is not one of the journal's"
+    assert any(
+        text.startswith("entry 9-0 cannot be read: its numbers are another's") for text in damage
+    )
+    # Each is told once, whatever ranges are read.
+    split = [row for start in range(1, 16) for row in told(store, start, start + 1)]
+    assert seqs(split) == [1, 2, 3, 15]
+    assert len(reasons(split)) == len(spoilt)
+
+
+def test_a_text_that_is_no_utf8_costs_no_transition(store: Store) -> None:
+    """What people wrote is shown as well as it can be (G9; fault L2)."""
+    words = [word.encode() for word in fields(START, ["a"], error="?")]
+    words[-1] = b"b\xffm"
+    store.call("", "XADD", store.journal(), "1-0", *words)
+    store.last[store.names[0]] = 1
+    store.write([(START, ["b"])], error="fine")
+    assert [row["error"] for row in told(store)] == ["b\ufffdm", "fine"]
+
+
+def test_what_is_missing_is_told(store: Store) -> None:
+    """Gaps raise where that was asked for; at the end, a row tells of them (G8, G9)."""
+    store.write([(START + n, [f"t{n}"]) for n in range(20)])
+    for place in ("8-0", "9-0", "20-0"):
+        store.call("", "XDEL", store.journal(), place)
+    with pytest.raises(HistoryMissing, match="8 to 9, 20 to 20"):
+        told(store, watch=Watch.GAPS)
+    rows = told(store, watch=Watch.CUT)
+    assert seqs(rows) == [*range(1, 8), *range(10, 20)]
+    (behind,) = [row for row in rows if row["event"] == DAMAGED]
+    assert (behind["run"], behind["seq"]) == (store.epoch, 21)
+    assert "20 to 20 are missing" in behind["reason"]
+    store.call("", "XTRIM", store.journal(), "MINID", "12-0")
+    with pytest.raises(HistoryMissing, match="1 to 11"):
+        told(store, 1, 15, watch=Watch.CUT)
+    assert seqs(told(store, 1, 15)) == [12, 13, 14]
+    with journal_of(store) as journal:
+        ((_, span),) = journal.spans().items()
+        assert (span.first, span.end) == (12, 21)
+
+
+def test_a_store_that_was_emptied_counts_anew(store: Store) -> None:
+    """Another epoch is never read as if it were the one that was asked for (G8)."""
+    store.write([(START, ["a"])])
+    with journal_of(store) as journal:
+        ((shard, span),) = journal.spans().items()
+        part = Range(shard, span.run, 1, 2)
+        store.call("", "DEL", store.journal(), f"{store.names[0]}:meta")
+        again = Store(store.server, store.prefix)
+        again.write([(START, ["b"])])
+        assert journal.spans()[shard].run == again.epoch
+        with pytest.raises(HistoryMissing, match="counts anew"):
+            list(journal.read(part, Choice(), Watch.CUT))
+        assert list(journal.read(part, Choice(), Watch.NOTHING)) == []
+
+
+def test_times_are_found_past_gaps_and_foreign_entries(store: Store) -> None:
+    """Where a time begins is found by halving, whatever is missing or foreign in between (G8)."""
+    store.write([(START + 10 * n, [f"t{n}"]) for n in range(100)])
+    for number in range(40, 90):
+        store.call("", "XDEL", store.journal(), f"{number}-0")
+    store.call("", "XADD", store.journal(), "100-7", "f", "v")
+    with journal_of(store) as journal:
+        ((shard, span),) = journal.spans().items()
+        for number in [*range(1, 40), *range(90, 101)]:
+            place = journal.at(shard, START + 10 * (number - 1), span.first, span.end)
+            assert place == number or (number == 90 and 40 <= place <= 90)
+            assert journal.time(shard, number) == START + 10 * (number - 1)
+        assert journal.time(shard, 50) == START + 890
+        assert journal.time(shard, 101) is None
+        assert journal.at(shard, START * 2, span.first, span.end) == 101
+
+
+def test_no_store_yet(redis_server: RedisServer, redis_prefix: str) -> None:
+    """Before anything was installed there is a shard with nothing (fault L2)."""
+    with RedisJournal(settings_for(redis_server.url, prefix=redis_prefix), 10) as journal:
+        ((shard, span),) = journal.spans().items()
+        assert span == ("", 1, 1)
+        part = Range(shard, "", 1, 1)
+        assert [*journal.read(part, Choice(), Watch.GAPS), *journal.strays(part, Choice())] == []
+
+
+def test_a_cluster_is_read_once(redis_cluster: Cluster, redis_prefix: str) -> None:
+    """Each partition of a cluster is a shard, as many as the installation has (G8)."""
+    store = Store(redis_cluster, redis_prefix, partitions=5)
+    for number in range(5):
+        store.write([(START + n, [f"t{number}.{n}"]) for n in range(number * 10)], number)
+    rows = told(store, watch=Watch.GAPS)
+    ids = [row["task_id"] for row in rows]
+    assert len(ids) == len(set(ids)) == 100
+    assert {(row["shard"], row["task_id"][1]) for row in rows} == {(n, str(n)) for n in range(1, 5)}
+
+
+def test_no_group_of_the_workers_is_touched(store: Store) -> None:
+    """Reading sends Redis commands that read, and none of groups (G8)."""
+    store.write([(START + n, [f"t{n}"]) for n in range(50)])
+    store.call("", "CONFIG", "RESETSTAT")
+    told(store)
+    with journal_of(store) as journal:
+        ((shard, span),) = journal.spans().items()
+        journal.at(shard, START + 10, 1, span.end)
+    used = {name.removeprefix("cmdstat_").split("|")[0] for name in stats(store)}
+    assert used <= {"hget", "hmget", "xrange", "xrevrange", "client", "config", "info", "ping"}
+
+
+def stats(store: Store) -> list[str]:
+    """Return the commands that the server was sent."""
+    text = store.call("", "INFO", "commandstats").decode()
+    return [row.split(":")[0] for row in text.splitlines() if row.startswith("cmdstat_")]
+
+
+def test_columns_can_be_left_out() -> None:
+    """A batch has the columns of its schema alone."""
+    schema = pa.schema([TRANSITIONS.field("task_id"), TRANSITIONS.field("ts")])
+    entry = Entry(1, [word.encode() for word in fields(START, ["a", "b"])[1::2]], 2)
+    batch = batch_of(0, "r", [entry], 2, 2, schema=schema)
+    assert batch.schema == schema
+    assert batch["task_id"].to_pylist() == ["b"]

@@ -1,0 +1,172 @@
+"""The source, read at once by Spark: what is planned, pushed down and pinned."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+)
+from pyspark.sql.types import StringType, StructField, StructType
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_spark.columns import DAMAGED, TRANSITIONS, distinct
+from taskqueue_spark.journals import HistoryMissing
+from taskqueue_spark.options import ReadOptions
+from taskqueue_spark.reading import FilteringReader, JournalReader, read_journal, spark_schema
+from taskqueue_spark.source import TaskQueueDataSource
+from tests.redis.clusters import Cluster
+from tests.redis.servers import RedisServer
+from tests.spark.journaling import START, Store, line
+
+
+def reader(options: dict[str, str]) -> JournalReader:
+    """Make a reader as Spark does."""
+    found = TaskQueueDataSource(options).reader(spark_schema())
+    assert isinstance(found, JournalReader)
+    return found
+
+
+def numbers(options: dict[str, str], reading: JournalReader | None = None) -> list[int]:
+    """Plan and read without Spark; return the numbers of what is sound."""
+    reading = reading or reader(options)
+    found: list[int] = []
+    for part in reading.partitions():
+        for batch in reading.read(part):
+            found += [row["seq"] for row in batch.to_pylist() if row["event"] != DAMAGED]
+    return found
+
+
+@pytest.fixture
+def store(redis_server: RedisServer, redis_prefix: str) -> Store:
+    """A journal of 100 transitions, ten a second, of which every tenth is an ack."""
+    store = Store(redis_server, redis_prefix)
+    for n in range(0, 100, 10):
+        ids = [f"t{n + m}" for m in range(9)]
+        store.write([(START + n * 100_000, ids)])
+        store.write(
+            [(START + n * 100_000 + 1, [f"t{n}"])], event="acked", state="done", key="other"
+        )
+    return store
+
+
+def test_where_it_begins_and_ends(store: Store) -> None:
+    """Offsets and times settle what is read, and parts of a shard are read beside each other (G8)."""
+    name = store.names[0]
+    assert numbers(store.options) == list(range(1, 101))
+    assert numbers(store.options | {"splitsPerShard": "7"}) == list(range(1, 101))
+    assert len(reader(store.options | {"splitsPerShard": "7"}).partitions()) == 7
+    assert numbers(store.options | {"startingOffsets": "latest"}) == []
+    places = {"startingOffsets": f'{{"{name}": 11}}', "endingOffsets": f'{{"{name}": 14}}'}
+    assert numbers(store.options | places) == [11, 12, 13]
+    times = {"startingTimestamp": "2026-09-21T14:13:25Z", "endingTimestamp": "2026-09-21T14:13:27Z"}
+    since = datetime(2026, 9, 21, 14, 13, 25, tzinfo=UTC).timestamp() - START / 1e6
+    assert numbers(store.options | times) == list(
+        range(round(since * 10) + 1, round(since * 10) + 21)
+    )
+    assert numbers(store.options | {"events": "acked"}) == list(range(10, 101, 10))
+    assert numbers(store.options | {"keys": "other,none"}) == list(range(10, 101, 10))
+
+
+def test_what_was_pinned_and_is_cut_off_is_missed(store: Store) -> None:
+    """A pinned read fails, or gives what is left, once a part of it is gone (G8)."""
+    name = store.names[0]
+    places = {"startingOffsets": f'{{"{name}": 11}}'}
+    planned = reader(store.options | places)
+    parts = planned.partitions()
+    store.call("", "XTRIM", store.journal(), "MINID", "51-0")
+    with pytest.raises(HistoryMissing, match="11 to 50"):
+        [batch for part in parts for batch in planned.read(part)]
+    with pytest.raises(HistoryMissing, match="11 to 50"):
+        reader(store.options | places).partitions()
+    assert numbers(store.options | places | {"failOnDataLoss": "false"}) == list(range(51, 101))
+    assert numbers(store.options) == list(range(51, 101))
+
+
+def test_filters_narrow_what_is_read(store: Store) -> None:
+    """A filter that the source takes is not given back unless Spark has to look again (G8)."""
+
+    def narrowed(*filters: Filter) -> tuple[list[int], list[Filter]]:
+        reading = FilteringReader(ReadOptions.of(store.options), spark_schema())
+        rest = list(reading.pushFilters(list(filters)))
+        return numbers(store.options, reading), rest
+
+    assert narrowed(EqualTo(("event",), "acked")) == (list(range(10, 101, 10)), [])
+    assert narrowed(In(("key",), ["other"]), EqualTo(("event",), "published")) == ([], [])
+    low, high = (datetime.fromtimestamp(START / 1e6 + second, UTC) for second in (2, 3))
+    times = [GreaterThanOrEqual(("ts",), low), LessThan(("ts",), high), IsNotNull(("tenant",))]
+    found, rest = narrowed(*times)
+    assert rest == times
+    assert set(range(21, 31)) <= set(found) <= set(range(21, 40))
+
+
+def test_columns_of_another_kind_are_refused() -> None:
+    """A schema of one's own has some of the columns, as they are (G8)."""
+    for name, nullable in (("seq", True), ("nothing", True), ("tenant", False)):
+        wrong = StructType([StructField(name, StringType(), nullable)])
+        with pytest.raises(InvalidInput, match="schema"):
+            JournalReader(ReadOptions.of({}), wrong)
+
+
+def test_spark_reads_a_journal(spark: SparkSession, store: Store) -> None:
+    """Found by its name, pruned, filtered and pinned, Spark has what the journal has (G8, G12)."""
+    everything = spark.read.format("taskqueue").options(**store.options, splitsPerShard="2").load()
+    assert everything.schema == spark_schema()
+    table = everything.toArrow()
+    assert table.schema.names == TRANSITIONS.names
+    assert table.sort_by("seq")["seq"].to_pylist() == list(range(1, 101))
+    few = spark.read.format("taskqueue").schema("task_id string, seq long").options(**store.options)
+    assert few.load().agg(f.max("seq")).collect() == [(100,)]
+    pinned = read_journal(spark, pushdown=True, **store.options)
+    store.write([(START * 2, ["late"])])
+    assert pinned.count() == 100
+    assert pinned.filter("event = 'acked' and seq > 50").count() == 5
+    assert read_journal(spark, **store.options).count() == 101
+
+
+def test_spark_tells_what_is_wrong(spark: SparkSession, store: Store) -> None:
+    """An error of the source reaches the user with its words (G8)."""
+    with pytest.raises(PySparkException, match="fetchSize: got text; allowed"):
+        spark.read.format("taskqueue").options(**store.options, fetchSize="x").load().collect()
+    with pytest.raises(InvalidInput, match="startingOffset"):
+        read_journal(spark, **store.options, startingOffset="x")
+
+
+def test_spark_reads_a_cluster(
+    spark: SparkSession, redis_cluster: Cluster, redis_prefix: str
+) -> None:
+    """All partitions of a cluster of three masters are read, each once (G8)."""
+    store = Store(redis_cluster, redis_prefix, partitions=6)
+    for number in range(6):
+        store.write([(START, [f"t{number}.{n}" for n in range(50)])], number)
+    found = read_journal(spark, **store.options).groupBy("shard").agg(f.countDistinct("task_id"))
+    assert sorted(found.collect()) == [(number, 50) for number in range(6)]
+
+
+def test_spark_reads_files(spark: SparkSession, tmp_path: Path) -> None:
+    """Damage stands beside what is sound, a file copied beside itself counts once, an empty one not (G8, G9; fault L2)."""
+    lines = [line(seq) for seq in range(1, 51)]
+    lines[20:21] = [b"garbage\n"]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
+    (tmp_path / "copy.jsonl").write_bytes(b"".join(lines[30:]))
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    found = distinct(read_journal(spark, path=str(tmp_path))).groupBy("event").count()
+    assert sorted(found.collect()) == [(DAMAGED, 1), ("published", 49)]
+    (tmp_path / "none").mkdir()
+    assert read_journal(spark, path=str(tmp_path / "none")).count() == 0
+
+
+def test_a_part_of_nothing_is_nothing() -> None:
+    """Spark makes a part of its own where there is none (G8; fault L2)."""
+    assert list(reader({"path": "/nowhere"}).read(InputPartition(None))) == []

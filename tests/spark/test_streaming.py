@@ -1,0 +1,239 @@
+"""The source as a stream: nothing is lost or doubled, however the query stops, and whatever becomes of the journal."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_spark.journals import HistoryMissing
+from taskqueue_spark.reading import spark_schema
+from taskqueue_spark.source import TaskQueueDataSource
+from taskqueue_spark.streaming import JournalStream
+from tests.redis.servers import RedisServer
+from tests.spark.journaling import START, Store, line
+
+MINUTE = 60_000_000
+ALL = ReadAllAvailable()
+
+
+Streams = Callable[[dict[str, str]], JournalStream]
+
+
+@pytest.fixture
+def stream() -> Iterator[Streams]:
+    """Make readers as Spark does."""
+    with ExitStack() as made:
+
+        def make(options: dict[str, str]) -> JournalStream:
+            found = TaskQueueDataSource(options).streamReader(spark_schema())
+            assert isinstance(found, JournalStream)
+            made.callback(found.stop)
+            return found
+
+        yield make
+
+
+def step(
+    reader: JournalStream, start: dict[str, Any], limit: ReadLimit = ALL
+) -> tuple[dict[str, Any], list[str]]:
+    """Do what a micro-batch does; return where it ended and the ids that it had, damage as nothing."""
+    end = reader.latestOffset(start, limit)
+    return end, between(reader, start, end)
+
+
+def between(reader: JournalStream, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
+    """Return the ids between two offsets, read as workers of Spark do."""
+    worker = pickle.loads(pickle.dumps(reader))  # noqa: S301 - as Spark sends it
+    found: list[str] = []
+    for part in reader.partitions(start, end):
+        for batch in worker.read(part):
+            found += batch["task_id"].to_pylist()
+    return found
+
+
+@pytest.fixture
+def store(redis_server: RedisServer, redis_prefix: str) -> Store:
+    """An installation with two partitions, and nothing in it."""
+    return Store(redis_server, redis_prefix, partitions=2)
+
+
+def test_a_journal_is_read_as_it_grows(stream: Streams, store: Store) -> None:
+    """Each batch has what came since the last, by the limit, and the same offsets have the same rows (G8, G11)."""
+    reader = stream(store.options | {"maxEventsPerTrigger": "10"})
+    assert reader.getDefaultReadLimit() == ReadMaxRows(10)
+    limit = reader.getDefaultReadLimit()
+    start = reader.initialOffset()
+    assert step(reader, start, limit) == (start, [])
+    store.write([(START + n, [f"a{n}"]) for n in range(30)])
+    store.write([(START + 10 * n, [f"b{n}"]) for n in range(3)], 1)
+    places, seen = [start], []
+    while (told := step(reader, places[-1], limit))[0] != places[-1]:
+        places.append(told[0])
+        seen.append(told[1])
+        assert len(told[1]) <= 10
+    assert sorted(name for names in seen for name in names) == sorted(
+        [*(f"a{n}" for n in range(30)), *(f"b{n}" for n in range(3))]
+    )
+    for number, names in enumerate(seen):
+        assert between(stream(store.options), places[number], places[number + 1]) == names
+    assert step(reader, start)[0] == reader.reportLatestOffset() == places[-1]
+    reader.commit(places[-1])
+
+
+def test_all_that_is_there_now_and_no_more(stream: Streams, store: Store) -> None:
+    """What comes after a query was asked for what is there now is left to the next (G11)."""
+    store.write([(START, ["a"])])
+    reader = stream(store.options)
+    assert reader.getDefaultReadLimit() == ALL
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    store.write([(START, ["b"])])
+    store.write([(START, ["c"])], 1)
+    end, names = step(reader, start)
+    assert names == ["a"]
+    assert step(reader, end) == (end, [])
+
+
+def test_what_was_trimmed_is_missed(stream: Streams, store: Store) -> None:
+    """A stream that fell behind says what it missed; where it may go on, it goes on with what is left (G8, G11)."""
+    store.write([(START + n, [f"t{n}"]) for n in range(100)])
+    strict, loose = stream(store.options), stream(store.options | {"failOnDataLoss": "false"})
+    start = strict.initialOffset()
+    end = strict.latestOffset(start, ALL)
+    parts = strict.partitions(start, end)
+    store.call("", "XTRIM", store.journal(), "MINID", "41-0")
+    with pytest.raises(HistoryMissing, match="1 to 40"):
+        [batch for part in parts for batch in strict.read(part)]
+    with pytest.raises(HistoryMissing, match="1 to 40"):
+        strict.partitions(start, end)
+    with pytest.raises(HistoryMissing, match="1 to 40"):
+        strict.latestOffset(start, ALL)
+    assert step(loose, start)[1] == [f"t{n}" for n in range(40, 100)]
+    store.call("", "XDEL", store.journal(), "60-0")
+    middle = {name: dict(place) for name, place in end.items()}
+    middle[store.names[0]]["next"] = 50
+    with pytest.raises(HistoryMissing, match="60 to 60"):
+        step(strict, middle)
+    assert len(step(loose, middle)[1]) == 50
+
+
+def test_damage_stops_no_stream(stream: Streams, store: Store) -> None:
+    """A foreign entry is a row of damage, and explains the numbers that it stands for (G8; fault L2)."""
+    store.write([(START, ["a"])])
+    store.call("", "XADD", store.journal(), "2-0", "f", "v")
+    store.last[store.names[0]] = 2
+    store.write([(START, ["b"])])
+    reader = stream(store.options)
+    assert step(reader, reader.initialOffset())[1] == ["a", "", "b"]
+
+
+def test_a_store_that_was_emptied_is_missed(stream: Streams, store: Store) -> None:
+    """Another installation is not taken for the same; where it may go on, all of it is read (G8, G11)."""
+    store.write([(START, ["a"])])
+    strict, loose = stream(store.options), stream(store.options | {"failOnDataLoss": "false"})
+    start = step(strict, strict.initialOffset())[0]
+    for name in store.names:
+        store.call("", "DEL", f"{name}:meta", f"{name}:journal")
+    again = Store(store.server, store.prefix, partitions=2)
+    again.write([(START, ["b"])])
+    with pytest.raises(HistoryMissing, match="counts anew"):
+        strict.latestOffset(start, ALL)
+    assert step(loose, start)[1] == ["b"]
+
+
+def test_files_grow_come_and_go(stream: Streams, tmp_path: Path) -> None:
+    """New files are read from their beginning; one that is gone or replaced is missed (G11; fault L2)."""
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_bytes(line(1) + line(2)[:20])
+    strict = stream({"path": str(tmp_path)})
+    loose = stream({"path": str(tmp_path), "failOnDataLoss": "false"})
+    start, names = step(strict, strict.initialOffset())
+    assert names == ["t1"]
+    first.write_bytes(line(1) + line(2))
+    second.write_bytes(line(5, "r2"))
+    start, names = step(strict, start)
+    assert names == ["t2", "t5"]
+    first.write_bytes(line(7, "r3") + line(8, "r3") + line(9, "r3"))
+    with pytest.raises(HistoryMissing, match="replaced"):
+        strict.latestOffset(start, ALL)
+    start, names = step(loose, start)
+    assert names == ["t7", "t8", "t9"]
+    second.unlink()
+    with pytest.raises(HistoryMissing, match="gone"):
+        strict.latestOffset(start, ALL)
+    assert step(loose, start) == (start, [])
+
+
+def test_only_journals_are_streams(stream: Streams) -> None:
+    """Dead letters are read at once (G8)."""
+    with pytest.raises(InvalidInput, match="resource"):
+        stream({"resource": "dead_letters"})
+
+
+def started(
+    frame: DataFrame, folder: Path, mode: str = "append", form: str = "parquet"
+) -> StreamingQuery:
+    """Run a query over what is there now, to its end."""
+    writer = frame.writeStream.format(form).outputMode(mode).trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(folder / "checkpoint")).start(
+        str(folder / "out")
+    )
+    assert query.awaitTermination(150)
+    return query
+
+
+def test_a_hot_shard_drops_nothing(spark: SparkSession, store: Store, tmp_path: Path) -> None:
+    """With a watermark and one shard twenty times the other, no row comes too late (G8, G11)."""
+    store.write([(START + n * 100_000, [f"h{n}.{m}" for m in range(10)]) for n in range(1000)])
+    store.write([(START + n * 2_000_000, [f"c{n}.{m}" for m in range(10)]) for n in range(50)], 1)
+    frame = (
+        spark.readStream.format("taskqueue")
+        .options(**store.options, maxEventsPerTrigger=3000)
+        .load()
+    )
+    windows = frame.withWatermark("ts", "5 seconds").groupBy(f.window("ts", "10 seconds"), "shard")
+    query = started(windows.count().select("window.start", "shard", "count"), tmp_path)
+    assert len(query.recentProgress) >= 4
+    dropped = [
+        operator["numRowsDroppedByWatermark"]
+        for progress in query.recentProgress
+        for operator in progress["stateOperators"]
+    ]
+    assert sum(dropped) == 0
+    counts = spark.read.parquet(str(tmp_path / "out")).groupBy("shard").sum("count").collect()
+    # All windows but those that are still open for five seconds behind the last row, at 99.9 s, are whole.
+    assert sorted(counts) == [(0, 9 * 1000), (1, 9 * 50)]
+    assert '"next": 10001' in query.recentProgress[-1]["sources"][0]["latestOffset"]
+
+
+def test_a_query_goes_on_from_its_checkpoint(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    """Stopped, killed before it noted its last batch, and started again: each row once (G8, G11; fault L1)."""
+    store.write([(START + n, [f"t{n}"]) for n in range(50)])
+
+    def run() -> list[str]:
+        frame = spark.readStream.format("taskqueue").options(**store.options).load()
+        started(frame.select("task_id"), tmp_path)
+        return sorted(row.task_id for row in spark.read.parquet(str(tmp_path / "out")).collect())
+
+    assert len(run()) == 50
+    store.write([(START + n, [f"t{n}"]) for n in range(50, 80)])
+    everything = run()
+    assert len(everything) == len(set(everything)) == 80
+    commits = sorted((tmp_path / "checkpoint/commits").iterdir())
+    for file in commits:
+        if "1" in file.name:  # and its checksum
+            file.unlink()
+    store.write([(START + 80, ["t80"])])
+    assert run() == sorted([*everything, "t80"])
