@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -229,26 +229,20 @@ def pinned(options: ReadOptions) -> tuple[str, str]:
 
 
 def read_journal(
-    spark: SparkSession, *, pin: bool = True, pushdown: bool = False, **given: str
+    spark: SparkSession, options: Mapping[str, str], *, pin: bool = True, pushdown: bool = False
 ) -> DataFrame:
-    """Return the transitions of a journal; ``given`` are options of the source.
+    """Return the transitions of a journal. ``options`` are those of the source.
 
     ``pin``: what there is now is settled here, by this process, so every look at the DataFrame sees the same (unless
     it is cut off meanwhile, which fails). ``pushdown``: filters narrow what is read; Spark's setting for it is made.
 
     Raises `InvalidInput`, `ConfigurationError`, `BackendUnavailable`.
     """
+    reader = spark.read.format("taskqueue").options(**options)
     if pin:
-        starting_at, ending_at = pinned(ReadOptions.of(given))
-        given = {
-            **{name: value for name, value in given.items() if name.lower() not in _PINNED},
-            "startingOffsets": starting_at,
-            "endingOffsets": ending_at,
-        }
+        starting_at, ending_at = pinned(ReadOptions.of(options))
+        reader = reader.option("startingOffsets", starting_at).option("endingOffsets", ending_at)
     if pushdown:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-        given = {**given, "pushdown": "true"}
-    return spark.read.format("taskqueue").options(**given).load()
-
-
-_PINNED = frozenset({"startingoffsets", "endingoffsets"})
+        reader = reader.option("pushdown", "true")
+    return reader.load()

@@ -109,7 +109,7 @@ def take(running: Work, source: dict[str, str], place: Path) -> tuple[int, int]:
     from taskqueue_spark.reading import read_journal  # noqa: PLC0415
 
     with running.stages.stage("read the journal") as stage:
-        journal = read_journal(running.spark, **source)
+        journal = read_journal(running.spark, source)
         # Files may have been copied beside one another; a store tells each transition once.
         journal = distinct(journal) if source["backend"] == "lines" else journal
         found = tables.snapshot(journal, place)
