@@ -77,13 +77,8 @@ class Batches:
             .parquet(str(staging))
         )
         for part in (_DAMAGED, "transitions"):
-            written = staging / f"kind={part}"
-            place = places[part]
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if place.exists():
-                shutil.rmtree(place)
-            if written.exists():
-                written.rename(place)
+            if (staging / f"kind={part}").exists():
+                _show(staging / f"kind={part}", places[part])
         shutil.rmtree(staging, ignore_errors=True)
 
     def _fold(self, batch: DataFrame, name: str, state: State) -> None:
@@ -95,7 +90,7 @@ class Batches:
             state.damaged += lines
             return
         transitions = spark.read.schema(batch.schema).parquet(str(archived))
-        read = folding.reads(transitions)
+        read, beginnings = folding.reads(transitions)
         known = self.options.folder / "open" / state.open
         live = (
             spark.read.schema(f"{folding.OPEN}, here boolean")
@@ -113,7 +108,6 @@ class Batches:
             counts = folding.counted(told, self.options.window, state.probe)
         finally:
             told.unpersist()
-        beginnings = folding.beginnings(transitions)
         hours = advance(state, counts=counts, alive=_alive(opened), beginnings=beginnings, cut=cut)
         state.open = name
         state.transitions += sum(one.different for one in read)
@@ -144,6 +138,12 @@ def sweep(options: StreamOptions, state: State, query: str) -> None:
     for place in unknown:
         shutil.rmtree(options.out / _DAMAGED / place.name, ignore_errors=True)
         shutil.rmtree(place)
+
+
+def _show(written: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+    written.rename(place)
 
 
 def _name(query: str, number: int) -> str:

@@ -21,7 +21,6 @@ __all__ = [
     "OPEN",
     "Count",
     "Read",
-    "beginnings",
     "counted",
     "following",
     "new_ones",
@@ -70,20 +69,33 @@ def new_ones(batch: DataFrame, positions: Mapping[str, Position]) -> DataFrame:
     )
 
 
-def reads(transitions: DataFrame) -> list[Read]:
-    """Say what a batch has, in the order in which the counts began."""
+def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, str]]:
+    """Say what a batch has of each count, in the order in which they began; and the first event of each queue."""
     rows = (
-        transitions.groupBy("shard", "run")
+        transitions.groupBy("shard", "run", "key")
         .agg(
             F.min("seq").alias("first"),
             F.max("seq").alias("last"),
             F.count_distinct("seq").alias("different"),
             (F.unix_micros(F.min("ts")) / 1e6).alias("since"),
             (F.unix_micros(F.max("ts")) / 1e6).alias("until"),
+            F.min_by("event", "seq").alias("event"),
         )
         .collect()
     )
-    return sorted((Read(*row) for row in rows), key=lambda read: (read.since, read.run))
+    read: dict[tuple[int, str], Read] = {}
+    for row in rows:
+        place = (row.shard, row.run)
+        one = read.get(place, Read(*place, row.first, row.last, 0, row.since, row.until))
+        read[place] = one._replace(
+            first=min(one.first, row.first),
+            last=max(one.last, row.last),
+            different=one.different + row.different,  # a number is of one queue
+            since=min(one.since, row.since),
+            until=max(one.until, row.until),
+        )
+    begins = {row.key: row.event for row in sorted(rows, key=lambda row: row.since, reverse=True)}
+    return sorted(read.values(), key=lambda one: (one.since, one.run)), begins
 
 
 def steps(transitions: DataFrame, live: DataFrame, runs: Sequence[str]) -> DataFrame:
@@ -179,12 +191,6 @@ def counted(told: DataFrame, window: int, probe: Probe | None) -> list[Count]:
         .collect()
     )
     return [Count(*row) for row in rows]
-
-
-def beginnings(transitions: DataFrame) -> dict[str, str]:
-    """Return the first event of each queue."""
-    first = F.min_by("event", F.struct("ts", "seq")).alias("event")
-    return {row.key: row.event for row in transitions.groupBy("key").agg(first).collect()}
 
 
 def _entry(name: Column, place: Column | None = None) -> Column:

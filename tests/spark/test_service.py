@@ -1,0 +1,303 @@
+"""The streaming service without Spark: what it knows, what it tells, and what it writes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_spark.service import StreamOptions
+from taskqueue_spark.service.advancing import Alive, advance, note_positions, without_old_windows
+from taskqueue_spark.service.alerts import Alerts, Condition, conditions
+from taskqueue_spark.service.balance import Asked, probe
+from taskqueue_spark.service.batches import sweep
+from taskqueue_spark.service.folding import Count, Read
+from taskqueue_spark.service.state import Books, Position, State, Window, load, save
+from taskqueue_spark.service.windows import LEAST, METRICS, quantile, seconds_of, write_hours
+
+NOW = 1_790_000_000.0
+HOUR = int(NOW) // 3600 * 3600
+KEY = "images"
+OPEN = pa.schema(
+    [
+        ("key", pa.string()),
+        ("task_id", pa.string()),
+        ("state", pa.string()),
+        ("since", pa.timestamp("us", tz="UTC")),
+        ("worker", pa.string()),
+        ("here", pa.bool_()),
+    ]
+)
+
+
+def read(first: int, last: int, *, run: str = "r1", at: float = NOW, without: int = 0) -> Read:
+    """Say that a batch has a range of numbers."""
+    return Read(0, run, first, last, last - first + 1 - without, at, at)
+
+
+def after(state: State, *counts: tuple[str, int], live: int = 0, window: int = HOUR) -> State:
+    """Count what a batch did to one queue."""
+    given = [Count(KEY, window, name, None, number) for name, number in counts]
+    alive = [Alive(KEY, "waiting", here=True, number=live)] if live else []
+    advance(state, counts=given, alive=alive, beginnings={KEY: "published"}, cut=False)
+    return state
+
+
+def options(folder: Path, **given: Any) -> StreamOptions:
+    """Return options for a folder, which is made."""
+    found = StreamOptions(out=folder, **given)
+    (found.folder / "open").mkdir(parents=True)
+    found.archive.mkdir()
+    return found
+
+
+def kinds(found: list[Condition]) -> list[str]:
+    """Return what is amiss."""
+    return [one.kind for one in found]
+
+
+def test_books_balance() -> None:
+    """Published is what has ended and what lives; what came from nowhere is told (G11; law 1)."""
+    state = after(State(), ("published", 5), ("done", 2), ("expired", 1), live=2)
+    assert state.books[KEY].balanced is True
+    after(state, ("published", 1), ("done", 1), live=2)
+    assert (state.books[KEY].published, state.books[KEY].ended["done"]) == (6, 3)
+    after(state, ("adopted", 1), ("done", 1), live=2)
+    assert state.books[KEY].balanced is False
+    assert state.books[KEY].imbalance == -1
+
+
+def test_what_is_missing() -> None:
+    """A gap is told with its numbers, and nobody's books can be whole then (G11)."""
+    state = State()
+    assert note_positions(state, [read(1, 10)]) is False
+    assert note_positions(state, [read(11, 12)]) is False
+    assert note_positions(state, [read(15, 20, without=1)]) is True
+    (gap,) = state.gaps
+    assert (gap.kind, gap.first, gap.last, gap.number) == ("missing", 13, 20, 3)
+    advance(state, counts=(), alive=(), beginnings={KEY: "published"}, cut=True)
+    assert state.books[KEY].balanced is None
+
+
+def test_what_was_cut_off_before() -> None:
+    """A journal that was cut before anybody read it is no alert, and its books are not known to balance (G11)."""
+    state = State()
+    cut = note_positions(state, [read(100, 120)])
+    advance(
+        state,
+        counts=[Count(KEY, HOUR, "adopted", None, 3), Count(KEY, HOUR, "done", None, 3)],
+        alive=(),
+        beginnings={KEY: "delivered"},
+        cut=cut,
+    )
+    assert (state.gaps, state.books[KEY].balanced) == ([], None)
+
+
+def test_a_store_that_began_anew() -> None:
+    """A count that begins after the last of another takes its place; two that go on side by side stay (G11)."""
+    state = State()
+    note_positions(state, [read(1, 10)])
+    note_positions(state, [read(1, 5, run="r2", at=NOW + 1)])
+    assert state.current() == {0: ["r2"]}
+    note_positions(state, [read(11, 12, at=NOW + 2)])
+    assert state.current() == {0: ["r1", "r2"]}
+    alive = [Alive(KEY, "waiting", here=False, number=4)]
+    counts = [Count(KEY, HOUR, "published", None, 4)]
+    advance(state, counts=counts, alive=alive, beginnings={KEY: "published"}, cut=False)
+    assert (state.books[KEY].gone, state.books[KEY].balanced) == (4, True)
+    assert [(gap.kind, gap.number) for gap in state.gaps] == [("reset", 4)]
+
+
+def test_windows_close() -> None:
+    """What is known stays small: windows are kept for a while, by whole hours; what comes later is counted (G11)."""
+    state = State(frontier=HOUR + 30.0)
+    for window in (HOUR - 7200, HOUR - 60, HOUR):
+        after(state, ("event:acked", 2), window=window)
+    without_old_windows(state, 60, 10)
+    assert sorted(state.windows[KEY]) == [HOUR - 60, HOUR]
+    after(state, ("event:acked", 3), window=HOUR - 7200)
+    assert (state.late, sorted(state.windows[KEY])) == (3, [HOUR - 60, HOUR])
+    assert state.books[KEY].events == {"acked": 9}
+
+
+def test_files_of_windows(tmp_path: Path) -> None:
+    """A file per hour has counts, rates and times, and is replaced whole (G11)."""
+    window = Window(events={"acked": 90, "retried": 10}, waits={0: 94, 50: 6}, runs={})
+    for _ in range(2):
+        write_hours(tmp_path, {KEY: {HOUR: window, HOUR - 60: Window()}}, 60, [HOUR])
+    (path,) = tmp_path.rglob("*.parquet")
+    (row,) = pq.read_table(path, schema=METRICS).to_pylist()
+    assert (row["acked"], row["acked_rate"], row["failed_share"]) == (90, 1.5, 0.1)
+    assert row["wait_p50"] == seconds_of(0)
+    assert row["wait_p95"] == seconds_of(50)
+    assert row["run_p95"] is None
+
+
+def test_classes_of_times() -> None:
+    """A quantile is within 5 % of the time that it stands for (G11)."""
+    assert LEAST <= seconds_of(0) <= LEAST * 1.1
+    assert quantile({}, 0.5) is None
+    assert quantile({10: 1}, 0.95) == seconds_of(10)
+    for place in range(100):
+        assert 1.04 < seconds_of(place + 1) / seconds_of(place) < 1.11
+
+
+def test_stuck_tasks(tmp_path: Path) -> None:
+    """Tasks that are in flight or wait for too long are told per queue, with the oldest as samples (G11)."""
+    told = options(tmp_path, stuck_after=60.0, waiting_after=600.0)
+    ages = [("in_flight", n, 100.0 - n) for n in range(30)] + [
+        ("in_flight", 50, 10.0),
+        ("waiting", 51, 90.0),
+    ]
+    rows = [
+        {"key": KEY, "task_id": f"t{n}", "state": state, "worker": "w", "here": n != 5,
+         "since": dt.datetime.fromtimestamp(NOW - age, dt.UTC)}
+        for state, n, age in ages
+    ]  # fmt: skip
+    (told.folder / "open/x").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows, schema=OPEN), told.folder / "open/x/part.parquet")
+    (one,) = conditions(State(open="x"), told, NOW)
+    assert (one.kind, one.of, one.details["tasks"]) == ("stuck", KEY, 29)
+    assert one.details["samples"][:2] == ["t0", "t1"]
+    assert len(one.details["samples"]) == 10
+    assert kinds(conditions(State(open="x"), told, NOW + 600)) == ["stuck", "waiting"]
+
+
+def test_rising_failure(tmp_path: Path) -> None:
+    """A window's share of failures is told where it is high, and higher than it was (G11)."""
+    told = options(tmp_path, failure_share=0.2, failure_least=10)
+    start = HOUR
+
+    def failing(
+        before: tuple[int, int], now: tuple[int, int], as_of: float = HOUR + 60.0
+    ) -> list[str]:
+        windows = {
+            start - 60: Window(events={"acked": before[0], "retried": before[1]}),
+            start: Window(events={"acked": now[0], "dead_lettered": now[1]}),
+        }
+        return kinds(conditions(State(windows={KEY: windows}), told, as_of))
+
+    assert failing((95, 5), (70, 30)) == ["failing"]
+    assert failing((95, 5), (70, 30), HOUR + 59.0) == []  # the window is not over
+    assert failing((95, 5), (70, 30), HOUR + 120.0) == []  # a later one has nothing
+    assert failing((95, 5), (85, 15)) == []
+    assert failing((80, 20), (70, 30)) == []  # it was so before
+    assert failing((0, 0), (0, 10)) == ["failing"]
+    assert failing((0, 0), (0, 9)) == []
+
+
+def test_an_episode_is_told_once(tmp_path: Path) -> None:
+    """Start and end of an episode are a line each, whoever goes on with the file, torn or not (G11)."""
+    path = tmp_path / "alerts.jsonl"
+    lasting = Condition("stuck", KEY, "1 task", {"tasks": 1})
+    passing = Condition("missing", "r1/0/5", "2 transitions", {}, passing=True)
+    assert Alerts(path).tell([lasting, passing], NOW) == 2
+    with path.open("ab") as file:
+        file.write(b'{"phase": "st')
+    assert Alerts(path).tell([lasting, passing], NOW) == 0
+    assert Alerts(path).tell([passing], NOW) == 1
+    assert Alerts(path).tell([], NOW) == 0
+    assert Alerts(path).tell([lasting], NOW) == 1
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["phase"], line["kind"]) for line in lines] == [
+        ("start", "stuck"), ("once", "missing"), ("end", "stuck"), ("start", "stuck"),
+    ]  # fmt: skip
+
+
+def ledger(published: int, done: int, live: int) -> dict[str, int]:
+    """Return a ledger as the store tells it."""
+    zero = dict.fromkeys(("scheduled", "in_flight", "dead", "expired", "cancelled", "discarded"), 0)
+    return zero | {"published": published, "done": done, "waiting": live}
+
+
+def read_to(number: int) -> State:
+    """Return what is known when a journal was read so far."""
+    return State(positions={"r1/0": Position(last=number, since=NOW, until=NOW)})
+
+
+def asked(before: int, after_it: int, told: dict[str, int]) -> Asked:
+    """Return what a store told between two looks at its journal."""
+    return Asked("r1", {0: before}, {0: after_it}, {KEY: told})
+
+
+def test_the_ledger_agrees(tmp_path: Path) -> None:
+    """A ledger that was read while the store went on working must lie between what the journal tells (G11; law 1)."""
+    state = after(read_to(20), ("published", 10), live=10)
+    probe(state, asked(20, 20, ledger(10, 0, 10)))
+    assert (state.probe, state.differing, state.books[KEY].balanced) == (None, {}, True)
+    probe(state, asked(24, 30, ledger(15, 1, 14)))
+    assert (
+        len(state.probe.ledgers) == 1 if state.probe else False
+    )  # it was not read up to there yet
+    note_positions(state, [read(21, 40)])
+    up_to = (("low:published", 4), ("high:published", 6), ("high:done", 1))
+    after(state, ("published", 9), ("done", 2), *up_to, live=17)
+    assert state.probe is None
+    assert not state.differing
+    probe(state, asked(40, 40, ledger(20, 2, 18)))
+    assert state.differing == {KEY: "published: 10 more by the ledger, 9 by the journal"}
+    assert kinds(conditions(state, options(tmp_path), NOW)) == ["imbalance"]
+    probe(state, asked(40, 40, ledger(19, 2, 17)))
+    assert state.differing == {}
+    probe(state, asked(40, 40, ledger(19, 2, 16)))
+    assert state.differing == {KEY: "the store's ledger has 19 published and accounts for 18"}
+
+
+def test_a_journal_that_began_later() -> None:
+    """A queue that had tasks before it had a journal is compared by how much both grow (G11)."""
+    state = after(read_to(20), ("published", 10), ("adopted", 2), ("done", 2), live=10)
+    assert state.books[KEY].balanced is False
+    probe(state, asked(20, 20, ledger(110, 90, 20)))
+    assert (state.differing, state.books[KEY].balanced) == ({}, None)
+
+
+def test_the_state_is_a_file(tmp_path: Path) -> None:
+    """It comes back as it was; a foreign file and one of another version are refused (G11)."""
+    path = tmp_path / "state.json"
+    state = after(State(queries={"q": 4}), ("event:acked", 2), ("published", 2), live=2)
+    state.windows[KEY][HOUR].waits[-3] = 1
+    probe(state, asked(1, 1, ledger(2, 0, 2)))
+    assert load(path).queries == {}
+    save(path, state)
+    assert load(path) == state
+    for text in ("{", '{"version": 99}', "[]"):
+        path.write_text(text)
+        with pytest.raises(ConfigurationError, match=r"state\.json"):
+            load(path)
+
+
+def test_a_batch_that_nobody_gives_again(tmp_path: Path) -> None:
+    """Of a query whose checkpoint is gone, the one batch that was shown and not committed is taken back (G11)."""
+    told = options(tmp_path)
+    shown = [told.archive / f"batch=aaaaaaaa-{number:09d}" for number in range(3)]
+    for place in shown:
+        place.mkdir()
+    with pytest.raises(ConfigurationError, match="3 batches"):
+        sweep(told, State(), "bbbbbbbb-1")
+    sweep(told, State(queries={"aaaaaaaa-1": 1}), "bbbbbbbb-1")
+    assert [place.exists() for place in shown] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"trigger": -1.0}, {"stuck_after": float("nan")}, {"failure_share": 1.5}, {"window": 0}, {"max_events": 0},
+        {"waiting_after": -5.0}, {"source": {"Keys": "a"}},
+    ],
+)  # fmt: skip
+def test_options_are_checked(tmp_path: Path, given: dict[str, Any]) -> None:
+    """A bad option is named, and what would be allowed (G11)."""
+    with pytest.raises(InvalidInput) as caught:
+        StreamOptions(out=tmp_path, **given)
+    assert caught.value.field == next(iter(given))
+
+
+def test_books_are_shown() -> None:
+    """Books of a queue that nothing happened to balance (G11)."""
+    assert Books().balanced is True

@@ -1,0 +1,241 @@
+"""The streaming service on Spark: whatever ends it, each transition is archived once and counted once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from pydantic import SecretStr
+from pyspark.sql import SparkSession
+
+from taskqueue_core.tasks import Task
+from taskqueue_redis import RedisBackend, RedisSettings
+from taskqueue_spark.columns import TRANSITIONS
+from taskqueue_spark.pipeline.tables import read_transitions
+from taskqueue_spark.service import StreamOptions, Summary, batches, run
+from taskqueue_spark.service.batches import Batches
+from taskqueue_spark.service.state import State, load
+from tests.redis.servers import RedisServer, wait_until
+from tests.spark.synthetic import Made, made
+
+_SERVICE = """
+import sys
+from pathlib import Path
+from taskqueue_spark.service import StreamOptions, run
+from taskqueue_spark.session import session
+quick = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": quick, "spark.sql.shuffle.partitions": "2"}
+spark = session("service", "local[2]", **conf)
+run(spark, StreamOptions(out=Path(sys.argv[2]), source={"path": sys.argv[1]}, trigger=0.1, max_events=50))
+"""
+
+
+def verdicts(state: State) -> Counter[tuple[str, str]]:
+    """Return lives by key and where they are, as the audit names it."""
+    names = {"done": "completed", "dead": "dead_lettered"}
+    return +Counter(
+        {
+            (key, names.get(name, name)): number
+            for key, books in state.books.items()
+            for name, number in (books.ended | books.live).items()
+        }
+    )
+
+
+def lines(table: pa.Table) -> list[bytes]:
+    """Return transitions as the memory backend writes them."""
+    rows = table.drop_columns(["shard", "ts", "due_at"]).to_pylist()
+    times = table["ts"].cast(pa.int64()).to_pylist()
+    return [
+        msgspec.json.encode({"v": 2, **row, "ts": time / 1e6, "due_at": None}) + b"\n"
+        for row, time in zip(rows, times, strict=True)
+    ]
+
+
+def archived(out: Path) -> pa.Table:
+    """Return what the archive has, without Spark."""
+    return ds.dataset(out / "transitions", format="parquet", schema=TRANSITIONS).to_table()
+
+
+def assert_once(out: Path, table: pa.Table) -> None:
+    """Nothing of a journal is lost in the archive, and nothing doubled."""
+    names = ["run", "shard", "seq", "key", "task_id", "event"]
+    order: Any = [(name, "ascending") for name in names[:3]]
+    found, expected = (one.select(names).sort_by(order) for one in (archived(out), table))
+    assert found.num_rows == expected.num_rows
+    assert found.equals(expected)
+
+
+def test_crashes_between_any_two_steps(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that broke off anywhere is given again and leaves the same (G11; fault L1)."""
+    journal: Made = made(7, 400, shards=2)
+    table = journal.table.sort_by("ts")
+    options = StreamOptions(out=tmp_path / "out", window=3600, keep=1)
+    for folder in (options.archive, options.folder / "open", options.checkpoint):
+        folder.mkdir(parents=True)
+    (options.checkpoint / "metadata").write_text('{"id": "0123456789"}')
+    work = Batches(options)
+    steps = ("_show", "save", "write_hours")
+    third = table.num_rows // 3 + 1
+
+    class Crash(Exception):
+        pass
+
+    def crash(*_: Any) -> None:
+        raise Crash
+
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    for number, step in enumerate(steps):
+        pq.write_table(table.slice(number * third, third), tmp_path / f"{number}.parquet")
+        batch = spark.read.parquet(str(tmp_path / f"{number}.parquet"))
+        with monkeypatch.context() as patch:
+            patch.setattr(batches, step, crash)
+            with pytest.raises(Crash):
+                work(batch, number)
+        shown = min(table.num_rows, third * (number + (step != "_show")))
+        assert archived(options.out).num_rows == shown
+        work(batch, number)
+        before = options.state.read_bytes()
+        work(batch, number)
+        assert options.state.read_bytes() == before
+    state = load(options.state)
+    assert_once(options.out, table)
+    assert verdicts(state) == journal.truth
+    assert all(books.balanced for books in state.books.values())
+    counts = Counter(table["event"].to_pylist())
+    metrics = ds.dataset(options.out / "metrics", format="parquet").to_table()
+    assert {name: pc.sum(metrics[name]).as_py() for name in counts} == counts
+    assert pc.max(metrics["run_p99"]).as_py() == pytest.approx(15, rel=0.15)  # of those that were lost
+    alive = ds.dataset(options.folder / "open" / state.open, format="parquet").count_rows()
+    assert alive == sum(sum(books.live.values()) for books in state.books.values())
+    assert read_transitions(spark, options.out).count() == table.num_rows
+
+
+def once(spark: SparkSession, journal: Path, out: Path, **given: Any) -> Summary:
+    """Run the service over a file as it is now."""
+    options = StreamOptions(out=out, source={"path": str(journal)}, once=True, **given)
+    return run(spark, options)
+
+
+def test_lost_checkpoints(spark: SparkSession, tmp_path: Path) -> None:
+    """Neither a lost commit file nor a lost checkpoint doubles anything; damage is kept aside (G11; faults L1, L2)."""
+    journal, out = tmp_path / "journal.jsonl", tmp_path / "out"
+    told = made(3, 60, shards=1)
+    text = lines(told.table)
+    half = len(text) // 2
+    journal.write_bytes(b"".join(text[:half]) + b"no line of ours\n")
+    first = once(spark, journal, out)
+    assert (first.transitions, first.damaged, first.balanced) == (half, 1, True)
+    commits = out / "stream/checkpoint/commits"
+    last = max(
+        (path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+    )
+    last.unlink()
+    (commits / f".{last.name}.crc").unlink(missing_ok=True)
+    with journal.open("ab") as file:
+        file.write(b"".join(text[half:]))
+    second = once(spark, journal, out)
+    assert (second.transitions, second.damaged, second.balanced) == (len(text), 1, True)
+    assert_once(out, told.table)
+    shutil.rmtree(out / "stream/checkpoint")
+    third = once(spark, journal, out)
+    assert (third.transitions, third.balanced) == (len(text), True)
+    assert_once(out, told.table)
+    assert verdicts(load(out / "stream/state.json")) == told.truth
+    status = json.loads((out / "stream/status.json").read_text())
+    assert (status["running"], status["lag"], status["transitions"]) == (False, 0, len(text))
+    told_once = [json.loads(line) for line in (out / "stream/alerts.jsonl").read_text().splitlines()]
+    episodes = Counter((one["kind"], one["of"], one["phase"]) for one in told_once)
+    queues = {("stuck", key, phase) for key in ("k0", "k1", "k2") for phase in ("start", "end")}
+    assert episodes == Counter(queues)  # what was in flight at half of the journal ended later
+
+
+def test_killed_and_asked_to_end(spark: SparkSession, tmp_path: Path) -> None:
+    """After kill -9 the next one goes on where it was; SIGTERM lets a batch come to its end (G11; fault L1)."""
+    journal, out = tmp_path / "journal.jsonl", tmp_path / "out"
+    told = made(5, 100, shards=1)
+    text = lines(told.table)
+    journal.write_bytes(b"".join(text[:-10]))
+    service = subprocess.Popen(
+        [sys.executable, "-c", _SERVICE, str(journal), str(out)], stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(
+            lambda: len([*out.glob("transitions/*")]) > 1, "two batches are shown", seconds=90
+        )
+    finally:
+        service.send_signal(signal.SIGKILL)
+        service.wait()
+    assert len(text) - 10 > archived(out).num_rows
+    with journal.open("ab") as file:
+        file.write(b"".join(text[-10:]))
+    said: list[str] = []
+    state = out / "stream/state.json"
+
+    def end() -> None:
+        wait_until(lambda: load(state).transitions == len(text), "all is read", seconds=60)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    former = signal.getsignal(signal.SIGTERM)
+    ender = threading.Thread(target=end)
+    ender.start()
+    options = StreamOptions(out=out, source={"path": str(journal)}, trigger=0.1)
+    summary = run(spark, options, say=said.append)
+    ender.join()
+    assert signal.getsignal(signal.SIGTERM) is former
+    assert (summary.transitions, summary.balanced) == (len(text), True)
+    assert said
+    assert_once(out, told.table)
+
+
+async def test_a_store_is_watched(
+    spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """The live ledger agrees with the journal; where that was cut, both are told (G11; law 1)."""
+    settings = RedisSettings(url=SecretStr(redis_server.url), prefix=redis_prefix)
+    backend = RedisBackend(settings=settings)
+    queue = await backend.control.settings("resize")
+    await backend.control.configure("resize", queue.model_copy(update={"journal": True}))
+    source = {"url": redis_server.url, "prefix": redis_prefix}
+    options = StreamOptions(out=tmp_path / "out", source=source, once=True)
+
+    async def work(number: int) -> None:
+        await backend.publisher.publish(*(Task(key="resize", payload=b"{}") for _ in range(number)))
+        async with backend.subscribe(["resize"], "worker") as consumer:
+            await consumer.ack(*(await consumer.receive(number - 1, 1)).deliveries)
+
+    await work(5)
+    assert run(spark, options).balanced is True
+    state = load(options.state)
+    (base,) = state.baselines.values()
+    assert (base.ledger["published"], base.ledger["done"], state.differing) == (5, 4, {})
+    await work(3)
+    partition = f"{{{redis_prefix}:0}}"
+    position = state.position(base.run, 0)
+    assert position is not None
+    redis_server.call("XTRIM", f"{partition}:journal", "MINID", position.last + 2)
+    summary = run(spark, options)
+    await backend.aclose()
+    assert summary.balanced is None
+    told = [json.loads(line) for line in (options.folder / "alerts.jsonl").read_text().splitlines()]
+    assert [(one["phase"], one["kind"], one["of"].partition("/")[0]) for one in told] == [
+        ("once", "missing", base.run), ("start", "imbalance", "resize"),
+    ]  # fmt: skip
+    assert told[0]["first"] == position.last + 1
+    assert "published: 3 more by the ledger" in told[1]["text"]
