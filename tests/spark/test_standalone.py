@@ -1,0 +1,87 @@
+"""The pipeline on a cluster: a master and two workers of Spark, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+from pyspark.sql import SparkSession
+
+from taskqueue_core.tasks import Task
+from taskqueue_redis import RedisBackend, RedisSettings
+from taskqueue_spark.pipeline.audit import audit, conservation
+from taskqueue_spark.pipeline.tables import read_transitions
+from tests.redis.servers import RedisServer
+from tests.spark.spark_servers import cluster, taskqueue
+
+KEY = "resize"
+
+
+async def a_journal(settings: RedisSettings) -> None:
+    """Publish tasks, some of which end and one of which dies."""
+    backend = RedisBackend(settings=settings)
+    queue = await backend.control.settings(KEY)
+    await backend.control.configure(KEY, queue.model_copy(update={"journal": True}))
+    await backend.publisher.publish(*(Task(key=KEY, payload=b"{}") for _ in range(60)))
+    async with backend.subscribe([KEY], "worker") as consumer:
+        taken = (await consumer.receive(50, 1)).deliveries
+        await consumer.ack(*taken[1:])
+        await consumer.dead_letter(taken[0], "rejected", "a reason")
+    await backend.aclose()
+
+
+def tasks_of(events: Path) -> dict[str, int]:
+    """Return how many tasks each executor did, by Spark's own log of events."""
+    done: dict[str, int] = {}
+    for path in events.rglob("*"):
+        for line in (
+            path.read_text().splitlines() if path.is_file() and path.suffix != ".crc" else ()
+        ):
+            event: dict[str, Any] = json.loads(line)
+            if event["Event"] == "SparkListenerTaskEnd":
+                executor = event["Task Info"]["Executor ID"]
+                done[executor] = done.get(executor, 0) + 1
+    return done
+
+
+async def test_the_same_commands_on_a_cluster(
+    spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """An audit of a journal in Redis, read and worked off by both workers, says what a local one says (G12)."""
+    await a_journal(RedisSettings(url=SecretStr(redis_server.url), prefix=redis_prefix))
+    out, events = tmp_path / "out", tmp_path / "events"
+    events.mkdir()
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.executor.memory": "512m",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file://{events}",
+        "spark.eventLog.compress": "false",
+    }
+    words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+    with cluster(tmp_path, workers=2) as master:
+        asked = ["audit", "--backend", "redis", "--no-live", "--out", str(out), "--json"]
+        store = {"TASKQUEUE_REDIS_URL": redis_server.url, "TASKQUEUE_REDIS_PREFIX": redis_prefix}
+        told = json.loads(
+            taskqueue("pipeline", *asked, "--master", master, *words, variables=store)
+        )
+    assert tasks_of(events).keys() == {"0", "1"}
+    (row,) = told["conservation"]
+    (local,) = conservation(audit(read_transitions(spark, out))).collect()
+    same = {name: value for name, value in local.asDict().items() if name in row}
+    assert {name: row[name] for name in same} == same
+    assert (row["published"], row["completed"], row["dead_lettered"], row["balanced"]) == (
+        60,
+        49,
+        1,
+        True,
+    )
