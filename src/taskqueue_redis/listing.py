@@ -136,7 +136,7 @@ class TaskLister:
         return states
 
     async def _look_up(self, partition: str, epoch: bytes, key: str, ids: list[str]) -> Any:
-        words = [2, partition, f"{partition}:nothing", epoch, "", key, *ids]
+        words: list[Word] = [2, partition, f"{partition}:nothing", epoch, "", key, *ids]
         try:
             return await self._ask(partition, "EVALSHA", self._digest, *words)
         except NoScript:

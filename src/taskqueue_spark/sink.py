@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -93,7 +93,7 @@ class _Publishing:
             self._options.store.opened() as backend,
             Feed(backend, self._options) as feed,
         ):
-            for batch in batches:
+            async for batch in _arriving(batches):
                 for start in range(0, batch.num_rows, chunk):
                     some = batch.slice(start, chunk)
                     rows = self._reader.read(some)
@@ -128,6 +128,12 @@ class _Publishing:
         if self._options.invalid_path is not None:
             sent = [message for message in messages if isinstance(message, Sent)]
             drop(self._options.invalid_path, (one.hidden for one in sent if one.hidden))
+
+
+async def _arriving(batches: Iterator[pa.RecordBatch]) -> AsyncIterator[pa.RecordBatch]:
+    """Give batches as Spark gives them: what waits for room in the meantime is not held up by a slow job."""
+    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+        yield batch
 
 
 class _BatchWriter(_Publishing, DataSourceArrowWriter):

@@ -1,0 +1,231 @@
+"""The sink under Spark, on a real store: what fails, is killed or is replayed loses nothing and doubles nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from taskqueue_spark import sink
+from tests.redis.servers import RedisServer, wait_until
+
+NUMBER = 6000
+_SCRIPT = Path(__file__).with_name("sink_to_kill.py")
+_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+@pytest.fixture
+def told(redis_server: RedisServer, redis_prefix: str) -> dict[str, str]:
+    """The options of a store of one's own."""
+    return {"url": redis_server.url, "prefix": redis_prefix}
+
+
+def tasks(spark: SparkSession, first: int = 0, end: int = NUMBER) -> DataFrame:
+    """Return rows of tasks, in two partitions."""
+    numbers = spark.range(first, end, 1, 2)
+    return numbers.selectExpr(
+        "concat('t', id) AS task_id", """concat('{"n":', id, '}') AS payload""", "'k' AS key"
+    )
+
+
+def keep(file: Path, first: int, end: int) -> None:
+    """Write rows of tasks into a file."""
+    numbers = range(first, end)
+    rows = {
+        "task_id": [f"t{n}" for n in numbers],
+        "payload": [f'{{"n":{n}}}' for n in numbers],
+        "key": ["k"] * len(numbers),
+    }
+    pq.write_table(pa.table(rows), file)
+
+
+def expect(server: RedisServer, prefix: str, number: int = NUMBER) -> None:
+    """Each task is there, once, by the store's own entries."""
+    entries = server.call("XRANGE", f"{{{prefix}:0}}:q:k/s5", "-", "+")
+    found = [words[0].decode() for _, words in entries]
+    assert len(found) == number
+    assert set(found) == {f"t{n}" for n in range(number)}
+
+
+@contextmanager
+def small_batches(spark: SparkSession) -> Iterator[None]:
+    """Have partitions come in several batches."""
+    before = spark.conf.get(_BATCH)
+    spark.conf.set(_BATCH, "500")
+    try:
+        yield
+    finally:
+        spark.conf.set(_BATCH, before or "10000")
+
+
+def stream(
+    spark: SparkSession,
+    source: Path,
+    checkpoint: Path,
+    told: dict[str, str],
+    form: str = "taskqueue",
+) -> None:
+    """Publish what there is as a stream, a file in each micro-batch, and wait for the end."""
+    reading = spark.readStream.schema("task_id STRING, payload STRING, key STRING")
+    rows = reading.option("maxFilesPerTrigger", "1").parquet(str(source))
+    writing = rows.writeStream.format(form).options(**told)
+    writing = writing.option("checkpointLocation", str(checkpoint))
+    writing.trigger(availableNow=True).start().awaitTermination()
+
+
+def test_a_write_whose_tasks_fail_and_are_killed(
+    spark: SparkSession, told: dict[str, str], redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """One task raises, another's process gets SIGKILL, both half-way: Spark tries again, N are N (G8; fault L1)."""
+    spark.dataSource.register(_failing())
+    with small_batches(spark):
+        tasks(spark).write.format("failing").options(**told).mode("append").save()
+    expect(redis_server, redis_prefix)
+
+
+def _failing() -> type[Any]:  # noqa: C901 - two accidents
+    """Return the source with accidents. Made in a function, so that it travels by value."""
+    from pyspark import TaskContext  # noqa: PLC0415
+
+    from taskqueue_spark.source import TaskQueueDataSource  # noqa: PLC0415
+
+    class Failing(TaskQueueDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "failing"
+
+        def writer(self, schema: Any, overwrite: bool) -> Any:  # noqa: FBT001
+            writer: Any = super().writer(schema, overwrite)
+            write = writer.write
+
+            def failing(batches: Iterator[Any]) -> Any:
+                context = TaskContext.get()
+                assert context is not None
+
+                def some() -> Iterator[Any]:
+                    for number, batch in enumerate(batches):
+                        if number == 3 and context.attemptNumber() == 0:
+                            if context.partitionId() == 0:
+                                raise RuntimeError("an accident")
+                            os.kill(os.getpid(), signal.SIGKILL)
+                        yield batch
+
+                return write(some())
+
+            writer.write = failing
+            return writer
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: FBT001, N802
+            writer: Any = super().streamWriter(schema, overwrite)
+            commit = writer.commit
+
+            def failing(messages: Any, batchId: int) -> None:  # noqa: N803
+                commit(messages, batchId)
+                if batchId == 1:
+                    raise RuntimeError("an accident after the commit")
+
+            writer.commit = failing
+            return writer
+
+    return Failing
+
+
+def test_micro_batches_that_are_replayed(
+    spark: SparkSession,
+    told: dict[str, str],
+    redis_server: RedisServer,
+    redis_prefix: str,
+    tmp_path: Path,
+) -> None:
+    """A crash between both commits, a lost commit file, a lost checkpoint: 0 lost, 0 doubled (G8; fault L1)."""
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    for first in range(0, NUMBER, 2000):
+        keep(source / f"{first}.parquet", first, first + 2000)
+    spark.dataSource.register(_failing())
+    with pytest.raises(PySparkException, match="an accident after the commit"):
+        stream(spark, source, checkpoint, told, "failing")
+    assert (checkpoint / "offsets" / "1").exists()
+    assert not (checkpoint / "commits" / "1").exists()
+    stream(spark, source, checkpoint, told)
+    expect(redis_server, redis_prefix)
+    (checkpoint / "commits" / "2").unlink()
+    (checkpoint / "commits" / ".2.crc").unlink(missing_ok=True)
+    stream(spark, source, checkpoint, told)
+    assert (checkpoint / "commits" / "2").exists()
+    expect(redis_server, redis_prefix)
+    shutil.rmtree(checkpoint)
+    stream(spark, source, checkpoint, told)
+    expect(redis_server, redis_prefix)
+
+
+def test_a_driver_that_is_killed(
+    spark: SparkSession,
+    told: dict[str, str],
+    redis_server: RedisServer,
+    redis_prefix: str,
+    tmp_path: Path,
+) -> None:
+    """SIGKILL, half-way in a write and between a stream's commits: both again give each task once (G8; fault L1)."""
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    keep(source / "0.parquet", 0, 3000)
+    arguments = [sys.executable, str(_SCRIPT), str(tmp_path), told["url"], told["prefix"]]
+    with (tmp_path / "log").open("wb") as log:
+        driver = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True)
+        try:
+            marks = tmp_path / "streamed", tmp_path / "writing"
+            wait_until(
+                lambda: all(mark.exists() for mark in marks) or driver.poll() is not None,
+                "both are under way",
+                seconds=180,
+            )
+            assert driver.poll() is None, (tmp_path / "log").read_text()
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+    assert not any((checkpoint / "commits").glob("[0-9]"))
+    stream(spark, source, checkpoint, told)
+    tasks(spark, 3000).write.format("taskqueue").options(**told).mode("append").save()
+    expect(redis_server, redis_prefix)
+
+
+def test_what_a_job_says(
+    spark: SparkSession,
+    told: dict[str, str],
+    redis_server: RedisServer,
+    redis_prefix: str,
+    tmp_path: Path,
+) -> None:
+    """Counts, rows put aside, and what is wrong with a job before it writes anything (G8; fault L2)."""
+    rows = tasks(spark, 0, 100).union(tasks(spark, 0, 20)).union(
+        tasks(spark, 0, 3).selectExpr("'a b' AS task_id", "payload", "key")
+    )  # fmt: skip
+    aside = {"onInvalid": "skip", "invalidPath": str(tmp_path / "aside")}
+    sent = sink.publish(rows, **told, **aside)
+    assert (sent.confirmed, sent.duplicate, sent.invalid) == (100, 20, 3)
+    expect(redis_server, redis_prefix, 100)
+    rows.write.format("taskqueue").options(**told, **aside).mode("append").save()
+    expect(redis_server, redis_prefix, 100)
+    bad = pq.read_table(tmp_path / "aside").to_pydict()
+    assert bad["task_id"] == ["a b"] * 6
+    assert set(bad["payload"]) == {'{"n":0}', '{"n":1}', '{"n":2}'}
+    for mode, options, words in (
+        ("overwrite", told, "a queue cannot be overwritten"),
+        ("append", told | {"quue": "k"}, "unknown options: quue"),
+        ("append", told | {"queue": "k", "replayHorizon": "1e6"}, "set its dedupe_window"),
+    ):
+        with pytest.raises(PySparkException, match=words):
+            rows.write.format("taskqueue").options(**options).mode(mode).save()

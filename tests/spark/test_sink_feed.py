@@ -1,0 +1,174 @@
+"""One partition's way into a real store, without Spark: order, room, rates, outages, and the same rows again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as spark
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import QueueSettings, control_of
+from taskqueue_core.errors import ConfigurationError, IdConflict, PublishUnconfirmed, QueueFull
+from taskqueue_core.tasks import Published, Task
+from taskqueue_spark import sink
+from taskqueue_spark.sink_feed import Feed
+from taskqueue_spark.sink_options import SinkOptions
+from tests.redis.servers import RedisServer
+
+SCHEMA = spark.StructType().add("task_id", spark.StringType()).add("key", spark.StringType())
+
+
+@pytest.fixture
+def told(redis_server: RedisServer, redis_prefix: str) -> dict[str, str]:
+    """The options of a store of one's own."""
+    return {"url": redis_server.url, "prefix": redis_prefix}
+
+
+def rows(number: int, key: str = "k", start: int = 0) -> list[pa.RecordBatch]:
+    """Return rows in batches, as Spark gives them."""
+    ids = [f"t{n}" for n in range(start, start + number)]
+    table = pa.table({"task_id": ids, "key": [key] * number})
+    return [*table.to_batches(max_chunksize=700)]
+
+
+def write(options: dict[str, str], batches: Sequence[pa.RecordBatch]) -> sink.Sent:
+    """Write as a partition's task of Spark does."""
+    sent = sink.writer(options, SCHEMA, overwrite=False).write(iter(batches))
+    assert isinstance(sent, sink.Sent)
+    return sent
+
+
+async def feed(backend: Backend, options: SinkOptions, tasks: list[Task]) -> Feed:
+    """Send tasks in chunks."""
+    async with Feed(backend, options) as feeding:
+        for start in range(0, len(tasks), options.chunk):
+            await feeding.send(tasks[start : start + options.chunk])
+    return feeding
+
+
+def test_the_same_rows_again(told: dict[str, str]) -> None:
+    """A second try, and a speculative copy that runs beside the first, leave one copy of each task (G8; fault L1)."""
+    batches, sent = rows(3000), []
+    twins = [threading.Thread(target=lambda: sent.append(write(told, batches))) for _ in range(2)]
+    for twin in twins:
+        twin.start()
+    for twin in twins:
+        twin.join()
+    assert sum(one.confirmed for one in sent) == 3000
+    assert sum(one.duplicate for one in sent) == 3000
+    again = write(told, batches)
+    assert (again.confirmed, again.duplicate) == (0, 3000)
+    other = [batch.append_column("payload", pa.array(["1"] * batch.num_rows)) for batch in rows(5)]
+    wider = spark.StructType([*SCHEMA.fields, spark.StructField("payload", spark.StringType())])
+    with pytest.raises(IdConflict, match="onConflict=count leaves such tasks as they are"):
+        sink.writer(told, wider, overwrite=False).write(iter(other))
+    counting = sink.writer(told | {"onConflict": "count"}, wider, overwrite=False)
+    assert counting.write(iter(other)) == sink.Sent(conflict=5)
+
+
+async def test_a_full_queue_is_waited_for(told: dict[str, str]) -> None:
+    """A slow consumer drains a bounded queue: nothing is lost, its order holds, and other queues pass it (G8)."""
+    options = SinkOptions.read(told | {"chunkSize": "50"})
+    async with options.store.opened() as backend:
+        await control_of(backend).configure("k", QueueSettings(capacity=60))
+        got: list[str] = []
+
+        async def consume() -> None:
+            async with backend.subscribe(["k"], "w") as subscription:
+                while len(got) < 1000:
+                    received = await subscription.receive(25, 5)
+                    got.extend(one.task.id for one in received.deliveries)
+                    await subscription.ack(*received.deliveries)
+
+        tasks = [Task(key="k", id=f"t{n:04}") for n in range(500)]
+        tasks += [Task(key="free", id=f"f{n}") for n in range(100)]
+        tasks += [Task(key="k", id=f"t{n:04}") for n in range(500, 1000)]
+        feeding = asyncio.create_task(feed(backend, options, tasks))
+        async with backend.subscribe(["free"], "v") as passing:
+            passed = 0
+            while passed < 100:
+                received = await passing.receive(100, 5)
+                passed += len(await passing.ack(*received.deliveries))
+        assert not feeding.done()
+        consuming = asyncio.create_task(consume())
+        done = await feeding
+        await consuming
+        assert got == [f"t{n:04}" for n in range(1000)]
+        assert done.counts[Published.ACCEPTED] == 1100
+        assert done.counts[Published.REFUSED] > 0
+
+
+async def test_patience_ends(told: dict[str, str]) -> None:
+    """Where nothing moves for ``wait`` seconds the task fails, and at once where the queue has moved (G8)."""
+    options = SinkOptions.read(told | {"wait": "0.2"})
+    async with options.store.opened() as backend:
+        settings = await control_of(backend).configure("k", QueueSettings(capacity=10))
+        with pytest.raises(QueueFull, match=r"for 0\.2 s without any progress \(option wait\)"):
+            await feed(backend, options, [Task(key="k", id=f"t{n}") for n in range(11)])
+        moved = settings.model_copy(update={"moved_to": "other"})
+        await control_of(backend).configure("k", moved)
+        with pytest.raises(QueueFull, match="queue 'k' refused tasks: "):
+            await feed(backend, SinkOptions.read(told), [Task(key="k", id="t99")])
+
+
+async def test_lost_answers_are_asked_for_again(told: dict[str, str]) -> None:
+    """The store's silence costs a duplicate in the counts, and no copy in the store (G8)."""
+    options = SinkOptions.read(told)
+    async with options.store.opened() as backend:
+        publisher: Any = backend.publisher
+        publish, calls = publisher.publish, 0
+
+        async def flaky(*tasks: Task) -> Any:
+            nonlocal calls
+            answers = await publish(*tasks)
+            calls += 1
+            if calls < 6:
+                raise PublishUnconfirmed("the store's answer was lost")
+            return answers
+
+        publisher.publish = flaky
+        done = await feed(backend, options, [Task(key="k", id=f"t{n}") for n in range(300)])
+        assert done.counts == {Published.ACCEPTED: 50, Published.DUPLICATE: 250}
+        assert (await control_of(backend).ledger("k")).published == 300
+
+
+def test_a_horizon_is_checked(told: dict[str, str]) -> None:
+    """Before anything is written where the queue is known then, else before its first task (G8)."""
+    options = told | {"replayHorizon": "86400"}
+    words = "queue 'k' remembers tasks for 300 s .* set its dedupe_window to that at least"
+    with pytest.raises(ConfigurationError, match=words):
+        sink.writer(options | {"queue": "k"}, SCHEMA, overwrite=False)
+    with pytest.raises(ConfigurationError, match=words):
+        write(options, rows(5))
+    assert write(told | {"replayHorizon": "300"}, rows(5)).confirmed == 5
+
+
+def test_a_rate_is_kept(told: dict[str, str]) -> None:
+    """A job of two partitions at once has the rate for both together (G8)."""
+    began = time.monotonic()
+    options = told | {"rateLimit": "1000", "writers": "2", "chunkSize": "50"}
+    assert write(options, rows(200)).confirmed == 200
+    assert time.monotonic() - began >= 0.3  # the last chunk of four is sent after three
+
+
+def test_bad_rows(told: dict[str, str], tmp_path: Any) -> None:
+    """They fail the job, or are skipped, counted and put aside (G8; fault L2)."""
+    bad = [pa.record_batch({"task_id": ["a", "b c", "d"], "key": ["k", "k", None]})]
+    with pytest.raises(ValueError, match="id: got str of length 3"):
+        write(told, bad)
+    options = told | {"onInvalid": "skip", "invalidPath": str(tmp_path)}
+    writer = sink.writer(options, SCHEMA, overwrite=False)
+    sent = writer.write(iter(bad))
+    assert isinstance(sent, sink.Sent)
+    assert (sent.confirmed, sent.invalid) == (1, 2)
+    writer.commit([sent, None])
+    (file,) = tmp_path.iterdir()
+    assert not file.name.startswith(".")
+    writer.abort([sent])
+    assert file.exists()
