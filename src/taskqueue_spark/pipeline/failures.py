@@ -14,6 +14,8 @@ __all__ = ["SAMPLES", "failures", "fingerprint_of", "message_of", "redrive_list"
 
 SAMPLES = 5
 _LONGEST = 300
+_LOOKED_AT = 1000
+"""characters of an error; what comes later would not be shown, and may differ between errors that begin the same"""
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _NOTHING = "(no error was told)"
 _SENSITIVE = (
@@ -24,12 +26,14 @@ _NAMED_SECRET = (
     rf"(?i)([\w-]{{0,30}}(?:{_SENSITIVE})[\w-]{{0,30}}[\"']?\s{{0,3}}(?:=>|[:=]|\bis\b)\s{{0,3}})"
     r"(\"[^\"]*\"?|'[^']*'?|[^\s,;&)}\]]+)"
 )
+_QUOTED = r"\"[^\"]*(?:\"|\z)|`[^`]*(?:`|\z)|(?<![A-Za-z0-9])'[^']*(?:'(?![A-Za-z0-9])|\z)"
 _TIME = (
     r"\b\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?(?:[.,]\d{1,9})?)?"
     r"(?: ?Z\b|[+-]\d{2}:?\d{2}\b)?|\b\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?\b"
 )
 
-# Regular expressions of Java's, in this order. None repeats a group that can match in two ways: their cost is bounded.
+# Regular expressions of Java's, in this order. Java repeats a group by recursion, and who overflows the stack takes
+# the executor down: what is repeated without a bound is a set of characters, never a group.
 _RULES = (
     # Secrets first: whatever else a message may say, these go.
     (r"-----BEGIN [^-]{1,64}-----[^-]*(?:-----END [^-]{1,64}-----)?", "<secret>"),
@@ -41,7 +45,7 @@ _RULES = (
     (r"[A-Za-z][A-Za-z0-9+.-]{0,15}://\S+", "<url>"),  # with the user and the password in it
     (_NAMED_SECRET, "$1<secret>"),
     # What differs from task to task.
-    (r"\"[^\"]*\"|`[^`]*`|(?<![A-Za-z0-9])'[^']*'(?![A-Za-z0-9])", "<text>"),
+    (_QUOTED, "<text>"),
     (_TIME, "<time>"),
     (r"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "<id>"),
     (r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}", "<address>"),
@@ -53,7 +57,7 @@ _RULES = (
     (r"\b(?=[0-9a-fA-F]{0,128}\d)(?=\d{0,128}[a-fA-F])[0-9a-fA-F]{6,}\b", "<hex>"),
     (r"\b(?=[A-Za-z]{0,128}\d)(?=\d{0,128}[A-Za-z])[A-Za-z0-9]{16,}\b", "<id>"),
     (r"(?:(?<![\w>)])[+-])?\d+(?:[.,_]\d{1,30}){0,30}(?:[eE][+-]?\d{1,4}\b)?", "<number>"),
-    (r"(<(?:number|text|hex|id|time|address|path)>)(?:(?:, ?|; ?| )\1)+", "$1"),  # lists of any length
+    (r"(?<=<(number|text|hex|id|time|address|path)>)[,;]? ?<\1>", ""),  # lists of any length
     (r"\s+", " "),
 )  # fmt: skip
 _TRACE = "Traceback (most recent call last):"
@@ -68,15 +72,18 @@ def message_of(error: Column) -> Column:
     well-known forms) becomes ``<secret>``: a message may be shown. Of a traceback its errors are kept. An
     error that was not told, or is empty, is "(no error was told)".
     """
-    text = fn.substring(error, 1, LIMITS.text)
+    text = fn.substring(fn.coalesce(error, fn.lit("")), 1, LIMITS.text)
     errors_alone = fn.regexp_replace(
         text, r"(?m)^(?:Traceback \(most recent call last\):|[ \t]).*$", ""
     )
     text = fn.when(fn.contains(text, fn.lit(_TRACE)), errors_alone).otherwise(text)
+    text = fn.substring(fn.ltrim(text), 1, _LOOKED_AT)
     for pattern, kind in _RULES:
         text = fn.regexp_replace(text, pattern, kind)
-    text = fn.trim(fn.substring(fn.trim(text), 1, _LONGEST))
-    return fn.when(fn.length(text) > 0, text).otherwise(_NOTHING)
+    text = fn.rtrim(fn.substring(fn.trim(text), 1, _LONGEST))
+    return fn.regexp_replace(
+        text, r"^\z", _NOTHING
+    )  # and not by `when`, which would do it all twice
 
 
 def fingerprint_of(message: Column) -> Column:

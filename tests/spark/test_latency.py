@@ -1,0 +1,194 @@
+"""How long tasks waited, ran and took: by hand, and compared with plain Python over random journals."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_spark.pipeline.latency import latency
+from taskqueue_spark.pipeline.spells import executions, seconds_of
+from tests.spark.small_journals import (
+    EPOCH,
+    Row,
+    SmallJournal,
+    at,
+    histories,
+    nearest,
+    plan_of,
+    random_journal,
+    window_keys,
+)
+
+_OVER = {"done", "expired", "cancelled", "discarded"}
+
+
+def test_a_life_by_hand(spark: SparkSession) -> None:
+    """Waiting begins when a task becomes available, running ends by a verdict, a life at its first end (G10)."""
+    journal = SmallJournal()
+    journal.tell(0, "configured", reason="{}")
+    journal.tell(0, "damaged", reason="torn", key="")
+    journal.tell(0, "published", "a", tenant="x")
+    journal.tell(2, "delivered", "a", worker="w")  # waited 2
+    journal.tell(5, "lost", "a", worker="w", losses=1)  # no verdict
+    journal.tell(6, "delivered", "a", worker="w", losses=1)  # waited 1
+    journal.tell(10, "retried", "a", attempt=2, due=20)  # ran 4
+    journal.tell(24, "available", "a", attempt=2)  # noticed late, due at 20
+    journal.tell(25, "delivered", "a", attempt=2)  # waited 5
+    journal.tell(26, "dead_lettered", "a", attempt=2)  # ran 1, took 26
+    journal.tell(40, "redriven", "a", attempt=2)
+    journal.tell(43, "delivered", "a", attempt=2)  # waited 3
+    journal.tell(45, "acked", "a", attempt=2)  # ran 2; it had its first end before
+    journal.tell(50, "published", "a", tenant="y", due=52)  # another life
+    journal.tell(53, "available", "a")
+    journal.tell(54, "delivered", "a")  # waited 2
+    journal.tell(57, "acked", "a")  # ran 3, took 5
+    (x, y) = sorted(latency(journal.frame(spark), None).collect(), key=lambda row: str(row.tenant))
+    assert (x.key, x.priority, x.tenant, x.window_start) == ("k", 5, "x", None)
+    assert (x.tasks, x.deliveries, x.executions, x.clamped) == (1, 4, 3, 0)
+    assert (x.queue_wait_p50, x.queue_wait_p95, x.queue_wait_max) == (2, 5, 5)
+    assert (x.run_p50, x.run_p99, x.run_max) == (2, 4, 4)
+    assert (x.end_to_end_p50, x.end_to_end_max) == (26, 26)
+    assert (y.tenant, y.tasks, y.queue_wait_p50, y.run_p50, y.end_to_end_p50) == ("y", 1, 2, 3, 5)
+
+
+def test_what_is_missing_is_not_measured(spark: SparkSession) -> None:
+    """A journal that was cut off gives no number for what it cannot tell; a clock set back counts as nothing (G10)."""
+    journal = SmallJournal()
+    journal.tell(10, "delivered", "cut")  # nobody knows since when it waited
+    journal.tell(13, "acked", "cut")  # ran 3
+    journal.tell(14, "acked", "cut twice")  # nothing is known but that it ended
+    journal.tell(20, "published", "back")
+    journal.tell(18, "delivered", "back")  # waited -2
+    journal.tell(19, "acked", "back")  # ran 1, took -1
+    journal.tell(30, "delivered", "poison")
+    journal.tell(31, "dead_lettered", "poison", reason="max_losses_exceeded")  # no verdict
+    (row,) = latency(journal.frame(spark), "1 hour").collect()
+    assert row.window_start.replace(tzinfo=EPOCH.tzinfo) == EPOCH
+    assert (row.tasks, row.deliveries, row.executions, row.clamped) == (4, 1, 2, 2)
+    assert (row.queue_wait_max, row.run_p50, row.run_max, row.end_to_end_max) == (0, 1, 3, 0)
+
+
+def _measured(rows: list[Row]) -> dict[Any, dict[str, list[float]]]:
+    """Measure in plain Python: per key, priority, tenant and minute what each duration was."""
+    found: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for history in histories(rows):
+        before: Row = {}
+        since = birth = tenant = None
+        ended = False
+        for row in history:
+            event, then = row["event"], row["ts"]
+            born = event == "published" or (event == "retried" and before.get("state") in _OVER)
+            if born:
+                birth, tenant, ended = max(then, row["due_at"] or then), row["tenant"], False
+            elif event == "redriven" or before.get("state") == "dead":
+                ended = True
+            place = (
+                row["key"],
+                row["priority"],
+                row["tenant"] or tenant,
+                then.replace(second=0, microsecond=0),
+            )
+            if event == "delivered" and since is not None:
+                found[place]["queue_wait"].append((then - since).total_seconds())
+            verdict = event in {"acked", "retried"} or (
+                event == "dead_lettered" and row["reason"] == "rejected"
+            )
+            if verdict and before.get("event") == "delivered":
+                found[place]["run"].append((then - before["ts"]).total_seconds())
+            over = row["state"] in {"done", "dead", "expired", "cancelled"}
+            if over and before.get("state") not in _OVER | {"dead"} and not ended:
+                found[place]["tasks"].append(0.0)
+                if birth is not None:
+                    found[place]["end_to_end"].append((then - birth).total_seconds())
+            since = then if row["state"] == "waiting" else None
+            due = before.get("due_at")
+            if event == "available" and due is not None and due <= then:
+                since = due
+            before = row
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_plain_python_measures_the_same(spark: SparkSession, seed: int) -> None:
+    """Every count, percentile and maximum of a random journal is what a loop over its tasks finds (G10; fault L2)."""
+    journal = random_journal(seed)
+    wanted = {}
+    clamped = 0
+    for place, durations in _measured(journal.rows).items():
+        figures: list[Any] = [len(durations["tasks"])]
+        for name in ("queue_wait", "run", "end_to_end"):
+            values = durations[name]
+            clamped += sum(value < 0 for value in values)
+            spread = (
+                [nearest(values, share) for share in (0.5, 0.95, 0.99, 1)] if values else [None] * 4
+            )
+            figures += [value if value is None else max(value, 0) for value in spread]
+        wanted[place] = figures
+    found = {}
+    told = 0
+    for row in latency(journal.frame(spark)).collect():
+        place = (row.key, row.priority, row.tenant, row.window_start.replace(tzinfo=EPOCH.tzinfo))
+        figures = [row.tasks]
+        for name in ("queue_wait", "run", "end_to_end"):
+            figures += [row[f"{name}_{figure}"] for figure in ("p50", "p95", "p99", "max")]
+        found[place] = figures
+        told += row.clamped
+    assert found == wanted
+    assert told == clamped > 0
+
+
+def test_splits_and_windows(spark: SparkSession) -> None:
+    """What is not told apart is null, and nonsense is refused before anything runs (G10)."""
+    journal = SmallJournal()
+    for number in range(4):
+        journal.tell(number, "published", f"t{number}", tenant=f"x{number}", priority=number)
+    for number in range(4):
+        journal.tell(10 * number + 10, "delivered", f"t{number}", priority=number)
+    frame = journal.frame(spark)
+    (row,) = latency(frame, None, by=()).collect()
+    assert (row.priority, row.tenant, row.deliveries, row.queue_wait_p50) == (None, None, 4, 19)
+    assert latency(frame, by=["tenant"]).dtypes == latency(frame).dtypes
+    for window in ("1 fortnight", "0 seconds", "60", ""):
+        with pytest.raises(InvalidInput, match="window"):
+            latency(frame, window)
+    with pytest.raises(InvalidInput, match="by"):
+        latency(frame, by=["worker"])
+    assert [seconds_of(text) for text in ("1 second", "90 seconds", "2 hours")] == [1, 90, 7200]
+
+
+def test_executions_end_where_the_journal_says_so(spark: SparkSession) -> None:
+    """An execution whose end is missing has none, but was over when the task's next event came (G10)."""
+    journal = SmallJournal()
+    journal.tell(0, "delivered", "a", worker="w")
+    journal.tell(4, "delivered", "a", worker="w")
+    journal.tell(9, "dead_lettered", "a", reason="rejected")
+    journal.tell(9, "delivered", "b", worker="w")
+    found = [
+        (
+            row.task_id,
+            row.ended_by,
+            row.verdict,
+            row.until and row.until.replace(tzinfo=EPOCH.tzinfo),
+        )
+        for row in executions(journal.frame(spark)).orderBy("seq").collect()
+    ]
+    assert found == [
+        ("a", None, False, at(4)),
+        ("a", "dead_lettered", True, at(9)),
+        ("b", None, False, None),
+    ]
+
+
+def test_no_order_is_made_over_a_whole_key(spark: SparkSession) -> None:
+    """A key that has most tasks is spread over all cores: a task's events alone are in order (G10; fault L3)."""
+    journal = SmallJournal()
+    journal.tell(0, "published", "a")
+    plan = plan_of(latency(journal.frame(spark)))
+    windows = window_keys(plan)
+    assert windows
+    assert all("task_id" in keys for keys in windows)
+    assert "partial_percentile_approx" in plan
