@@ -123,8 +123,10 @@ class _Block:
         self._sizes = [entry.size for entry in entries]
         self._seqs = [entry.seq for entry in entries]
         self._number = sum(self._sizes)
-        if not (set(self._columns[2]) <= _EVENTS and set(self._columns[4]) <= _STATES):
-            raise ValueError("an event or a state that is not known")
+        for name, known in (("event", _EVENTS), ("state", _STATES)):
+            values = self._columns[_PLACE[name]]
+            if not (values[0] in known if _uniform(values) else known.issuperset(values)):
+                raise ValueError("an event or a state that is not known")
 
     @cached_property
     def seqs(self) -> Any:
@@ -150,7 +152,7 @@ class _Block:
                 return pa.array(self.seqs)
         values = self._columns[_PLACE[name]]
         make = _MAKERS[name]
-        if values.count(values[0]) == len(values) and name != "task_id" and b"\0" not in values[0]:
+        if name != "task_id" and _uniform(values) and b"\0" not in values[0]:
             return pa.repeat(make([values[0]])[0], self._number)
         if name in HEAD:
             made = make(values)
@@ -176,12 +178,17 @@ class _Block:
         return whole
 
 
-def _name(values: Sequence[bytes | None]) -> pa.Array:
+def _uniform(values: Values) -> bool:
+    return values[-1] == values[0] and values.count(values[0]) == len(values)
+
+
+def _name(values: Values) -> pa.Array:
     return pa.array(values, pa.binary()).cast(pa.string())  # which looks whether it is UTF-8
 
 
 def _text(values: Values) -> pa.Array:
-    return _name([value or None for value in values])
+    texts = _name(values)
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
 def _free_text(values: Values) -> pa.Array:
@@ -193,18 +200,19 @@ def _free_text(values: Values) -> pa.Array:
 
 
 def _int32(values: Values) -> pa.Array:
-    return pa.array([*map(int, values)], pa.int32())
+    return _name(values).cast(pa.int32())
 
 
 def _int8(values: Values) -> pa.Array:
-    return pa.array([*map(int, values)], pa.int8())
+    return _name(values).cast(pa.int8())
 
 
 def _times(values: Values) -> pa.Array:
-    times = [*map(int, values)]
-    if min(times) < 0 or max(times) >= BEYOND:
+    times = _name(values).cast(pa.int64())
+    ends = pc.min_max(times)
+    if ends["min"].as_py() < 0 or ends["max"].as_py() >= BEYOND:
         raise ValueError("a time that no calendar has")
-    return pa.array(times, pa.int64()).cast(_TIME)
+    return times.cast(_TIME)
 
 
 def _times_if_any(values: Values) -> pa.Array:

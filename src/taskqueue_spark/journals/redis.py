@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from itertools import accumulate
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -160,6 +161,22 @@ class _Seen:
 
     def batches(self, entries: Sequence[Entry]) -> Iterator[pa.RecordBatch]:
         """Give what is enough for a batch now."""
+        if self._everything and self._in_line(entries):
+            self._kept += entries
+            self._rows += entries[-1].seq + entries[-1].size - self._expected
+            self._expected, self._excused = entries[-1].seq + entries[-1].size, False
+        else:
+            yield from self._one_by_one(entries)
+        if self._rows >= self._choice.rows:
+            yield from self._made()
+
+    def _in_line(self, entries: Sequence[Entry]) -> bool:
+        """Whether these are all ours, and the next, without a gap."""
+        sizes = [entry.size for entry in entries]
+        seqs = [*accumulate(sizes, initial=self._expected)]
+        return 0 not in sizes and [entry.seq for entry in entries] == seqs[:-1]
+
+    def _one_by_one(self, entries: Sequence[Entry]) -> Iterator[pa.RecordBatch]:
         for entry in entries:
             seq, values, size = entry
             if not size or self._start < self._expected > seq:
@@ -172,8 +189,6 @@ class _Seen:
             if self._everything or self._wanted(values):
                 self._kept.append(entry)
                 self._rows += size
-        if self._rows >= self._choice.rows:
-            yield from self._made()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """Give what is left at the end."""
