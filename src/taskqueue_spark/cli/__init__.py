@@ -18,7 +18,7 @@ _HELP = (
 _EPILOG = (
     "The journal is that of the configured backend (TASKQUEUE_BACKEND), or from --journal or --from. Queues write one "
     "if their settings say so (`taskqueue queue set KEY --journal`, which Redis needs; with the memory backend "
-    "TASKQUEUE_MEMORY_JOURNAL=FILE). Exit codes as ever; 1 also where a check finds a loss, an imbalance or a violation."
+    "TASKQUEUE_MEMORY_JOURNAL=FILE). Exit codes as ever; 1 also where a check finds a loss, an imbalance, a violation."
 )
 
 

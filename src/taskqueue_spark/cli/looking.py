@@ -18,6 +18,8 @@ from taskqueue_spark.cli.snapshots import Taken, taken
 from taskqueue_spark.cli.wanted import Wanted, told, wanted
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from taskqueue_spark.report.making import Making
 
 __all__ = ["Live", "Percentile", "TargetWait", "add_to", "making", "store_of"]
@@ -25,7 +27,9 @@ __all__ = ["Live", "Percentile", "TargetWait", "add_to", "making", "store_of"]
 Window = Annotated[
     str | None,
     typer.Option(
-        metavar="TIME", help="Over time, in windows of '30 seconds', '5 minutes' …", show_default=False
+        metavar="TIME",
+        help="Over time, in windows of '30 seconds', '5 minutes' …",
+        show_default=False,
     ),
 ]
 Live = Annotated[
@@ -34,6 +38,12 @@ Live = Annotated[
         "--live/--no-live",
         help="Ask the store where tasks without an end are. Default: where it is at hand (--backend).",
         show_default=False,
+    ),
+]
+Grace = Annotated[
+    float,
+    typer.Option(
+        help="Seconds after its last event, from which on a task is lost that the store does not have."
     ),
 ]
 TargetWait = Annotated[float, typer.Option(help="Seconds that tasks may wait.")]
@@ -62,7 +72,9 @@ def store_of(shot: Taken, live: bool | None) -> dict[str, str] | None:  # noqa: 
 
 
 @contextmanager
-def making(asked: Wanted, live: bool | None = False, **wishes: Any) -> Iterator[tuple[Taken, Making]]:  # noqa: FBT001, FBT002 - as above
+def making(
+    asked: Wanted, *, live: bool | None = False, **wishes: Any
+) -> Iterator[tuple[Taken, Making]]:
     """Take a snapshot to make tables of. Raises as `taken` does."""
     with taken(asked) as shot:
         from taskqueue_spark.report.making import Making, Wishes  # noqa: PLC0415 - Spark takes its time
@@ -80,23 +92,27 @@ def snapshot(asked: Wanted) -> None:
     if asked.out is None or asked.saved is not None:
         raise ConfigurationError("snapshot: needs --out DIR, and a journal that is not one already")
     if asked.keys:
-        raise ConfigurationError("snapshot: takes every queue; allowed: --key where tables are made of it")
+        raise ConfigurationError(
+            "snapshot: takes every queue; allowed: --key where tables are made of it"
+        )
     with taken(asked) as shot:
         if asked.as_json:
             print_json({"out": str(asked.out), "transitions": shot.rows, "damaged": shot.damaged})
         else:
             console.print(f"{shot.rows:,} transitions in [bold]{asked.out}[/]", highlight=False)
             if shot.damaged:
-                console.print(f"[yellow]{shot.damaged:,} entries could not be read: DIR/damaged says why")
+                console.print(
+                    f"[yellow]{shot.damaged:,} entries could not be read: DIR/damaged says why"
+                )
 
 
-def audit(asked: Wanted, live: Live = None, grace: Annotated[float, typer.Option(help="Seconds after its last event from which on a task counts as lost that the store does not have.")] = 60.0) -> None:  # fmt: skip
+def audit(asked: Wanted, *, live: Live = None, grace: Grace = 60.0) -> None:
     """Was anything lost? Every published task completed, explicitly failed, or where it is now.
 
-    Each life of a task has one verdict; the sums must balance. Exits with 1 if they do not, if a task is lost, or if one
-    ended twice or the like. What a journal that was cut off cannot tell is unknown, never no loss.
+    Each life of a task has one verdict; the sums must balance. Exits with 1 if they do not, if a task is lost, or if
+    one ended twice or the like. What a journal that was cut off cannot tell is unknown, never no loss.
     """
-    with making(asked, live, grace=grace) as (shot, tables):
+    with making(asked, live=live, grace=grace) as (shot, tables):
         from taskqueue_spark.report.gathering import account  # noqa: PLC0415 - Spark takes its time
 
         with shot.work.stages.stage("audit"):
@@ -104,10 +120,20 @@ def audit(asked: Wanted, live: Live = None, grace: Annotated[float, typer.Option
         verdict = found.verdict()
         if asked.as_json:
             print_json(
-                {"ok": verdict.ok, "verdict": verdict, **msgspec.to_builtins(found, builtin_types=[])}
+                {
+                    "ok": verdict.ok,
+                    "verdict": verdict,
+                    **msgspec.to_builtins(found, builtin_types=[]),
+                }
             )
         else:
-            style = "bold green" if verdict.kind == "balanced" else "bold red" if not verdict.ok else "bold yellow"
+            style = (
+                "bold green"
+                if verdict.kind == "balanced"
+                else "bold red"
+                if not verdict.ok
+                else "bold yellow"
+            )
             console.print(Text(verdict.title, style))
             for sentence in verdict.sentences:
                 console.print(f"  {sentence}", highlight=False)
@@ -124,7 +150,7 @@ def _zeros_away(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def history(asked: Wanted) -> None:
-    """Did every task live by the rules? R1 to R13 over each task's history, with a count for every rule.
+    """Did every task live by the rules? R0 to R13 over each task's history, with a count for every rule.
 
     Exits with 1 if any was broken.
     """
@@ -144,13 +170,21 @@ def history(asked: Wanted) -> None:
         raise typer.Exit(FAILED)
 
 
-def latency(asked: Wanted, window: Window = None, classes: Annotated[bool, typer.Option(help="By priority and tenant as well.")] = False) -> None:  # noqa: FBT002 - an option  # fmt: skip
+def latency(
+    asked: Wanted,
+    *,
+    window: Window = None,
+    classes: Annotated[
+        bool, typer.Option("--classes", help="By priority and tenant as well.")
+    ] = False,
+) -> None:
     """Where does the time go? Waiting, running and from beginning to end: p50, p95, p99 and the most, in seconds."""
     split = ("priority", "tenant") if classes else ()
-    names = ("tasks", *(f"{what}_{figure}" for what in ("queue_wait", "run", "end_to_end") for figure in ("p50", "p95", "p99")))  # fmt: skip
+    kinds = ("queue_wait", "run", "end_to_end")
+    names = ("tasks", *(f"{kind}_{name}" for kind in kinds for name in ("p50", "p95", "p99")))
     order = ("key", *split, *(("window_start",) if window else ()))
 
-    def made(making: Making) -> Any:
+    def made(making: Making) -> DataFrame:
         from taskqueue_spark.pipeline import latency as module  # noqa: PLC0415 - Spark takes its time
 
         return module.latency(making.transitions, window, by=split)
@@ -158,11 +192,14 @@ def latency(asked: Wanted, window: Window = None, classes: Annotated[bool, typer
     _table(asked, "latency", made, (*order, *names), order)
 
 
-def throughput(asked: Wanted, window: Window = None) -> None:
+def throughput(asked: Wanted, *, window: Window = None) -> None:
     """How much happens? Counts of every event, and per second."""
-    columns = ("key", *(("window_start",) if window else ()), "seconds", "published", "delivered", "acked", "retried", "redelivered", "lost", "dead_lettered", "acked_per_second")  # fmt: skip
+    columns = (
+        "key", *(("window_start",) if window else ()), "seconds", "published", "delivered", "acked", "retried",
+        "redelivered", "lost", "dead_lettered", "acked_per_second",
+    )  # fmt: skip
 
-    def made(making: Making) -> Any:
+    def made(making: Making) -> DataFrame:
         from taskqueue_spark.pipeline import throughput as module  # noqa: PLC0415 - Spark takes its time
 
         return module.throughput(making.transitions, window)
@@ -170,11 +207,16 @@ def throughput(asked: Wanted, window: Window = None) -> None:
     _table(asked, "throughput", made, columns, ("key", "window_start"))
 
 
-def fairness(asked: Wanted, by: Annotated[str, typer.Option(help="tenant or worker.")] = "tenant", window: Annotated[str, typer.Option(help="In which members compete.")] = "1 minute") -> None:  # fmt: skip
+def fairness(
+    asked: Wanted,
+    *,
+    by: Annotated[str, typer.Option(metavar="tenant|worker", help="Who competes.")] = "tenant",
+    window: Annotated[str, typer.Option(help="In which they compete.")] = "1 minute",
+) -> None:
     """Does everybody get a share? Jain's index over tenants, or workers, where they competed: 1 is even."""
     columns = ("key", "windows", "jain", "jain_lowest", "members", "deliveries", "jain_total")
 
-    def made(making: Making) -> Any:
+    def made(making: Making) -> DataFrame:
         from taskqueue_spark.pipeline import fairness as module  # noqa: PLC0415 - Spark takes its time
 
         return module.fairness(making.transitions, by, window)
@@ -187,20 +229,36 @@ def failures(asked: Wanted) -> None:
 
     `taskqueue pipeline redrive FINGERPRINT` has the dead of one tried again.
     """
-    columns = ("fingerprint", "key", "attempts", "tasks", "dead", "recovered", "last_seen", "message")
+    columns = (
+        "fingerprint",
+        "key",
+        "attempts",
+        "tasks",
+        "dead",
+        "recovered",
+        "last_seen",
+        "message",
+    )
     _table(asked, "failures", None, columns, ("-attempts", "key", "fingerprint"))
 
 
-def capacity(asked: Wanted, target_wait: TargetWait = 1.0, percentile: Percentile = 0.95) -> None:
+def capacity(
+    asked: Wanted, *, target_wait: TargetWait = 1.0, percentile: Percentile = 0.95
+) -> None:
     """Which limits should there be? Slots, workers and rates for a target wait, by replaying what was recorded."""
-    columns = ("key", "deliveries", "arrival_rate", "service_mean", "slots", "workers", "rate_limit", "utilisation", "expected_wait", "reason")  # fmt: skip
-    _table(asked, "capacity", None, columns, ("key",), target_wait=target_wait, percentile=percentile)
+    columns = (
+        "key", "deliveries", "arrival_rate", "service_mean", "slots", "workers", "rate_limit", "utilisation",
+        "expected_wait", "reason",
+    )  # fmt: skip
+    _table(
+        asked, "capacity", None, columns, ("key",), target_wait=target_wait, percentile=percentile
+    )
 
 
 def _table(
     asked: Wanted,
     name: str,
-    make: Callable[[Making], Any] | None,
+    make: Callable[[Making], DataFrame] | None,
     columns: Sequence[str],
     order: Sequence[str],
     **wishes: Any,
@@ -209,8 +267,11 @@ def _table(
     with making(asked, **wishes) as (shot, made):
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - Spark takes its time
 
+        def kept(table: DataFrame) -> DataFrame:
+            return tables.write(table, shot.results, name)
+
         with shot.work.stages.stage(name) as stage:
-            frame = made.table(name) if make is None else tables.write(shot.of_keys(make(made)), shot.results, name)  # fmt: skip
+            frame = made.table(name) if make is None else kept(shot.of_keys(make(made)))
             count = tables.rows(shot.results, name)
             stage.said = f"{count:,} rows"
             rows = rows_of(frame, *order)

@@ -19,11 +19,24 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-_FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
-_CASTS = {"priority": "int", "max_attempts": "int", "deadline": "timestamp", "not_before": "timestamp"}
+_FORMATS = {
+    ".parquet": "parquet",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+}
+_CASTS = {
+    "priority": "int",
+    "max_attempts": "int",
+    "deadline": "timestamp",
+    "not_before": "timestamp",
+}
 _BackendWord = Annotated[
     str | None,
-    typer.Option(metavar="WORD", help="Which store. Default: TASKQUEUE_BACKEND.", show_default=False),
+    typer.Option(
+        metavar="WORD", help="Which store. Default: TASKQUEUE_BACKEND.", show_default=False
+    ),
 ]
 
 
@@ -72,7 +85,10 @@ def load(
         options = {"wait": str(wait), "backend": backend or _shared()}
         options |= {} if queue is None else {"queue": queue}
         if skip_invalid is not None:
-            options |= {"onInvalid": "skip", "invalidPath": str(skip_invalid.expanduser().absolute())}
+            options |= {
+                "onInvalid": "skip",
+                "invalidPath": str(skip_invalid.expanduser().absolute()),
+            }
         with running.stages.stage("publish") as stage:
             rows = as_tasks(read(running.spark, path, reader), id_column)
             sent = publish(rows, **options)
@@ -103,12 +119,16 @@ def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
 
     if id_column not in rows.columns:
         raise InvalidInput(
-            "--id", "a column that is not there", "one that names each row for good, so that none is published twice"
+            "--id",
+            "a column that is not there",
+            "one that names each row for good, so that none is published twice",
         )
     rows = rows.withColumn("task_id", F.col(f"`{id_column}`").cast("string"))
     types = dict(rows.dtypes)
     mine = [
-        F.col(name).cast(_CASTS[name]).alias(name) if types[name] == "string" and name in _CASTS else F.col(name)
+        F.col(name).cast(_CASTS[name]).alias(name)
+        if types[name] == "string" and name in _CASTS
+        else F.col(name)
         for name in COLUMNS
         if name in types and name != "payload"
     ]
@@ -133,19 +153,15 @@ def redrive(
         ),
     ] = None,
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Whatever they died of.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Whatever they died of.")] = False,
     discard: Annotated[
         bool, typer.Option("--discard", help="Give them up for good instead.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only count them.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
 ) -> None:
     """Have dead tasks tried again, in bulk: those that died of one failure, or all of them.
 
-    The journal tells which; the store has the last word, so doing it again does nothing to tasks that are alive by then.
+    The journal tells which; the store has the last word, so doing it again does nothing to tasks that live by then.
     """
     if bool(fingerprints) == everything:
         raise ConfigurationError("redrive: allowed: fingerprints of failures, or --all")
@@ -180,7 +196,7 @@ def _shared() -> str:
 def _format_of(path: Path) -> str:
     found = _FORMATS.get(path.suffix.lower())
     if found is None:
-        raise InvalidInput("FILE", "a name that does not tell its format", "--format, or .parquet, .jsonl or .csv")
+        raise InvalidInput(
+            "FILE", "a name that does not tell its format", "--format, or .parquet, .jsonl or .csv"
+        )
     return found
-
-

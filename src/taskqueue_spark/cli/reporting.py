@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import webbrowser
 from pathlib import Path
@@ -31,6 +32,7 @@ def add_to(app: typer.Typer) -> None:
 
 def report(
     asked: Wanted,
+    *,
     live: Live = None,
     target_wait: TargetWait = 1.0,
     percentile: Percentile = 0.95,
@@ -44,7 +46,7 @@ def report(
     which limits there should be. DIR is --out, or taskqueue-report here. Exits with 1 if a check found something wrong.
     """
     asked = msgspec.structs.replace(asked, out=asked.out or _HERE)
-    with making(asked, live, target_wait=target_wait, percentile=percentile) as (shot, tables):
+    with making(asked, live=live, target_wait=target_wait, percentile=percentile) as (shot, tables):
         from taskqueue_spark.report import gathering  # noqa: PLC0415 - Spark takes its time
         from taskqueue_spark.report.page import page, written  # noqa: PLC0415
 
@@ -56,7 +58,7 @@ def report(
             stage.said = f"{found.seconds:,.1f} s, {found.workers} workers"
         tables.all(stages)
         with stages.stage("report") as stage:
-            told_of = gathering.gathered(tables, shot.damaged, _said_of(shot))
+            told_of = gathering.gathered(tables, shot.damaged, _said_of(shot), _where(shot))
             place = shot.results.expanduser().absolute()
             data = msgspec.json.format(msgspec.json.encode(told_of), indent=1)
             html = page(told_of).encode()
@@ -70,7 +72,13 @@ def report(
         files = {"html": str(where), "json": str(place / "report.json")}
         print_json({"ok": ok, "verdict": verdict} | files)
     else:
-        style = "bold green" if verdict["kind"] == "balanced" else "bold red" if not ok else "bold yellow"
+        style = (
+            "bold green"
+            if verdict["kind"] == "balanced"
+            else "bold red"
+            if not ok
+            else "bold yellow"
+        )
         console.print(Text(verdict["title"], style))
         console.print(Text(str(where)), soft_wrap=True)
     if show and _screen():
@@ -88,5 +96,12 @@ def _said_of(shot: Taken) -> str:
     return "Redis"
 
 
+def _where(shot: Taken) -> str:
+    near = os.path.relpath(shot.place.expanduser())
+    return shlex.join(["--from", str(shot.place) if near.startswith("..") else near])
+
+
 def _screen() -> bool:
-    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return sys.platform == "darwin" or bool(
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )

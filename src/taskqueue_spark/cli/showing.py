@@ -35,7 +35,9 @@ def rows_of(frame: DataFrame, *order: str, most: int = MOST) -> list[dict[str, A
     return found
 
 
-def printed(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, of: int | None = None) -> None:
+def printed(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], *, of: int | None = None
+) -> None:
     """Show some columns of rows; ``of``: how many there are."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for place, name in enumerate(columns):
@@ -70,7 +72,9 @@ def _cell(value: Any) -> Text:
             text = " ".join(map(str, value))
         case _:
             text = str(value)
-    clean = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    clean = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
     return Text(clean if len(clean) <= _LONGEST else clean[: _LONGEST - 1] + "…")
 
 

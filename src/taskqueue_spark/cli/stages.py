@@ -42,7 +42,9 @@ class Stages:
             yield stage
         seconds = time.monotonic() - began
         self._console.print(
-            Text.assemble(("✔ ", "green"), f"{name:<24}", f"{stage.said:<42}", (f"{seconds:6.1f} s", "dim")),
+            Text.assemble(
+                ("✔ ", "green"), f"{name:<24}", f"{stage.said:<42}", (f"{seconds:6.1f} s", "dim")
+            ),
             soft_wrap=True,
         )
 

@@ -36,10 +36,13 @@ def stream(
     ] = 600.0,
     waiting_after: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds that a task may wait. Default: any time.", show_default=False),
+        typer.Option(
+            min=0, help="Seconds that a task may wait. Default: any time.", show_default=False
+        ),
     ] = None,
     failure_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of executions that fail from which on it is told.")
+        float,
+        typer.Option(min=0, max=1, help="Share of executions that fail from which on it is told."),
     ] = 0.1,
 ) -> None:
     """Archive the journal as it grows, keep metrics, and tell what is amiss; until Ctrl-C or SIGTERM.
@@ -71,10 +74,10 @@ def stream(
     if asked.as_json:
         print_json(done)
     else:
-        console.print(f"{done.transitions:,} transitions in the archive, {done.batches:,} batches this time")
+        console.print(
+            f"{done.transitions:,} transitions in the archive, {done.batches:,} batches this time"
+        )
         for alert in done.alerts:
             console.print(alert, style="bold red", markup=False)
     if done.balanced is False:
         raise typer.Exit(FAILED)
-
-

@@ -132,7 +132,9 @@ def wanted(
     ] = None,
     keys: Annotated[
         list[str] | None,
-        typer.Option("--key", metavar="KEY", help="These queues alone. Several.", show_default=False),
+        typer.Option(
+            "--key", metavar="KEY", help="These queues alone. Several.", show_default=False
+        ),
     ] = None,
     master: str | None = None,
     remote: str | None = None,
@@ -141,7 +143,9 @@ def wanted(
 ) -> Wanted:
     """Return what was told. Raises `InvalidInput` and `ConfigurationError`."""
     if sum(value is not None for value in (backend, journal, saved)) > 1:
-        raise ConfigurationError("--backend, --journal and --from: more than one is set; allowed: one")
+        raise ConfigurationError(
+            "--backend, --journal and --from: more than one is set; allowed: one"
+        )
     base = engine(master=master, remote=remote, conf=conf, as_json=as_json)
     now = datetime.now(UTC)
     return Wanted(
@@ -160,7 +164,10 @@ def told(by: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[...
     """Give a command the options of `engine` or `wanted` behind its own; it gets what they told as first argument."""
 
     def given(command: Callable[..., None]) -> Callable[..., None]:
-        shared, own = _options(wanted, engine) if by is wanted else _options(engine), _options(command)
+        shared, own = (
+            _options(wanted, engine) if by is wanted else _options(engine),
+            _options(command),
+        )
         first = next(iter(own))
         own.pop(first)
 
@@ -173,7 +180,7 @@ def told(by: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[...
         signature = inspect.Signature(sorted(both, key=lambda one: one.kind))
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in both}
-        del run.__wrapped__  # type: ignore[attr-defined]
+        del run.__wrapped__
         return run
 
     return given

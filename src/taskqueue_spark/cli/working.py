@@ -134,7 +134,9 @@ def _told(text: str) -> SparkFailed:
         return SparkFailed(said, exit_code=code)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")]
-    return SparkFailed(f"Spark failed: {(causes or lines or ['it did not say why'])[-1 if causes else 0]}")
+    return SparkFailed(
+        f"Spark failed: {(causes or lines or ['it did not say why'])[-1 if causes else 0]}"
+    )
 
 
 def _end_of(log: Path) -> str:

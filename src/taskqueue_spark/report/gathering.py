@@ -20,7 +20,7 @@ _MOST = 200
 """rows of a table in the report"""
 _KEYS = 8
 """queues that are told over time, the busiest"""
-_POINTS = 120
+_POINTS = 80
 """of a plot"""
 _LENGTHS = (
     0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400,
@@ -112,7 +112,12 @@ def account(making: Making, damaged: int) -> Account:
     return Account(
         conservation=conservation,
         anomalies={name: counts.get(name, 0) for name in ANOMALIES},
-        lost=_rows(lost.select("key", "task_id", "life", "reason", "last_event", "last_at"), "key", "task_id", most=20),
+        lost=_rows(
+            lost.select("key", "task_id", "life", "reason", "last_event", "last_at"),
+            "key",
+            "task_id",
+            most=20,
+        ),
         gaps=_rows(gaps, "run", "shard", "first", most=20),
         missing=missing.toArrow().to_pylist()[0]["missing"],
         damaged=damaged,
@@ -121,8 +126,11 @@ def account(making: Making, damaged: int) -> Account:
     )
 
 
-def gathered(making: Making, damaged: int, source: str) -> dict[str, Any]:
-    """Return the report: every value is text, a number, a time, a list or a mapping."""
+def gathered(making: Making, damaged: int, source: str, where: str = "") -> dict[str, Any]:
+    """Return the report: every value is text, a number, a time, a list or a mapping.
+
+    ``source``: what it is from, in words; ``where``: the same as options of a command.
+    """
     found = extent(making.mine(making.transitions))
     account_of = account(making, damaged)
     rules = sorted(_rows(making.table("rules")), key=lambda row: int(row["rule"].strip("R") or 0))
@@ -131,6 +139,7 @@ def gathered(making: Making, damaged: int, source: str) -> dict[str, Any]:
         "report": 1,
         "made_at": datetime.now(UTC),
         "source": source,
+        "where": where,
         "verdict": msgspec.to_builtins(account_of.verdict(rules)),
         "extent": msgspec.structs.asdict(found) | {"seconds": found.seconds},
         "account": msgspec.structs.asdict(account_of),
@@ -172,7 +181,9 @@ def _flow(making: Making, found: Extent, keys: Sequence[str]) -> dict[str, Any]:
     )
     rows = counted.toArrow().to_pylist()
     windows = max((row["place"] for row in rows), default=0) + 1
-    by_key = {key: {row["place"]: row for row in rows if row["key"] == key} for key in [*keys, None]}
+    by_key = {
+        key: {row["place"]: row for row in rows if row["key"] == key} for key in [*keys, None]
+    }
     total: dict[int, dict[str, Any]] = {}
     for series in by_key.values():
         for at, row in series.items():
@@ -208,9 +219,22 @@ def _whole(frame: DataFrame) -> DataFrame:
 
 
 def _over_time(frame: DataFrame, keys: Sequence[str]) -> list[dict[str, Any]]:
-    names = ("queue_wait_p50", "queue_wait_p95", "queue_wait_p99", "run_p50", "run_p95", "run_p99", "end_to_end_p95")
+    names = (
+        "queue_wait_p50",
+        "queue_wait_p95",
+        "queue_wait_p99",
+        "run_p50",
+        "run_p95",
+        "run_p99",
+        "end_to_end_p95",
+    )
     rows = frame.where(F.col("window_start").isNotNull() & F.col("key").isin(*keys))
-    return _rows(rows.select("key", "window_start", "tasks", *names), "key", "window_start", most=_POINTS * _KEYS)
+    return _rows(
+        rows.select("key", "window_start", "tasks", *names),
+        "key",
+        "window_start",
+        most=_POINTS * _KEYS,
+    )
 
 
 def _rows(frame: DataFrame, *order: str, most: int = _MOST) -> list[dict[str, Any]]:

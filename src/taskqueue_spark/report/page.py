@@ -37,9 +37,11 @@ _RULES = {
 }
 _VERDICTS = (
     ("completed", 2), ("waiting", 1), ("scheduled", 6), ("in_flight", 5), ("dead_lettered", 4), ("expired", 3),
-    ("cancelled", 7), ("discarded", 8), ("unknown", 9), ("lost", 4),
+    ("cancelled", 7), ("discarded", 8), ("unknown", 9), ("lost", 10),
 )  # fmt: skip
 """and their colours in the style sheet"""
+_HALF_A_DAY = 43_200
+_ALWAYS = ("published", "completed")
 _LINES = 5
 """queues in one plot"""
 _SPREAD = ("p50", "p95", "p99")
@@ -53,11 +55,12 @@ def page(told: Mapping[str, Any]) -> str:
         shares=_shares(told["account"]["conservation"]),
         tiles=list(_tiles(told)),
         flow=_flow(told["flow"]),
+        days=told["extent"]["seconds"] >= _HALF_A_DAY,
         spread=_spreads(told),
         trends=_trends(told),
         workers=_workers(told["concurrency"]),
         failing=_failing(told["failures"]),
-        redrives=[_redrive(row, told.get("where", "")) for row in told["failures"]],
+        redrives=[_redrive(row, told["where"]) for row in told["failures"]],
         fairness=_fairness(told["fairness"]),
         advised=[_advised(row) for row in told["capacity"]],
     )
@@ -85,7 +88,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("clock", "count", "percent", "rate", "seconds"):
+    for name in ("brief", "clock", "count", "percent", "rate", "seconds"):
         environment.filters[name] = getattr(scales, name)
     environment.filters["words"] = lambda text: str(text).replace("_", " ")
     return environment.get_template("page.html")
@@ -103,16 +106,21 @@ def _tiles(told: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
     runs = [row["run_p95"] for row in latency.values() if row["run_p95"] is not None]
     peak = max((row["peak"] for row in told["concurrency"] if row["worker"] is None), default=0)
     again = sum(row["lost"] + row["redelivered"] for row in told["throughput"])
-    of = " (slowest queue)" if len(latency) > 1 else ""
+    of = "of the slowest queue" if len(latency) > 1 else ""
     return [
         (scales.count(sum(row["published"] for row in rows)), "published", ""),
         (scales.count(done), "completed", scales.rate(done / seconds) if seconds else ""),
-        (scales.seconds(max(waits, default=None)), "waited at most, 95 %", of),
-        (scales.seconds(max(runs, default=None)), "ran at most, 95 %", of),
+        (scales.seconds(max(waits, default=None)), "wait, p95", of),
+        (scales.seconds(max(runs, default=None)), "run, p95", of),
         (scales.count(failed), "attempts failed", _share(failed, executions)),
-        (scales.count(again), "delivered again", "by no fault of the task"),
+        (scales.count(sum(row["dead_lettered"] for row in rows)), "given up", "dead letters"),
+        (scales.count(again), "delivered again", "by no fault of theirs"),
         (scales.count(peak), "at once, at the most", f"{told['extent']['workers']:,} workers"),
     ]
+
+
+def _part(share: float | None, number: int) -> str:
+    return f"{scales.percent(share)}, {number:,}"
 
 
 def _share(part: int, whole: int) -> str:
@@ -132,7 +140,8 @@ def _flow(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
     several = flow["keys"] if len(flow["keys"]) > 1 else []
     return [
-        _of_queue(name, series, flow) for name, series in [("", flow["all"]), *((one["key"], one) for one in several)]
+        _of_queue(name, series, flow)
+        for name, series in [("", flow["all"]), *((one["key"], one) for one in several)]
     ]
 
 
@@ -140,8 +149,10 @@ def _of_queue(key: str, series: Mapping[str, Any], flow: Mapping[str, Any]) -> d
     step, start = flow["seconds"], flow["start"]
     of = f" of {key}" if key else ""
     names = [("published", 1), ("completed", 2), ("failed", 4), ("redelivered", 3)]
-    shown = [(name, colour) for name, colour in names if any(series[name]) or colour < 3]
-    lines = [Series(name, [value / step for value in series[name]], colour) for name, colour in shown]
+    shown = [(name, colour) for name, colour in names if any(series[name]) or name in _ALWAYS]
+    lines = [
+        Series(name, [value / step for value in series[name]], colour) for name, colour in shown
+    ]
     backlog = Series("backlog", series["backlog"], 5, area=True)
     total = ", ".join(f"{sum(series[name]):,} {name}" for name, _ in shown)
     return {
@@ -156,8 +167,8 @@ def _of_queue(key: str, series: Mapping[str, Any], flow: Mapping[str, Any]) -> d
             start=start, step=step,
         ),
         "rows": [
-            (start + timedelta(seconds=step * place), [series[name][place] for name, _ in shown], series["backlog"][place])
-            for place in range(flow["windows"])
+            (start + timedelta(seconds=step * at), [series[name][at] for name, _ in shown], series["backlog"][at])
+            for at in range(flow["windows"])
         ],
         "fine": step < 1,
     }  # fmt: skip
@@ -182,7 +193,12 @@ def _spreads(told: Mapping[str, Any]) -> list[tuple[str, Markup]]:
         ]
         if rows:
             about = "; ".join(f"{label}: {text}" for label, _, text in rows)
-            plots.append((title, ranges(f"{title}, per queue", about, rows, unit=scales.seconds, colour=colour)))
+            plots.append(
+                (
+                    title,
+                    ranges(f"{title}, per queue", about, rows, unit=scales.brief, colour=colour),
+                )
+            )
     return plots
 
 
@@ -214,7 +230,7 @@ def _trends(told: Mapping[str, Any]) -> list[dict[str, Any]]:
         what = "p50, p95 and p99" if len(by_key) == 1 else "p95 per queue"
         plot = over_time(
             f"{title} over time", f"{what}, per {told['window']}.", lines,
-            start=start, step=step, unit=scales.seconds, half=True,
+            start=start, step=step, unit=scales.brief, half=True,
         )  # fmt: skip
         found.append({"title": f"{title}, {what}", "lines": lines, "plot": plot})
     return found
@@ -243,14 +259,24 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
         )
         for row in found[:12]
     ]
-    return bars("Work in hand per worker", "; ".join(f"{label}: {text}" for label, _, text in told), told, colour=6)
+    return bars(
+        "Work in hand per worker",
+        "; ".join(f"{label}: {text}" for label, _, text in told),
+        told,
+        colour=6,
+    )
 
 
 def _failing(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
     if not rows:
         return None
     told = [(row["message"], row["attempts"], f"{row['attempts']:,}") for row in rows[:10]]
-    return bars("Failed attempts by failure", "; ".join(f"{text}: {label}" for label, _, text in told), told, colour=4)
+    return bars(
+        "Failed attempts by failure",
+        "; ".join(f"{text}: {label}" for label, _, text in told),
+        told,
+        colour=4,
+    )
 
 
 def _redrive(row: Mapping[str, Any], where: str) -> str:
@@ -274,10 +300,12 @@ def _fairness(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         contended = bool(row["windows"])
         shares = row["shares"] if contended else row["shares_total"]
         told = [
-            (one["member"] or f"(no {row['by']})", one["share"] or 0.0, f"{scales.percent(one['share'])}, {one['deliveries']:,}")
+            (one["member"] or f"(no {row['by']})", one["share"] or 0, _part(one["share"], one["deliveries"]))
             for one in shares[:12]
         ]  # fmt: skip
         title = f"Share of deliveries by {row['by']}, {row['key']}"
         about = "; ".join(f"{label}: {text}" for label, _, text in told)
-        found.append(dict(row) | {"contended": contended, "plot": bars(title, about, told, colour=1)})
+        found.append(
+            dict(row) | {"contended": contended, "plot": bars(title, about, told, colour=1)}
+        )
     return found

@@ -19,6 +19,7 @@ __all__ = ["Series", "bars", "over_time", "ranges"]
 
 _WIDE, _NARROW = 960, 400
 _BAR, _GAP = 22, 12
+_DAY = 86_400
 _LETTER = 6.8
 """the usual width of a letter of 12 px"""
 Text = Callable[[float], str]
@@ -52,13 +53,13 @@ def over_time(
     )
 
 
-def _lines(
+def _lines(  # noqa: PLR0917 - as it is drawn
     series: Sequence[Series], width: int, height: int, start: datetime, step: float, unit: Text
 ) -> Iterator[str]:
     number = max((len(one.values) for one in series), default=0)
     known = [value for one in series for value in one.values if value is not None]
     ticks = marks(max(known, default=0))
-    left = 14 + _LETTER * max(len(unit(tick)) for tick in ticks)
+    left = 14 + _LETTER * max(7, *(len(unit(tick)) for tick in ticks))  # the same for most
     right, top, bottom = width - 12, 12, height - 26
     across = (right - left) / max(number * step, 1e-9)
 
@@ -91,8 +92,9 @@ def _lines(
             else:
                 yield f'<polyline class="line c{one.colour}" points="{path}"/>'
     for place in range(number):  # what the pointer finds
-        told = [f"{one.name} {unit(one.values[place])}" for one in series if one.values[place] is not None]  # type: ignore[arg-type] # it was just looked at
-        moment = clock(start + timedelta(seconds=place * step), day=step >= 86_400, fine=step < 1)
+        values = [(one.name, one.values[place]) for one in series]
+        told = [f"{name} {unit(value)}" for name, value in values if value is not None]
+        moment = clock(start + timedelta(seconds=place * step), day=step >= _DAY, fine=step < 1)
         x = left + place * step * across
         yield (
             f'<rect class="hit" x="{x:.1f}" y="{top}" width="{step * across:.2f}" height="{bottom - top}">'
@@ -122,7 +124,7 @@ def bars(
             y = place * (_BAR + _GAP + 10)
             room = width - 24 - _LETTER * len(text)
             length = max(2.0, room * value / most) if value else 0
-            yield f'<text class="label" x="0" y="{y + 12}">{escape(_cut(label, width))}<title>{escape(label)}</title></text>'
+            yield f'<text class="label" x="0" y="{y + 12}">{_cut(label, width)}</text>'
             yield f'<rect class="bar c{colour}" x="0" y="{y + 18}" width="{length:.1f}" height="12" rx="2"/>'
             yield f'<text class="value" x="{length + 8:.1f}" y="{y + 28}">{escape(text)}</text>'
 
@@ -154,11 +156,12 @@ def ranges(
             yield f'<text class="tick {anchor}" x="{x:.1f}" y="{height - 5}">{escape(unit(tick))}</text>'
         for place, (label, values, text) in enumerate(rows):
             y = place * 40
-            yield f'<text class="label" x="4" y="{y + 16}">{escape(_cut(label, width))}<title>{escape(label)}</title></text>'
+            yield f'<text class="label" x="4" y="{y + 16}">{_cut(label, width)}</text>'
             for depth, value in sorted(enumerate(values), reverse=True):
                 length = max(1.5, (right - 2) * value / ticks[-1])
                 yield (
-                    f'<rect class="range c{colour} d{depth}" x="2" y="{y + 22}" width="{length:.1f}" height="10" rx="2">'
+                    f'<rect class="range c{colour} d{depth}" x="2" y="{y + 22}" '
+                    f'width="{length:.1f}" height="10" rx="2">'
                     f"<title>{escape(label)}\n{escape(text)}</title></rect>"
                 )
 
@@ -169,12 +172,13 @@ def ranges(
     )
 
 
-def _cut(label: str, width: int) -> str:
+def _cut(label: str, width: int) -> Markup:
     room = int(width / _LETTER) - 2
-    return label if len(label) <= room else label[: room - 1] + "…"
+    cut = label if len(label) <= room else label[: room - 1] + "…"
+    return Markup("{}<title>{}</title>").format(cut, label)
 
 
-def _svg(
+def _svg(  # noqa: PLR0917 - all of it is needed
     title: str, about: str, width: int, height: int, kind: str, parts: Iterator[str]
 ) -> Markup:
     name = f"p{crc32(f'{title} {kind}'.encode('utf-8', 'replace')):08x}"

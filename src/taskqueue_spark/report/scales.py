@@ -1,4 +1,5 @@
 """Numbers as people read them, and the marks of axes."""
+# ruff: noqa: PLR2004 - this is all about where a number begins to read badly
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["clock", "count", "marks", "percent", "rate", "seconds", "short", "time_marks"]
+__all__ = ["brief", "clock", "count", "marks", "percent", "rate", "seconds", "short", "time_marks"]
 
 _STEPS = (
     0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600,
     43_200, 86_400,
 )  # fmt: skip
 _DAY = 86_400
-_NONE = "–"
+_NONE = "-"
 
 
 def count(number: float | None) -> str:
@@ -46,6 +47,14 @@ def seconds(number: float | None) -> str:
             big, rest = divmod(whole, size)
             return f"{big:,} {names[0]} {rest // part:02} {names[1]}"
     return f"{number:.0f} s"
+
+
+def brief(number: float) -> str:
+    """Return a time for an axis: 0, 200 ms, 1.5 s, 20 s, 3 m, 2 h, 4 d."""
+    for size, unit in ((_DAY, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        if number >= size and (number >= 3 * size or size == 1 or number % size == 0):
+            return f"{round(number / size, 2):g} {unit}"
+    return f"{round(number * 1000, 6):g} ms" if number else "0"
 
 
 def rate(number: float | None) -> str:

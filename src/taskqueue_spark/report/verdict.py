@@ -22,6 +22,16 @@ _TITLES: dict[Kind, str] = {
 }
 
 
+_ODD = {
+    "orphan": "came from nowhere: never published",
+    "duplicate_ack": "completed twice",
+    "conflict": "ended in two ways",
+    "after_end": "went on after the end",
+    "not_delivered": "settled while nobody had it",
+    "published_again": "published again while alive",
+}
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a job came to."""
 
@@ -71,7 +81,10 @@ def verdict_of(
     sentences = [*_account(total, asked=asked), *_faults(total, odd, violations, balanced=balanced)]
     sentences += _missing(total, gaps, damaged, complete=complete)
     if not conservation:
-        sentences = ["The journal has no task in this time, or none of these queues.", *sentences[1:]]
+        sentences = [
+            "The journal has no task in this time, or none of these queues.",
+            *sentences[1:],
+        ]
     return Verdict(kind=kind, title=_TITLES[kind], sentences=sentences)
 
 
@@ -80,7 +93,11 @@ def _account(total: Mapping[str, int], *, asked: bool) -> Iterable[str]:
     ends = [_many(total[name], _word(name)) for name in _ENDS if total[name]]
     yield f"Of {_tasks(begun)}, {_listed(ends) or 'none has ended'}."
     if live := [_many(total[name], _word(name)) for name in _LIVE if total[name]]:
-        seen = "as the store says" if asked else "as their last transitions say; the store was not asked"
+        seen = (
+            "as the store says"
+            if asked
+            else "as their last transitions say; the store was not asked"
+        )
         yield f"{_listed(live).capitalize()}: {seen}."
 
 
@@ -93,8 +110,8 @@ def _faults(
         yield "Each task has exactly one verdict, and none is lost."
     if not balanced:
         yield "What was published is not the sum of the verdicts."
-    if odd:
-        yield f"Odd: {_listed([_many(count, name.replace('_', ' ')) for name, count in odd.items()])}."
+    for name, count in odd.items():
+        yield f"{_tasks(count)} {_ODD.get(name, name)}."
     if violations:
         yield f"{violations:,} violation{'' if violations == 1 else 's'} of the rules of a task's history."
 
