@@ -16,7 +16,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -28,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.tasks import Published
 from taskqueue_spark.redrive import RedriveWriter, StreamRedriveWriter
 from taskqueue_spark.sink_feed import Feed, demand_window
@@ -76,11 +75,26 @@ class _Publishing:
         self._reader = TaskReader.of(schema, options.queue)
 
     async def look(self) -> None:
-        """Raise `ConfigurationError` if the queue that the options name does not fit them."""
-        queue, horizon = self._options.queue, self._options.replay_horizon
-        if queue is not None and horizon is not None:
-            async with self._options.store.opened() as backend:
-                await demand_window(backend, queue, horizon)
+        """Raise `BackendUnavailable` if the store is out of reach, `ConfigurationError` if its queue does not fit.
+
+        Who writes is patient with a store that it has heard of; a wrong address had better be told at once.
+        """
+        queue = self._options.queue
+        async with self._options.store.opened() as backend:
+            health = await backend.health()
+            if not health.ok:
+                why = health.details.get("error") or "no reason given"
+                raise BackendUnavailable(
+                    f"nothing was written, as the store is out of reach: {why}"
+                )
+            if queue is not None:
+                await demand_window(backend, queue, self._options.replay_horizon)
+
+    def reached(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        """Look, from where it will be written."""
+        for _ in iterator:
+            asyncio.run(self.look())
+        return Sent()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         """Publish the rows of one partition."""
@@ -88,20 +102,21 @@ class _Publishing:
             return runner.run(self._publish(iterator))
 
     async def _publish(self, batches: Iterator[pa.RecordBatch]) -> Sent:
-        chunk, aside, invalid = self._options.chunk, Aside(self._options.invalid_path), 0
-        async with (
-            self._options.store.opened() as backend,
-            Feed(backend, self._options) as feed,
-        ):
-            async for batch in _arriving(batches):
-                for start in range(0, batch.num_rows, chunk):
-                    some = batch.slice(start, chunk)
-                    rows = self._reader.read(some)
-                    if rows.bad and self._options.on_invalid == "fail":
-                        raise rows.errors[0]
-                    invalid += len(rows.bad)
-                    aside.put(some, rows.bad, [str(error) for error in rows.errors])
-                    await feed.send(rows.tasks)
+        chunk, invalid = self._options.chunk, 0
+        with Aside(self._options.invalid_path) as aside:
+            async with (
+                self._options.store.opened() as backend,
+                Feed(backend, self._options) as feed,
+            ):
+                async for batch in _arriving(batches):
+                    for start in range(0, batch.num_rows, chunk):
+                        some = batch.slice(start, chunk)
+                        rows = self._reader.read(some)
+                        if rows.bad and self._options.on_invalid == "fail":
+                            raise rows.errors[0]
+                        invalid += len(rows.bad)
+                        aside.put(some, rows.bad, [str(error) for error in rows.errors])
+                        await feed.send(rows.tasks)
         context = TaskContext.get()
         return Sent(
             confirmed=feed.counts[Published.ACCEPTED],
@@ -111,7 +126,7 @@ class _Publishing:
             refused=feed.counts[Published.REFUSED],
             partition=context.partitionId() if context else 0,
             query=(context.getLocalProperty(_QUERY) or "" if context else ""),
-            hidden=aside.written(),
+            hidden=aside.name,
         )
 
     def _commit(self, messages: list[WriterCommitMessage | None], of: str) -> None:
@@ -156,9 +171,6 @@ class _StreamWriter(_Publishing, DataSourceStreamArrowWriter):
         self._abort(messages)
 
 
-W = TypeVar("W", bound=_Publishing)
-
-
 def writer(
     options: Mapping[str, str],
     schema: StructType,
@@ -168,7 +180,9 @@ def writer(
     _demand_append(overwrite)
     if resource_of(options) == "dead_letters":
         return RedriveWriter.of(options, schema)
-    return _planned(_BatchWriter(SinkOptions.read(options), schema))
+    found = _BatchWriter(SinkOptions.read(options), schema)
+    asyncio.run(found.look())
+    return found
 
 
 def stream_writer(
@@ -180,7 +194,7 @@ def stream_writer(
     _demand_append(overwrite)
     if resource_of(options) == "dead_letters":
         return StreamRedriveWriter.of(options, schema)
-    return _planned(_StreamWriter(SinkOptions.read(options), schema))
+    return _StreamWriter(SinkOptions.read(options), schema)
 
 
 def publish(df: DataFrame, **options: str) -> Sent:
@@ -191,6 +205,8 @@ def publish(df: DataFrame, **options: str) -> Sent:
     the way is Spark's to tell.
     """
     batch = _BatchWriter(SinkOptions.read(options), df.schema)
+    one = df.sparkSession.range(1, numPartitions=1)
+    messages_of(one, batch.reached, Sent)
     sent = messages_of(df, batch.write, Sent)
     batch.commit([*sent])
     return sum(sent, Sent())
@@ -202,9 +218,3 @@ def _demand_append(overwrite: bool) -> None:  # noqa: FBT001 - as Spark says it
             "mode overwrite: a queue cannot be overwritten, as its tasks may be running; allowed: append. "
             "To end the tasks that wait, purge the queue"
         )
-
-
-def _planned(writer: W) -> W:
-    """Look at the queue before anything is written, where it is known."""
-    asyncio.run(writer.look())
-    return writer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Sequence
 from types import TracebackType
@@ -29,6 +30,7 @@ _HELD = 10_000
 _SLICE = 30.0
 """seconds of waiting for room after which it is looked whether there was any progress"""
 _PAUSE = RetryPolicy(base=0.1, cap=5.0)
+_log = logging.getLogger("taskqueue.spark")
 _RESET = "queue_reset"
 """the code of the error that says that what the store held is gone"""
 
@@ -101,6 +103,7 @@ class Feed:
             for task in tasks:
                 if task.key in self._held:
                     self._held[task.key].append(task)
+                    self.counts[Published.REFUSED] += 1
         else:
             free = list(tasks)
         for task in self._settle(free, await self._insist(free, 0)):
@@ -142,6 +145,10 @@ class Feed:
             except (PublishUnconfirmed, BackendUnavailable) as error:
                 if error.code == _RESET or loop.time() >= end:
                     raise
+                if attempt == 1:
+                    _log.warning(
+                        "%s; trying again for %g s (option wait)", error, end - loop.time()
+                    )
             await asyncio.sleep(_PAUSE.delay(attempt))
             attempt += 1
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterable
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,29 +29,42 @@ class _Place(NamedTuple):
 
 
 class Aside:
-    """Collects the rows of one partition."""
+    """Writes the rows of one partition. A context manager: where it fails, nothing stays behind."""
 
     def __init__(self, folder: str | None) -> None:
         """Write into ``folder``: a path that the driver sees too, or a URI that Arrow knows; ``None``: nowhere."""
         self._folder = folder
-        self._batches: list[pa.RecordBatch] = []
+        self._writer: pq.ParquetWriter | None = None
+        self.name = ""
+        """of the hidden file; nothing where there is none"""
 
     def put(self, batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> None:
         """Keep some rows of a batch."""
-        if self._folder is not None and rows:
-            some = batch.take(pa.array(rows, pa.int64()))
-            self._batches.append(some.append_column(REASON, pa.array(reasons, pa.string())))
+        if self._folder is None or not rows:
+            return
+        some = batch.take(pa.array(rows, pa.int64()))
+        some = some.append_column(REASON, pa.array(reasons, pa.string()))
+        if self._writer is None:
+            place = _place(self._folder)
+            place.system.create_dir(place.path, recursive=True)
+            self.name = f".{secrets.token_hex(8)}.parquet"
+            path = f"{place.path}/{self.name}"
+            self._writer = pq.ParquetWriter(path, some.schema, filesystem=place.system)
+        self._writer.write_batch(some)
 
-    def written(self) -> str:
-        """Write what was kept, and return the name of the hidden file; nothing where there is none."""
-        if self._folder is None or not self._batches:
-            return ""
-        place = _place(self._folder)
-        place.system.create_dir(place.path, recursive=True)
-        name = f".{secrets.token_hex(8)}.parquet"
-        table = pa.Table.from_batches(self._batches)
-        pq.write_table(table, f"{place.path}/{name}", filesystem=place.system)
-        return name
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        if error is not None and self._folder is not None and self.name:
+            drop(self._folder, [self.name])
 
 
 def reveal(folder: str, hidden: str, name: str) -> None:

@@ -130,7 +130,7 @@ def given_options(options: Mapping[str, str], mine: Sequence[str]) -> dict[str, 
 
 
 def _word(given: Mapping[str, str], name: str, *allowed: str) -> str:
-    word = given.get(name.lower(), allowed[0])
+    word = given.get(name.lower(), allowed[0]).lower()
     if word not in allowed:
         raise InvalidInput(f"option {name}", "another word", " or ".join(allowed))
     return word

@@ -83,7 +83,7 @@ class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, options: Mapping[str, str]) -> Self:
         """Read options; lists are separated by commas. Raises `InvalidInput` or `ConfigurationError`."""
         given = given_options(options, _OPTIONS)
-        resource = given.get("resource", "")
+        resource = given.get("resource", "").lower()
         if resource not in _SCHEMAS:
             raise InvalidInput("option resource", "another word", " or ".join(_SCHEMAS))
         keys, states, store = given.get("keys"), given.get("states"), Store.read(options)

@@ -14,11 +14,21 @@ from pyspark.sql import types as spark
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings, control_of
-from taskqueue_core.errors import ConfigurationError, IdConflict, PublishUnconfirmed, QueueFull
+from taskqueue_core.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    IdConflict,
+    PublishUnconfirmed,
+    QueueFull,
+)
 from taskqueue_core.tasks import Published, Task
+from taskqueue_redis.journal import JournalReader
 from taskqueue_spark import sink
 from taskqueue_spark.sink_feed import Feed
 from taskqueue_spark.sink_options import SinkOptions
+from taskqueue_spark.sink_store import Store
+from tests.redis.clusters import Cluster
+from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
 
 SCHEMA = spark.StructType().add("task_id", spark.StringType()).add("key", spark.StringType())
@@ -172,3 +182,35 @@ def test_bad_rows(told: dict[str, str], tmp_path: Any) -> None:
     assert not file.name.startswith(".")
     writer.abort([sent])
     assert file.exists()
+
+
+def test_a_wrong_address_is_told_at_once(
+    told: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits an hour for a store that was never there (G8)."""
+    monkeypatch.setenv("TASKQUEUE_REDIS_OPERATION_TIMEOUT", "0.2")
+    nowhere = told | {"url": "redis://127.0.0.1:1"}
+    with pytest.raises(
+        BackendUnavailable, match="nothing was written, as the store is out of reach"
+    ):
+        sink.writer(nowhere, SCHEMA, overwrite=False)
+
+
+async def test_a_cluster_and_its_journals(redis_cluster: Cluster, redis_prefix: str) -> None:
+    """Rows of many queues go to all partitions of a cluster, each once, and the journals tell of each (G8)."""
+    told = {"url": redis_cluster.url, "prefix": redis_prefix}
+    keys = [f"k{n}" for n in range(8)]
+    async with Store.read(told).opened() as backend:
+        for key in keys:
+            await control_of(backend).configure(key, QueueSettings(journal=True))
+    table = pa.table({"task_id": [f"t{n}" for n in range(800)], "key": keys * 100})
+    for confirmed, duplicate in ((800, 0), (0, 800)):
+        sent = await asyncio.to_thread(write, told, table.to_batches())
+        assert (sent.confirmed, sent.duplicate) == (confirmed, duplicate)
+    published = 0
+    async with JournalReader(settings_for(redis_cluster.url, prefix=redis_prefix)) as journal:
+        for partition in journal.partitions:
+            span = await journal.span(partition)
+            async for entries in journal.read(partition, span.first, span.last):
+                published += sum(one.size for one in entries if one.values[2] == b"published")
+    assert published == 800

@@ -173,15 +173,25 @@ def test_what_a_sink_refuses() -> None:
         TasksOptions.read({"resource": "tasks", "states": "waiting,asleep"})
 
 
+def spoil(folder: str, batch: pa.RecordBatch) -> None:
+    """Fail after a row was put aside."""
+    with Aside(folder) as aside:
+        aside.put(batch, [1], ["this"])
+        aside.put(batch, [9], ["what is not there"])
+
+
 def test_bad_rows_are_put_aside_once(tmp_path: Any) -> None:
     """Hidden until the job commits; a replay replaces them, an abort removes what is hidden still (G8; fault L1)."""
     folder = str(tmp_path / "aside")
     batch = pa.record_batch({"task_id": ["a", "b", "c"]})
     names = []
     for _ in range(3):
-        aside = Aside(folder)
-        aside.put(batch, [0, 2], ["this", "that"])
-        names.append(aside.written())
+        with Aside(folder) as aside:
+            aside.put(batch, [0], ["this"])
+            aside.put(batch, [2], ["that"])
+        names.append(aside.name)
+    with pytest.raises(IndexError):
+        spoil(folder, batch)
     reveal(folder, names[0], "7-00000")
     reveal(folder, names[1], "7-00000")
     reveal(folder, names[1], "7-00000")
@@ -189,5 +199,7 @@ def test_bad_rows_are_put_aside_once(tmp_path: Any) -> None:
     (file,) = (tmp_path / "aside").iterdir()
     assert file.name == "7-00000.parquet"
     assert pq.read_table(file).to_pydict() == {"task_id": ["a", "c"], "reason": ["this", "that"]}
-    assert Aside(folder).written() == ""
-    assert Aside(None).written() == ""
+    for nothing in (Aside(folder), Aside(None)):
+        with nothing:
+            nothing.put(batch, [], [])
+        assert nothing.name == ""
