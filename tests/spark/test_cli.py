@@ -1,0 +1,200 @@
+"""``taskqueue pipeline`` in this process, on the Spark of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from taskqueue_core.cli import main
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.tasks import Task
+from taskqueue_memory import MemoryBackend, MemorySettings
+from taskqueue_spark.cli.wanted import wanted
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def told(self) -> Any:
+        """The one JSON value on stdout."""
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings of the machine reach a test."""
+    for name in os.environ:
+        if name.startswith("TASKQUEUE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command of the pipeline and return what it left."""
+
+    def run(*words: str) -> Done:
+        capsys.readouterr()
+        code = main(["pipeline", *words])
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands use the session of the tests, and leave it."""
+    monkeypatch.setattr("taskqueue_spark.session.session", lambda *_, **__: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+
+
+async def _job(path: Path) -> None:
+    """A journal of forty tasks: two fail for good with the same error, one is retried, and one is cancelled."""
+    clock = ManualClock()
+    backend = MemoryBackend(settings=MemorySettings(journal=path), clock=clock)
+    ids = [f"t{n:02}" for n in range(40)]
+    await backend.publisher.publish(*(Task(id=name, key="k<b>", payload=b"1") for name in ids))
+    await backend.control.cancel("k<b>", "t39")
+    async with backend.subscribe(["k<b>"], "w") as taking:
+        while deliveries := (await taking.receive(8, 0)).deliveries:
+            clock.advance(0.5)
+            for delivery in deliveries:
+                if delivery.task.id in {"t03", "t04"}:
+                    await taking.dead_letter(
+                        delivery, "rejected", error=f"ValueError: no {delivery.task.id} in 'x'"
+                    )
+                else:
+                    await taking.ack(delivery)
+    await backend.aclose()
+
+
+def job(path: Path) -> Path:
+    """See `_job`."""
+    asyncio.run(_job(path))
+    return path
+
+
+@pytest.mark.usefixtures("on_spark")
+def test_from_a_journal_to_a_report(cli: Cli, tmp_path: Path) -> None:
+    """G10: one command makes every table, the page and the same as JSON; then each is there to look at alone.
+
+    A doubled end changes the verdict and the exit code (G9).
+    """
+    journal = job(tmp_path / "journal.jsonl")
+    done = cli("report", "--journal", str(journal), "--out", "out", "--json")
+    assert done.code == 0, done.err
+    assert done.told["verdict"]["kind"] == "balanced"
+    html, told = (
+        Path(done.told["html"]).read_text(),
+        json.loads(Path(done.told["json"]).read_text()),
+    )
+    (row,) = told["account"]["conservation"]
+    assert (row["published"], row["completed"], row["dead_lettered"], row["cancelled"]) == (
+        40,
+        37,
+        2,
+        1,
+    )
+    assert sum(told["flow"]["all"]["published"]) == 40
+    assert told["flow"]["all"]["backlog"][-1] == 0
+    assert [one["count"] for one in told["rules"]] == [0] * 14
+    (failure,) = told["failures"]
+    assert (failure["attempts"], failure["dead"], failure["samples"]) == (2, 2, ["t03", "t04"])
+    assert f"redrive {failure['fingerprint']} --key &#39;k&lt;b&gt;&#39; --from out" in html
+    assert "k<b>" not in html
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+        "transitions", "damaged", "audit", "conservation", "violations", "latency", "throughput", "fairness",
+        "failures", "capacity",
+    }  # fmt: skip
+
+    done = cli("failures", "--from", "out", "--json")
+    assert [one["fingerprint"] for one in done.told["rows"]] == [failure["fingerprint"]]
+    done = cli("redrive", failure["fingerprint"], "--from", "out", "--dry-run", "--json")
+    assert done.told == {"found": 2}
+
+
+@pytest.mark.usefixtures("on_spark")
+def test_an_end_that_is_doubled_is_found(cli: Cli, tmp_path: Path) -> None:
+    """G9: exit code 1 and the reason, for programs and for people; a time before all of it has no task."""
+    journal = job(tmp_path / "journal.jsonl")
+    lines = journal.read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert last["event"] == "acked"
+    journal.write_text("\n".join([*lines, json.dumps(last | {"seq": last["seq"] + 1}), ""]))
+    done = cli("audit", "--journal", str(journal), "--json")
+    assert done.code == 1
+    assert (done.told["ok"], done.told["anomalies"]["duplicate_ack"]) == (False, 1)
+    done = cli("audit", "--journal", str(journal), "--key", "other")
+    assert done.code == 0
+    assert "no task" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["audit"], "which journal?"),
+        (["audit", "--journal", "x", "--from", "y"], "more than one is set"),
+        (["audit", "--from", "nowhere"], "there is no table transitions"),
+        (["audit", "--journal", "x", "--since", "yesterday"], "since"),
+        (["audit", "--journal", "x", "--conf", "x"], "NAME=VALUE"),
+        (["audit", "--journal", "x", "--master", "a", "--remote", "b"], "--master and --remote"),
+        (["snapshot", "--journal", "x"], "--out DIR"),
+        (["snapshot", "--journal", "x", "--out", "y", "--key", "z"], "every queue"),
+        (["stream", "--journal", "x"], "--out DIR"),
+        (["redrive", "--journal", "x"], "--all"),
+        (["load", "x.txt"], "--format"),
+        (["report", "--journal", "x", "--out", "a*b"], "without them"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_spark_starts(
+    words: list[str], said: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G10: exit code 2 and one sentence."""
+    monkeypatch.setattr("taskqueue_spark.session.session", None)
+    done = cli(*words, "--json")
+    assert done.code == 2, done.err
+    assert said in done.told["error"]["detail"]
+    assert done.err.count("\n") == 1
+
+
+def test_without_spark_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G10: one line, exit code 2."""
+    monkeypatch.setitem(sys.modules, "pyspark", None)  # type: ignore[arg-type]
+    done = cli("audit", "--journal", "x")
+    assert done.code == 2
+    assert (
+        done.err == "error: the pipeline needs pyspark: pip install 'taskqueue-backends[spark]'\n"
+    )
+
+
+def test_times_are_read_as_people_say_them() -> None:
+    """G10: a span of time ago, or a moment, which is UTC unless it says otherwise."""
+    for word, told in {
+        "2026-11-30T12:00": "2026-11-30T12:00:00+00:00",
+        "2026-11-30T12:00:05+02:00": "2026-11-30T12:00:05+02:00",
+    }.items():
+        since = wanted(since=word).since
+        assert since is not None
+        assert since.isoformat() == told
+    late, early = wanted(since="1m").since, wanted(since="2h").since
+    assert late is not None
+    assert early is not None
+    assert 7000 < (late - early).total_seconds() < 7200

@@ -1,0 +1,222 @@
+"""The page and its plots, from figures made by hand: no Spark."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqueue_spark.report import scales
+from taskqueue_spark.report.page import page, written
+from taskqueue_spark.report.plots import Series, over_time
+from taskqueue_spark.report.verdict import verdict_of
+from tests.spark.report_sample import EVIL, START, conserved, sample
+
+
+class Seen(HTMLParser):
+    """What a browser makes of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note it."""
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        """Note it."""
+        self.texts.append(data)
+
+    def found(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of each element of this name."""
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def test_texts_of_tasks_stay_texts() -> None:
+    """Ids, errors, tenants and workers that are HTML are shown as they are, in plots as well (G10)."""
+    seen = Seen(page(sample()))
+    names = {name for name, _ in seen.tags}
+    assert not names & {"script", "img", "iframe", "object", "link", "base", "form"}
+    assert len(seen.found("style")) == 1
+    assert not [word for _, attributes in seen.tags for word in attributes if word.startswith("on")]
+    text = "".join(seen.texts)
+    assert text.count("<script>alert(1)</script>") > 15
+
+
+def test_the_page_needs_nothing_else() -> None:
+    """It refers to no other resource, and a browser is told to load none (G10)."""
+    html = page(sample())
+    seen = Seen(html)
+    refers = {"src", "href", "srcset", "action", "data", "xlink:href"}
+    assert not [attributes for _, attributes in seen.tags if refers & attributes.keys()]
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    (policy,) = [one for one in seen.found("meta") if one.get("http-equiv")]
+    assert (policy["content"] or "").startswith("default-src 'none'; style-src 'unsafe-inline'")
+
+
+def test_every_plot_is_told_in_words_and_for_both_screens() -> None:
+    """Each has a title and a description under ids of its own, once wide and once narrow (G10)."""
+    html = page(sample())
+    plots = Seen(html).found("svg")
+    assert len(plots) >= 16
+    kinds = [str(plot["class"]) for plot in plots]
+    assert kinds.count("plot wide") == kinds.count("plot narrow")
+    ids = re.findall(r' id="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    for plot in plots:
+        assert plot["role"] == "img"
+        assert set(str(plot["aria-labelledby"]).split()) <= set(ids)
+    assert "prefers-color-scheme: dark" in html
+    assert "max-width: 720px" in html
+
+
+def test_the_page_is_the_same_for_the_same_figures() -> None:
+    """Nothing in it is by chance (G10)."""
+    assert page(sample()) == page(sample())
+
+
+def test_figures_are_those_of_the_tables() -> None:
+    """Counts stand where a reader looks for them, beside commands that a shell takes as they are (G10)."""
+    seen = Seen(page(sample()))
+    text = " ".join(" ".join(seen.texts).split())
+    for words in (
+        "Tasks were lost",
+        "1,340 published",
+        "1,328 completed",
+        "7 transitions are missing",
+        "lost 2",
+        "✗ 2",
+    ):
+        assert words in text
+    redrive = text[text.index("taskqueue pipeline redrive") :]
+    assert shlex.split(redrive.partition(" --from here")[0])[-1] == EVIL
+    assert "--max-inflight 12 --rate 400/10s" in text
+
+
+def test_a_report_of_nothing_is_a_page_too() -> None:
+    """A journal without tasks says so (G10)."""
+    nothing: list[Any] = []
+    account = {"conservation": nothing, "lost": nothing, "gaps": nothing, "ledgers": nothing}
+    extent = {
+        "since": None,
+        "until": None,
+        "seconds": 0.0,
+        "transitions": 0,
+        "runs": 0,
+        "workers": 0,
+    }
+    empty = dict.fromkeys(
+        (
+            "violations", "latency", "latency_over_time", "classes", "concurrency", "fairness", "failures", "capacity",
+            "throughput",
+        ),
+        nothing,
+    )  # fmt: skip
+    flow = {"seconds": 1.0, "start": None, "windows": 0, "all": {}, "keys": nothing}
+    verdict = {"kind": "empty", "title": "There is nothing to look at", "sentences": ["None."]}
+    html = page(sample(**empty, account=account, extent=extent, flow=flow, verdict=verdict))
+    assert "There is nothing to look at" in html
+    assert "No attempt failed." in html
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "kind", "words"),
+    [
+        ([], {}, "empty", "no task"),
+        ([{"published": 2, "completed": 2}], {}, "balanced", "none is lost"),
+        ([{"published": 2, "completed": 1, "lost": 1}], {}, "lost", "1 task is in no state"),
+        ([{"published": 3, "completed": 2, "balanced": False}], {}, "unbalanced", "not the sum"),
+        ([{"published": 1, "completed": 1}], {"rules": [{"rule": "R3", "count": 1}]}, "violated", "1 violation "),
+        ([{"published": 1, "completed": 1}], {"anomalies": {"duplicate_ack": 1}}, "violated", "completed twice"),
+        ([{"published": 1, "unknown": 1}], {}, "unknown", "nobody knows it"),
+        ([{"published": 1, "completed": 1, "complete": False}], {}, "unknown", "does not mean that nothing was lost"),
+        ([{"published": 1, "completed": 1}], {"gaps": 1}, "unknown", "1 transition is missing"),
+        ([{"published": 1, "completed": 1}], {"damaged": 2}, "unknown", "2 of its entries cannot be read"),
+        ([{"published": 1, "waiting": 1}], {"asked": True}, "balanced", "as the store says"),
+        ([{"published": 1, "waiting": 1}], {}, "balanced", "the store was not asked"),
+    ],
+)  # fmt: skip
+def test_verdicts(
+    rows: Sequence[dict[str, Any]], more: dict[str, Any], kind: str, words: str
+) -> None:
+    """The worst that was found is the title, everything is told, and what is unknown is never "no loss" (G9, G10)."""
+    verdict = verdict_of([conserved("k", **row) for row in rows], **more)
+    assert verdict.kind == kind
+    assert words in " ".join(verdict.sentences)
+    assert verdict.ok == (kind in {"empty", "balanced", "unknown"})
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (None, "-"), (0, "0 s"), (-1, "0 s"), (0.000_004, "0.004 ms"), (0.0042, "4.2 ms"), (0.0123, "12 ms"),
+        (0.9996, "1.00 s"), (1.236, "1.24 s"), (12.34, "12.3 s"), (59.999, "1 m 00 s"), (125, "2 m 05 s"),
+        (11_400, "3 h 10 m"), (187_200, "2 d 04 h"),
+    ],
+)  # fmt: skip
+def test_times_read_well(number: float | None, text: str) -> None:
+    """In the unit that a person would choose, never with more digits than mean something (G10)."""
+    assert scales.seconds(number) == text
+
+
+@pytest.mark.parametrize(
+    ("top", "expected"),
+    [
+        (0, [0, 1]), (1, [0, 0.5, 1]), (7, [0, 2, 4, 6, 8]), (0.03, [0, 0.01, 0.02, 0.03]),
+        (4000, [0, 1000, 2000, 3000, 4000]),
+    ],
+)  # fmt: skip
+def test_axes_have_round_marks(top: float, expected: list[float]) -> None:
+    """From 0 to the highest value or just above (G10)."""
+    assert scales.marks(top) == expected
+
+
+def test_axes_of_time_have_marks_on_the_clock() -> None:
+    """At whole minutes, hours or days, however long it is; below a second with its parts (G10)."""
+    start = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
+    assert [text for _, text in scales.time_marks(start, 300)] == [f"12:0{n}" for n in range(1, 6)]
+    assert list(scales.time_marks(START, 0.4))[1] == (pytest.approx(0.1), "12:00:00.1")
+    for length in (1.0, 7.3, 4000.0, 90_000.0, 3e6, 4e8):
+        assert 1 <= len(list(scales.time_marks(start, length))) <= 7
+
+
+def test_lines_stop_where_there_is_nothing() -> None:
+    """A window without a value is a hole, a lone value a dot, and every point lies within the plot (G10)."""
+    svg = over_time("t", "a", [Series("x", [1, 4, None, 2, None])], start=START, step=1)
+    wide = svg[: svg.index("</svg>")]
+    (line,) = re.findall(r'<polyline[^>]*points="([^"]+)"', wide)
+    points = [tuple(map(float, point.split(","))) for point in line.split()]
+    assert len(points) == 2
+    assert wide.count("<circle") == 1
+    assert all(0 <= x <= 960 and 0 <= y <= 250 for x, y in points)
+    assert points[1][1] < points[0][1]  # up is more
+    assert wide.count('class="hit"') == 5
+
+
+def test_a_file_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there before stays until all of the new one is; nothing is left of a failure (G10; fault L1)."""
+    path = tmp_path / "report.html"
+    written(path, b"one")
+
+    def fails(*_: object) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(OSError, match="full"):
+        written(path, b"two")
+    assert path.read_bytes() == b"one"
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
