@@ -22,8 +22,13 @@ _CONTROLLED = ("floor-p100", "floor-again", "floor-task", "floor-lua", "floor-p1
 
 def plain(run: dict[str, Any]) -> str:
     """Return all tables as text of fixed width, and what was invalid."""
+    return text(every(run), notes(run))
+
+
+def text(tables: Iterable[Table], said: Iterable[str]) -> str:
+    """Return tables as text of fixed width, and what is said beside them."""
     parts = []
-    for title, head, rows in every(run):
+    for title, head, rows in tables:
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         parts.append(title)
         parts += [
@@ -34,7 +39,7 @@ def plain(run: dict[str, Any]) -> str:
             for row in (head, *rows)
         ]
         parts.append("")
-    return "\n".join([*parts, *notes(run)])
+    return "\n".join([*parts, *said])
 
 
 def markdown(run: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""Write the generated part of ``docs/performance.md``. Usage: ``python benchmarks/report.py [RESULT [AOF-RESULT]]``.
+"""Write the generated parts of ``docs/performance.md``. Usage: ``python benchmarks/report.py [RESULT [AOF-RESULT]]``.
 
-Without arguments it takes the newest result that has a comparison. What stands outside the two marks
-of the page is written by hand and stays.
+Without arguments it takes the newest result that has a comparison, and the newest that has the pipeline. A part that no
+result was given for stays, as does what stands outside the marks of the page, which is written by hand.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import catalog
 import plot
 import render
+import spark_area
 from tables import shown
 
 HERE = Path(__file__).parent
@@ -21,6 +22,8 @@ PAGE = HERE.parent / "docs" / "performance.md"
 PICTURE = HERE / "performance.svg"
 BEGIN = "<!-- figures: begin, written by benchmarks/report.py -->"
 END = "<!-- figures: end -->"
+PIPELINE_BEGIN = "<!-- figures of the pipeline: begin, written by benchmarks/report.py -->"
+PIPELINE_END = "<!-- figures of the pipeline: end -->"
 IMAGE = f"![Ours beside floors and peers](../{PICTURE.relative_to(HERE.parent)})"
 _PANELS = (
     ("drain", "Drain, tasks per second (more is better)"),
@@ -32,22 +35,51 @@ _PANELS = (
 
 def main(paths: list[str]) -> int:
     """Write the page and the picture; return the exit status."""
-    results = [json.loads(Path(path).read_text()) for path in paths or [_newest()]]
-    parts = [_part(result) for result in results]
+    chosen = paths or [path for what in ("side_by_side", "pipeline") if (path := _newest(what))]
+    results = [json.loads(Path(path).read_text()) for path in chosen]
+    beside = [result for result in results if result.get("side_by_side")]
+    pipeline = [result for result in results if result.get("pipeline")]
+    if not beside and not pipeline:
+        raise SystemExit("there is no result with a comparison: run `python3 dev.py bench` first")
     page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text("\n".join([before + BEGIN, "", *parts, END + after]))
-    PICTURE.write_text(_picture(results[0]["side_by_side"]))
-    print(f"wrote {PAGE.name} and {PICTURE.name}")
+    if beside:
+        page = _between(page, BEGIN, END, [_part(result) for result in beside])
+        PICTURE.write_text(_picture(beside[0]["side_by_side"]))
+    if pipeline:
+        page = _between(page, PIPELINE_BEGIN, PIPELINE_END, [_of_the_pipeline(pipeline[0])])
+    PAGE.write_text(page)
+    print(f"wrote {PAGE.name}")
     return 0
 
 
-def _newest() -> str:
+def _between(page: str, begin: str, end: str, parts: list[str]) -> str:
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise SystemExit(f"{PAGE.name} has no place for the figures: the marks {begin} and {end}")
+    return "\n".join([before + begin, "", *parts, end + after])
+
+
+def _newest(what: str) -> str | None:
     for path in sorted((HERE / "results").glob("*.json"), reverse=True):
-        if json.loads(path.read_text()).get("side_by_side"):
+        if json.loads(path.read_text()).get(what):
             return str(path)
-    raise SystemExit("there is no result with a comparison: run `python3 dev.py bench` first")
+    return None
+
+
+def _of_the_pipeline(result: dict[str, Any]) -> str:
+    run = result["pipeline"]
+    where = f"{_machine(result)}."
+    tables = [render.section(table, align="---:") for table in spark_area.tables(run)]
+    said = "\n".join(f"- {note}" for note in spark_area.notes(run))
+    return "\n".join([where, "", *tables, said, ""])
+
+
+def _machine(result: dict[str, Any]) -> str:
+    return (
+        f"{result['time'][:10]}, {result['cores']} cores of {result['processor'] or result['machine']}, "
+        f"Python {result['python']}"
+    )
 
 
 def _part(result: dict[str, Any]) -> str:
@@ -55,10 +87,7 @@ def _part(result: dict[str, Any]) -> str:
     versions: list[dict[str, str]] = list(run["versions"].values())
     redis = versions[0]["redis-server"] if versions else "?"
     kept = "append-only file, everysec" if run["durable"] else "no persistence"
-    where = (
-        f"{result['time'][:10]}, {result['cores']} cores of {result['processor'] or result['machine']}, "
-        f"Python {result['python']}, redis-server {redis}, {kept}."
-    )
+    where = f"{_machine(result)}, redis-server {redis}, {kept}."
     tables = render.markdown(run)
     if run["durable"]:
         return f"## With an append-only file\n\n{where}\n\n{tables}"

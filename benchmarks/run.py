@@ -1,15 +1,17 @@
 """Measure, side by side in one run, and print medians. Usage: ``python3 dev.py bench [options]``.
 
 Without options it measures memory in process, tasks over the socket, and the redis backend beside
-floors and peers. Every round runs every measurement once, so that a slow minute of the machine hits
-all of them. A row whose tasks handled are not the tasks published is invalid and fails the run. The
-figures go to ``benchmarks/results/`` as one JSON file; ``benchmarks/report.py`` makes the page from it.
+floors and peers. The pipeline on Spark takes longer: it is measured with ``--area spark``. Every round
+runs every measurement once, so that a slow minute of the machine hits all of them. A row whose tasks
+handled are not the tasks published is invalid and fails the run. The figures go to
+``benchmarks/results/`` as one JSON file; ``benchmarks/report.py`` makes the page from it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import platform
@@ -29,6 +31,7 @@ import in_process
 import over_socket
 import render
 import side_by_side
+import spark_area
 
 _ROUND = 100
 """figures from here on are shown without decimals"""
@@ -40,6 +43,7 @@ AREAS: dict[str, tuple[Measurement, ...]] = {
     "socket": over_socket.MEASUREMENTS,
 }
 REDIS = "redis"
+SPARK = "spark"
 
 
 def main() -> int:
@@ -65,6 +69,8 @@ def main() -> int:
         if found is not None:
             print(render.plain(found))
             invalid = any(turn["invalid"] for turn in found["turns"])
+    if SPARK in areas:
+        invalid = _pipeline(options, report) or invalid
     _save(report)
     return 1 if invalid else 0
 
@@ -73,7 +79,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--area", choices=[*sorted(AREAS), REDIS], action="append")
+    parser.add_argument("--area", choices=[*sorted(AREAS), REDIS, SPARK], action="append")
     parser.add_argument("--redis", action="store_true", help="only ours on Redis, and the floors")
     parser.add_argument("--peers", action="store_true", help="only ours on Redis, floors and peers")
     parser.add_argument("--entries", help="only these, by name, with commas between")
@@ -109,6 +115,17 @@ def _side_by_side(options: argparse.Namespace) -> dict[str, Any] | None:
     return side_by_side.measure(
         entries, plan, seed=seed, rounds=options.rounds, durable=options.aof
     )
+
+
+def _pipeline(options: argparse.Namespace, report: dict[str, Any]) -> bool:
+    """Measure the pipeline into a report; return whether something was invalid."""
+    if shutil.which("redis-server") is None or importlib.util.find_spec("pyspark") is None:
+        print("spark is left out: it needs redis-server on PATH, and pyspark", file=sys.stderr)
+        return False
+    size = "full" if options.full else "quick" if options.quick else "usual"
+    found = report["pipeline"] = spark_area.measure(size, rounds=options.rounds)
+    print(render.text(spark_area.tables(found), spark_area.notes(found)))
+    return bool(found["invalid"])
 
 
 def _print(figures: dict[str, list[float]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -30,6 +30,33 @@ class Target:
     def reached(self, found: Found) -> bool | None:
         """Return whether the run keeps the bound, ``None`` where it did not measure this."""
         value = self.value(found)
+        if value is None:
+            return None
+        return value <= self.bound if self.sign == "≤" else value >= self.bound
+
+
+Values = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One bound on one figure of the pipeline."""
+
+    name: str
+    """of the figure: values that are the same number, measured again"""
+    figure: str
+    measure: str
+    sign: Literal["≥", "≤"]
+    bound: float
+    taken: Callable[[Sequence[float]], float] = median
+
+    def value(self, values: Values) -> float | None:
+        """Return the number to be bound, ``None`` where the run did not measure it."""
+        return self.taken(values[self.name]) if self.name in values else None
+
+    def reached(self, values: Values) -> bool | None:
+        """Return whether the run keeps the bound, ``None`` where it did not measure this."""
+        value = self.value(values)
         if value is None:
             return None
         return value <= self.bound if self.sign == "≤" else value >= self.bound
@@ -187,3 +214,74 @@ TARGETS = (
     ),
     Target("cost per task, deepest backlog", "x backlog 1,000", "≤", 1.2, _backlog),
 )
+
+
+def _off(ratios: Sequence[float]) -> float:
+    return median(abs(ratio - 1) for ratio in ratios)
+
+
+def _near(ratios: Sequence[float]) -> float:
+    return sum(abs(ratio - 1) <= 0.2 for ratio in ratios) / len(ratios)
+
+
+_VIRTUAL = "capacity, virtual time: observed p95 wait, x expected"
+PIPELINE = (
+    Goal(
+        "journal read per core: our reader, x plain loop",
+        "journal read per core",
+        "x plain hiredis and Arrow",
+        "≥",
+        0.8,
+    ),
+    Goal(
+        "publish, the sink, x plain script",
+        "publish through the sink",
+        "x plain chunked script",
+        "≥",
+        0.7,
+    ),
+    Goal(
+        "audit, just after the start of the session, s per million events",
+        "audit of 1,000,000 events, cold",
+        "s",
+        "≤",
+        10,
+    ),
+    Goal(
+        "audit, cost per event of ten times as many events, x",
+        "audit, 10 x the events",
+        "x cost per event",
+        "≤",
+        1.2,
+    ),
+    Goal(
+        "Redis's longest command during a backfill, ms",
+        "Redis blocked by a backfill",
+        "ms",
+        "≤",
+        5,
+        max,
+    ),
+    Goal("micro-batch of 100 transitions, ms", "micro-batch of 100", "ms", "≤", 700),
+    Goal(
+        "share of the throughput that the journal takes",
+        "cost of the journal",
+        "share of publish and drain",
+        "≤",
+        0.15,
+    ),
+    Goal(_VIRTUAL, "capacity advice, applied", "p95 wait off by, median", "≤", 0.2, _off),
+    Goal(_VIRTUAL, "capacity advice, applied", "share of loads within 20 %", "≥", 0.8, _near),
+    *(
+        Goal(
+            f"capacity, real time, {name}: observed p95 wait, x expected",
+            f"capacity advice, applied on {name}",
+            "p95 wait off by, median",
+            "≤",
+            0.2,
+            _off,
+        )
+        for name in ("memory", "Redis")
+    ),
+)
+"""what the pipeline is to reach"""

@@ -36,7 +36,7 @@ async def run(journal: Path, load: Sequence[tuple[float, float]], slots: int) ->
     numbers = itertools.count()
     settings = await backend.control.settings(KEY)
     await backend.control.configure(KEY, settings.model_copy(update={"max_inflight": slots}))
-    times = {}
+    times: dict[str, float] = {}
     async with backend.subscribe([KEY], "worker") as subscription:
 
         async def fill() -> None:

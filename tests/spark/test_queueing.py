@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_more_slots_never_make_anybody_wait_longer() -> None:
     """That is what allows to look for the least number by halves (G10)."""
     arrived, held = load(3, 2000, 5.0)
     waits = [replay(arrived, held, slots) for slots in range(4, 12)]
-    assert all((more <= less).all() for less, more in zip(waits, waits[1:], strict=False))
+    assert all((more <= less).all() for less, more in pairwise(waits))
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 7, 8, 100, 101])

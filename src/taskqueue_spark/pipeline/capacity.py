@@ -64,9 +64,9 @@ def advice(
 ) -> DataFrame:
     """Return a row per key: the least number of slots with which so many tasks wait at most ``target_wait`` seconds.
 
-    ``transitions``: each number once. ``whole``: they are all there is of their runs, so that a number without a row is
-    history that is missing; say ``False`` of transitions that were chosen by key or event. ``sample``: how many
-    deliveries of a key are replayed; of more, its busiest stretch is.
+    ``whole``: the transitions are all there is of their runs, so that a number without a row is history that is
+    missing; say ``False`` of transitions that were chosen by key or event. ``sample``: how many deliveries of a key are
+    replayed; of more, its busiest stretch is.
 
     Where ``reason`` is set, it says why there is no advice, and what was to be advised is null. Else:
 
@@ -119,8 +119,11 @@ def _deliveries(transitions: DataFrame) -> DataFrame:
     since = F.lag(time).over(own)
     arrived = F.when((before == "available") & (due < since), due).otherwise(since)
     ready = before.isin(*_AVAILABLE) & (F.lag("state").over(own) == State.WAITING)
+    again = F.col("seq").eqNullSafe(F.lag("seq").over(own))  # read twice, from a copied segment
     return (
         transitions.where(F.col("task_id") != "")
+        .withColumn("again", again)
+        .where("not again")
         .select(
             "key", "run", "shard", "worker", "event", "priority",
             F.when(ready, arrived).alias("arrived"),
@@ -148,10 +151,8 @@ def _about(transitions: DataFrame, given: DataFrame, *, whole: bool, needed: int
         F.percentile(rate, F.lit(0.95)).alias("peak_rate"),
     )
     about = keys.join(counts, "key", "left")
-    if whole:
-        about = about.join(_missing(transitions), "key", "left")
-    else:
-        about = about.withColumn("missing", F.lit(0.0))
+    missing = _missing(transitions) if whole else keys.withColumn("missing", F.lit(0.0))
+    about = about.join(missing, "key", "left")
     known, deliveries = F.coalesce("known", F.lit(0)), F.coalesce("deliveries", F.lit(0))
     reason = (
         F.when(

@@ -1,0 +1,90 @@
+"""The pipeline on Spark: how fast it reads, publishes and audits, what the journal costs, and whether advice holds.
+
+Each section of a round is a process of its own (`spark_section.py`), so that every session starts cold, and a
+section that fails spoils no other.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import spark_sizes
+import targets
+from tables import shown
+
+_PROGRAM = Path(__file__).parent / "spark_section.py"
+_PATIENCE = 1800.0
+"""seconds for one section"""
+
+
+def measure(size: str, *, rounds: int | None = None) -> dict[str, Any]:
+    """Run every section in every round; return the figures by name, each with its values, and what went wrong."""
+    sizes = spark_sizes.SIZES[size]
+    start = time.monotonic()
+    figures: dict[str, list[float]] = {}
+    invalid: dict[str, str] = {}
+    number = rounds or sizes.rounds
+    for turn in range(1, number + 1):
+        for section in spark_sizes.SECTIONS:
+            print(f"round {turn} of {number}: spark, {section}", file=sys.stderr, flush=True)
+            found = _section(section, size, turn)
+            if isinstance(found, str):
+                invalid[section] = found
+                print(f"INVALID {section}: {found}", file=sys.stderr, flush=True)
+                continue
+            for name, values in found.items():
+                figures.setdefault(name, []).extend(values)
+    return {
+        "size": size,
+        "rounds": number,
+        "seconds": time.monotonic() - start,
+        "figures": {name: {"median": median(v), "values": v} for name, v in figures.items()},
+        "invalid": invalid,
+    }
+
+
+def _section(section: str, size: str, turn: int) -> dict[str, list[float]] | str:
+    words = [sys.executable, str(_PROGRAM), section, size, str(turn)]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {_PATIENCE:.0f} s"
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+        return said[-1]
+    found: dict[str, list[float]] = json.loads(lines[-1])
+    return found
+
+
+def tables(run: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return what a run found as tables: title, head, rows."""
+    values = {name: figure["values"] for name, figure in run["figures"].items()}
+    goals = []
+    for goal in targets.PIPELINE:
+        if (found := goal.value(values)) is not None:
+            reached = "reached" if goal.reached(values) else "NOT reached"
+            bound = f"{goal.sign} {goal.bound:g}"
+            goals.append([goal.figure, goal.measure, bound, shown(found), reached])
+    rows = [
+        [name, shown(median(each)), f"{shown(min(each))} to {shown(max(each))}", str(len(each))]
+        for name, each in values.items()
+    ]
+    return [
+        ("Figures of the pipeline to reach", ["figure", "measure", "reach", "found", ""], goals),
+        ("Figures of the pipeline", ["", "median", "range", "values"], rows),
+    ]
+
+
+def notes(run: dict[str, Any]) -> list[str]:
+    """Return what must be known beside the tables."""
+    said = [f"{run['size']} sizes; {run['rounds']} rounds; {run['seconds']:.0f} s in all"]
+    return said + [f"INVALID: {section}: {why}" for section, why in run["invalid"].items()]
