@@ -29,7 +29,7 @@ def test_a_package_adds_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     def add_to(app: typer.Typer) -> None:
         app.command(name="theirs")(lambda: print("theirs"))  # noqa: T201 - as above
 
-    monkeypatch.setitem(sys.modules, "their_commands", SimpleNamespace(add_to=add_to))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "their_commands", SimpleNamespace(add_to=add_to))
     app = app_with(EntryPoint("x", "their_commands", mounted.COMMANDS_GROUP))
     assert CliRunner().invoke(app, ["theirs"]).output == "theirs\n"
     assert CliRunner().invoke(app, ["own"]).output == "own\n"

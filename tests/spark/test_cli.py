@@ -67,7 +67,7 @@ def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _job(path: Path) -> None:
-    """A journal of forty tasks: two fail for good with the same error, one is retried, and one is cancelled."""
+    """A journal of forty tasks: two fail for good with the same error, and one is cancelled."""
     clock = ManualClock()
     backend = MemoryBackend(settings=MemorySettings(journal=path), clock=clock)
     ids = [f"t{n:02}" for n in range(40)]
@@ -75,7 +75,7 @@ async def _job(path: Path) -> None:
     await backend.control.cancel("k<b>", "t39")
     async with backend.subscribe(["k<b>"], "w") as taking:
         while deliveries := (await taking.receive(8, 0)).deliveries:
-            clock.advance(0.5)
+            await clock.advance(0.5)
             for delivery in deliveries:
                 if delivery.task.id in {"t03", "t04"}:
                     await taking.dead_letter(
@@ -177,7 +177,7 @@ def test_what_cannot_be_done_is_told_before_spark_starts(
 
 def test_without_spark_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """G10: one line, exit code 2."""
-    monkeypatch.setitem(sys.modules, "pyspark", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pyspark", None)
     done = cli("audit", "--journal", "x")
     assert done.code == 2
     assert (

@@ -124,7 +124,7 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
         ),
         nothing,
     )  # fmt: skip
-    flow = {"seconds": 1.0, "start": None, "windows": 0, "all": {}, "keys": nothing}
+    flow: dict[str, Any] = {"seconds": 1.0, "start": None, "windows": 0, "all": {}, "keys": nothing}
     verdict = {"kind": "empty", "title": "There is nothing to look at", "sentences": ["None."]}
     html = page(sample(**empty, account=account, extent=extent, flow=flow, verdict=verdict))
     assert "There is nothing to look at" in html
@@ -187,7 +187,7 @@ def test_axes_of_time_have_marks_on_the_clock() -> None:
     """At whole minutes, hours or days, however long it is; below a second with its parts (G10)."""
     start = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
     assert [text for _, text in scales.time_marks(start, 300)] == [f"12:0{n}" for n in range(1, 6)]
-    assert list(scales.time_marks(START, 0.4))[1] == (pytest.approx(0.1), "12:00:00.1")
+    assert [text for _, text in scales.time_marks(START, 0.4)][1] == "12:00:00.1"
     for length in (1.0, 7.3, 4000.0, 90_000.0, 3e6, 4e8):
         assert 1 <= len(list(scales.time_marks(start, length))) <= 7
 
