@@ -67,6 +67,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     limits: Mapping[str, Mapping[str, Any]] = {}
     """settings that limit or order the flow, by key"""
     liveness: float = 30.0
+    journal: bool = False
+    """whether the queues note what happens in the store's journal"""
     terms: Terms | None = None
     """in place of those that follow from the rest"""
 
@@ -161,6 +163,7 @@ class World:
         for key in self.shape.keys:
             settings = await control.settings(key)
             kept = {"max_losses": 20, "dedupe_window": 3600.0}  # an outage may last five minutes
+            kept["journal"] = self.shape.journal
             await control.configure(key, settings.model_copy(update=kept))
             self.log.note(What.SETTINGS, key=key, name="max_losses", value=20)
             if limits := self.shape.limits.get(key):

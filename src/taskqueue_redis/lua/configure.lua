@@ -14,6 +14,7 @@ end
 call('HSET', q.name, 'version', ARGV[4] + 1, 'settings', ARGV[5], 'result_ttl', ARGV[7], 'max_losses', ARGV[8],
   'replicas', ARGV[11])
 if ARGV[10] ~= '' then call('HSET', q.name, 'durability', ARGV[10]) else call('HDEL', q.name, 'durability') end
+local noted_before = q.journal
 q.window, q.journal, q.replicas = tonumber(ARGV[6]), ARGV[9] == '1', tonumber(ARGV[11])
 if ARGV[12] ~= '' then call('HSET', q.name, 'moved_to', ARGV[12]) else call('HDEL', q.name, 'moved_to') end
 if ARGV[13] ~= '' then call('HSET', q.name, 'bound_to', ARGV[13]) else call('HDEL', q.name, 'bound_to') end
@@ -60,7 +61,9 @@ if f.fair == 1 then
 else
   call('DEL', q.name .. '/v')
 end
-note(q, 'configured', '', {attempt = 0, losses = 0, priority = 0}, '', nil, nil, ARGV[5])
+if q.journal or noted_before then -- the last that a journal tells of a queue is that it tells no more
+  noting().note(q, 'configured', '', {attempt = 0, losses = 0, priority = 0}, '', nil, nil, ARGV[5])
+end
 if q.sorted then sort_some(q, 500) end
 unsort(q)
 save_all()

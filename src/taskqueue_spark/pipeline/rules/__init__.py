@@ -1,0 +1,1 @@
+"""The rules that a history must keep, as expressions over the steps of tasks."""

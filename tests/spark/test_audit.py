@@ -1,0 +1,258 @@
+"""The audit tells the truth about journals of which it is known, and what befalls a journal changes what it says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_spark.columns import TRANSITIONS
+from taskqueue_spark.pipeline.audit import VERDICTS, against, audit, conservation, gaps
+from tests.spark.small_journals import SmallJournal
+from tests.spark.synthetic import (
+    Made,
+    cut,
+    doubled,
+    made,
+    moved,
+    removed,
+    renumbered,
+    repeated,
+    swapped,
+)
+
+_LIVE = ("waiting", "scheduled", "in_flight")
+
+
+def truth(rows: list[Row]) -> Counter[tuple[str, str]]:
+    """Return what a conservation says, as a synthetic journal tells its truth."""
+    return +Counter({(row["key"], verdict): row[verdict] for row in rows for verdict in VERDICTS})
+
+
+def test_the_truth_about_a_million(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a million transitions every life has the verdict that is true, and each queue's add up (G9)."""
+    journal = made(7, 305_000, keys=5, shards=3, skew=0.5)
+    assert len(journal.table) > 1_000_000
+    pq.write_table(journal.table, tmp_path / "journal.parquet", row_group_size=250_000)
+    rows = conservation(audit(spark.read.parquet(str(tmp_path / "journal.parquet")))).collect()
+    assert truth(rows) == journal.truth
+    for row in rows:
+        assert row["balanced"]
+        assert row["complete"]
+        assert row["published"] == sum(row[verdict] for verdict in VERDICTS)
+        assert row["earlier"] == 0
+
+
+class Fates:
+    """One sound journal and what may befall it, each in a run, a queue and shards of its own, audited together."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.sound: Made = made(11, 400, keys=1, shards=1)
+        table = self.sound.table
+        self.ids: dict[str, str] = {}
+        gone, self.ids["removed"] = removed(table)
+        unnoted, self.ids["unnoted"] = removed(table, nth=3)
+        twice, self.ids["twice"] = doubled(table)
+        other, self.ids["swapped"], self.ids["changeling"] = swapped(table)
+        journals = {
+            "sound": table,
+            "removed": gone,
+            "unnoted": renumbered(unnoted),
+            "twice": twice,
+            "swapped": other,
+            "trimmed": cut(table, 0, 1, 300),
+            "cut": cut(table, 0, 500, 520),
+            "repeated": repeated(table, 100, 400),
+        }
+        parts = [moved(part, name, place) for place, (name, part) in enumerate(journals.items())]
+        journal = pa.concat_tables([*parts, *_runs(), *_switched()])
+        self.transitions = spark.createDataFrame(journal)
+        self.audited = audit(
+            self.transitions, live=self._live(spark, list(journals)), grace_seconds=60.0
+        )
+        self.rows = self.audited.collect()
+        self.gaps = gaps(self.transitions).collect()
+
+    def _live(self, spark: SparkSession, names: list[str]) -> DataFrame:
+        """What the store has: what the sound journal leaves alive, and nothing else."""
+        states = dict(
+            zip(
+                self.sound.table["task_id"].to_pylist(),
+                self.sound.table["state"].to_pylist(),
+                strict=True,
+            )
+        )
+        as_of = TRANSITIONS.field("ts").type
+        late = pa.scalar(_END, as_of)
+        rows = [
+            {"key": f"{name}/k0", "task_id": task, "state": state, "as_of": late.as_py()}
+            for name in names
+            for task, state in states.items()
+            if state in _LIVE
+        ]
+        return spark.createDataFrame(pa.Table.from_pylist(rows))
+
+    def verdicts(self, name: str) -> Counter[str]:
+        """Count the verdicts of one journal."""
+        return Counter(row["verdict"] for row in self.rows if row["key"] == f"{name}/k0")
+
+    def of(self, name: str, task: str) -> Row:
+        """Return the last life of a task."""
+        lives = [r for r in self.rows if (r["key"], r["task_id"]) == (f"{name}/k0", task)]
+        return max(lives, key=lambda row: int(row["life"]))
+
+
+_END = 1_790_000_000_000_000 + 100_000_000_000
+
+
+def _runs() -> list[pa.Table]:
+    """A process that ended with two tasks alive, and the next one, which knows one of the ids."""
+    journal = SmallJournal(key="restarted/k0", run="first", shard=90)
+    for task in ("done", "alive", "again"):
+        journal.tell(0, "published", task)
+    journal.tell(1, "delivered", "done", state="in_flight")
+    journal.tell(2, "acked", "done")
+    journal.run = "second"
+    journal.tell(10, "published", "again")
+    journal.tell(11, "delivered", "again")
+    return [pa.Table.from_pylist(journal.rows, schema=TRANSITIONS)]
+
+
+def _switched() -> list[pa.Table]:
+    """A queue that was there before its journal was, and one of which the journal was switched off."""
+
+    def settings(version: int, *, journal: bool = True) -> str:
+        return QueueSettings(version=version, journal=journal).model_dump_json()
+
+    late = SmallJournal(key="late/k0", run="late", shard=91)
+    late.tell(0, "configured", reason=settings(3))
+    late.tell(1, "acked", "older")
+    late.tell(2, "published", "newer")
+    off = SmallJournal(key="off/k0", run="off", shard=92)
+    off.tell(0, "configured", reason=settings(1))
+    off.tell(1, "published", "waits")
+    off.tell(2, "configured", reason=settings(2, journal=False))
+    return [pa.Table.from_pylist(one.rows, schema=TRANSITIONS) for one in (late, off)]
+
+
+@pytest.fixture(scope="module")
+def fates(spark: SparkSession) -> Fates:
+    """All of them, audited once."""
+    return Fates(spark)
+
+
+def test_a_sound_journal(fates: Fates) -> None:
+    """Nothing is odd, and what was told twice counts once (G9; fault L2)."""
+    expected = Counter({verdict: count for (_, verdict), count in fates.sound.truth.items()})
+    assert fates.verdicts("sound") == fates.verdicts("repeated") == expected
+    sound = [r for r in fates.rows if r["key"] in {"sound/k0", "repeated/k0"}]
+    assert not any(row["anomalies"] or row["reason"] or row["earlier"] for row in sound)
+    assert {row["run"] for row in fates.gaps} == {"removed", "trimmed", "cut"}
+
+
+def test_an_ack_is_removed(fates: Fates) -> None:
+    """What is missing is seen by its number, so nobody says that the task is lost (G9)."""
+    row = fates.of("removed", fates.ids["removed"])
+    assert (row["verdict"], row["last_event"]) == ("unknown", "delivered")
+    (gap,) = [gap for gap in fates.gaps if gap["run"] == "removed"]
+    assert gap["missing"] == 1
+    assert row["last_seq"] < gap["first"] == gap["last"]
+    assert fates.verdicts("removed")["lost"] == 0
+
+
+def test_an_ack_was_never_noted(fates: Fates) -> None:
+    """Nothing is missing, and the store does not have it: it is lost (G9)."""
+    row = fates.of("unnoted", fates.ids["unnoted"])
+    assert (row["verdict"], row["reason"]) == ("lost", "not in the store")
+    expected = fates.verdicts("sound")
+    expected.subtract({"completed": 1, "lost": -1})
+    assert fates.verdicts("unnoted") == expected
+
+
+def test_an_ack_is_doubled(fates: Fates) -> None:
+    """It is odd, and no more than that: the task is completed once (G9)."""
+    row = fates.of("twice", fates.ids["twice"])
+    assert (row["verdict"], row["anomalies"]) == ("completed", ["duplicate_ack"])
+    assert fates.verdicts("twice") == fates.verdicts("sound")
+
+
+def test_a_task_is_swapped(fates: Fates) -> None:
+    """The one is lost, the other was never published (G9)."""
+    row = fates.of("swapped", fates.ids["swapped"])
+    assert (row["verdict"], row["reason"]) == ("lost", "not in the store")
+    changeling = fates.of("swapped", fates.ids["changeling"])
+    assert (changeling["anomalies"], changeling["published_at"]) == (["orphan"], None)
+    assert not changeling["earlier"]
+
+
+def test_a_shard_is_trimmed(fates: Fates) -> None:
+    """What began in what is gone is from earlier, and no queue of the shard is complete (G9)."""
+    rows = [row for row in fates.rows if row["key"] == "trimmed/k0"]
+    earlier = [row for row in rows if row["earlier"]]
+    assert earlier
+    assert not any(row["complete"] for row in rows)
+    assert not any(row["anomalies"] for row in rows)
+    assert fates.verdicts("trimmed")["lost"] == 0
+    (gap,) = [gap for gap in fates.gaps if gap["run"] == "trimmed"]
+    assert (gap["first"], gap["last"], gap["missing"]) == (1, 300, 300)
+
+
+def test_a_span_is_cut_out(fates: Fates) -> None:
+    """Whose end may lie in it is unknown, and nothing is odd for what it hides (G9)."""
+    assert fates.verdicts("cut")["unknown"] > 0
+    assert fates.verdicts("cut")["lost"] == 0
+    assert not any(row["anomalies"] for row in fates.rows if row["key"] == "cut/k0")
+
+
+def test_a_run_has_ended(fates: Fates) -> None:
+    """What a process had when it ended is lost; an id that the next one is told is another life (G9)."""
+    told = {
+        (row["task_id"], row["life"]): (row["verdict"], row["reason"])
+        for row in fates.rows
+        if row["key"] == "restarted/k0"
+    }
+    assert told == {
+        ("done", 1): ("completed", None),
+        ("alive", 1): ("lost", "its run ended"),
+        ("again", 1): ("lost", "its run ended"),
+        ("again", 2): ("lost", "not in the store"),
+    }
+
+
+def test_a_queue_is_not_noted_all_the_time(fates: Fates) -> None:
+    """What was there before the journal is from earlier, and what became of it after it nobody knows (G9)."""
+    older, newer = fates.of("late", "older"), fates.of("late", "newer")
+    assert (older["verdict"], older["earlier"], older["anomalies"]) == ("completed", True, [])
+    assert (newer["verdict"], newer["complete"]) == ("lost", False)
+    assert fates.of("off", "waits")["verdict"] == "unknown"
+
+
+def test_the_books(spark: SparkSession, fates: Fates) -> None:
+    """Each queue's verdicts add up but for the changeling's, and agree with a ledger that is right (G9)."""
+    lives = spark.createDataFrame(fates.rows, fates.audited.schema)
+    kept = {row["key"]: row for row in conservation(lives).collect()}
+    assert {key for key, row in kept.items() if not row["balanced"]} == {"swapped/k0"}
+    assert {key for key, row in kept.items() if row["earlier"]} == {"trimmed/k0", "late/k0"}
+    sound = fates.verdicts("sound")
+    states = {"done": "completed", "dead": "dead_lettered"}
+    ledger: dict[str, Any] = {
+        name: sound[states.get(name, name)]
+        for name in (*_LIVE, "done", "dead", "expired", "cancelled", "discarded")
+    }
+    ledger["published"] = sum(ledger.values())
+    shards = conservation(lives.where(F.col("key").isin("sound/k0", "twice/k0"))).withColumn(
+        "key", F.concat_ws("", F.lit("q:s"), F.length("key").cast("string"), F.lit("@1x2-00ff"))
+    )
+    doubled = {name: 2 * count for name, count in ledger.items()}
+    books = spark.createDataFrame([{"key": "q", **doubled}, {"key": "r", **ledger}])
+    told = {row["key"]: row for row in against(shards, books).collect()}
+    assert told["q"]["agrees"]
+    assert not told["r"]["agrees"]
+    assert told["r"]["more_done"] == ledger["done"]

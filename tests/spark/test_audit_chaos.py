@@ -1,0 +1,177 @@
+"""What the journal tells of a run with faults is what the checker found by what its clients saw."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.flow import RateLimit
+from taskqueue_core.tasks import State
+from taskqueue_redis.journal import JournalReader
+from taskqueue_spark.columns import TRANSITIONS, batch_of
+from taskqueue_spark.pipeline.audit import VERDICTS, against, audit, conservation
+from taskqueue_spark.pipeline.history import RULES, counts, violations
+from tests.chaos.cases import CHAOS, passed, small
+from tests.chaos.world import Outcome, Shape, World
+from tests.redis.links import settings_for
+from tests.spark.synthetic import doubled, moved, removed, renumbered, swapped
+
+_VERDICT = {"done": "completed", "dead": "dead_lettered"}
+
+
+async def journal_of(world: World) -> pa.Table:
+    """Read all of it."""
+    batches: list[pa.RecordBatch] = []
+    settings = settings_for(f"redis://127.0.0.1:{world.redis.port}", prefix="chaos")
+    async with JournalReader(settings) as reader:
+        for number, partition in enumerate(reader.partitions):
+            span = await reader.span(partition)
+            assert span.first == 1
+            batches += [
+                batch_of(number, span.epoch, entries, 1, span.last)
+                async for entries in reader.read(partition, 1, span.last)
+            ]
+    return pa.Table.from_batches(batches, schema=TRANSITIONS)
+
+
+class Run:
+    """A run with its journal: queues with limits, entities, deadlines, failures; and faults."""
+
+    def __init__(self, outcome: Outcome, journal: pa.Table, delivered: dict[str, int]) -> None:
+        self.outcome = outcome
+        self.journal = journal
+        self.delivered = delivered
+        """by key, as the store counted"""
+
+    @classmethod
+    async def of(cls, folder: Path, shape: Shape, *, seed: int = 0, bursts: int = 1) -> Run:
+        """Play it."""
+        async with World(folder, shape, seed=seed) as world:
+            await world.begin()
+            await world.holding("consumer", 0, 3)
+            for _ in range(bursts):
+                await asyncio.gather(
+                    world.inflict("lose", "link-producer", 0),
+                    world.inflict("cut", "link-producer", 1),
+                    world.inflict("kill", "consumer", 0),
+                )
+                await world.inflict("kill", "redis", 0, 0.2)
+            outcome = await world.finish()
+            control = control_of(world.backend)
+            delivered = {key: (await control.stats(key)).delivered for key in shape.keys}
+            return cls(outcome, await journal_of(world), delivered)
+
+
+_LIMITS = {
+    "alpha": {"max_inflight": 20},
+    "beta": {"rate_limit": RateLimit(max_tokens=100)},
+}
+
+
+def played(folder: Path, *, seed: int = 0, bursts: int = 1, **more: object) -> Run:
+    """Play a run in an event loop of its own."""
+    shape = small(journal=True, limits=_LIMITS, entities=5, liveness=60.0, **more)
+    return asyncio.run(Run.of(folder, shape, seed=seed, bursts=bursts))
+
+
+def ledgers(spark: SparkSession, run: Run) -> DataFrame:
+    """The store's books at the end."""
+    return spark.createDataFrame(
+        [{"key": key, **books} for key, books in run.outcome.dump.ledgers.items()]
+    )
+
+
+def agree(spark: SparkSession, run: Run) -> None:
+    """Assert that the journal tells what the checker, the store and its books do."""
+    figures = passed(run.outcome)
+    lives = audit(spark.createDataFrame(run.journal)).persist()
+    books = conservation(lives)
+    kept = {row["key"]: row for row in books.collect()}
+    assert sum(row["published"] for row in kept.values()) == figures.tasks
+    assert all(row["balanced"] and row["complete"] for row in kept.values())
+    assert sum(row["lost"] + row["unknown"] for row in kept.values()) == figures.lost == 0
+    for key, ledger in run.outcome.dump.ledgers.items():
+        told = {_VERDICT.get(state, state): ledger[state] for state in map(str, State)}
+        assert {name: kept[key][name] for name in told} == told
+    assert all(row["agrees"] for row in against(books, ledgers(spark, run)).collect())
+    lost = lives.groupBy("key").agg(F.sum("deliveries").alias("deliveries"))
+    assert {row["key"]: row["deliveries"] for row in lost.collect()} == run.delivered
+    assert sum(run.delivered.values()) >= figures.deliveries
+    known = {
+        (key, task): _VERDICT.get(one.state, one.state)
+        for key, tasks in run.outcome.dump.tasks.items()
+        for task, one in tasks.items()
+        if one is not None
+    }
+    fates = lives.select("key", "task_id", "verdict", "anomalies").collect()
+    assert {(row["key"], row["task_id"]): row["verdict"] for row in fates} == known
+    assert not any(row["anomalies"] for row in fates)
+    lives.unpersist()
+
+
+def broken(spark: SparkSession, journals: dict[str, pa.Table]) -> dict[str, Counter[str]]:
+    """Count the rules that are broken, by journal."""
+    parts = [moved(table, name, place) for place, (name, table) in enumerate(journals.items())]
+    found = violations(spark.createDataFrame(pa.concat_tables(parts)))
+    told: dict[str, Counter[str]] = {name: Counter() for name in journals}
+    for row in found.collect():
+        told[row["run"]][row["rule"]] += 1
+    return told
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One run of a few seconds."""
+    return played(tmp_path_factory.mktemp("chaos") / "run")
+
+
+def test_the_journal_of_a_run_with_faults(spark: SparkSession, run: Run) -> None:
+    """Its audit is what the checker, the store and its books say: every task confirmed has its end (G9)."""
+    agree(spark, run)
+
+
+def test_the_rules_over_a_run(spark: SparkSession, run: Run) -> None:
+    """The checker found nothing and neither do they; what is changed in the journal they find (G9; fault L2)."""
+    assert passed(run.outcome).lost == 0
+    told = broken(
+        spark,
+        {
+            "true": run.journal,
+            "again": pa.concat_tables([run.journal, run.journal.slice(100, 200)]),
+            "unnoted": renumbered(removed(run.journal, "delivered")[0]),
+            "doubled": doubled(run.journal)[0],
+            "swapped": swapped(run.journal)[0],
+        },
+    )
+    assert told["true"] == told["again"] == {}
+    assert told["unnoted"]["R2"] == 1
+    assert told["doubled"] == {"R4": 1}
+    assert (told["swapped"]["R1"], told["swapped"]["R2"]) == (1, 1)
+
+
+def test_a_burst_through_a_front_that_fails(spark: SparkSession, run: Run) -> None:
+    """Publishers whose answers are lost or cut off send again with the same ids: none is lost or doubled (OPEN-C1)."""
+    outcomes = Counter(event.outcome for event in run.outcome.events if event.what == "published")
+    assert outcomes["unconfirmed"] + outcomes["unavailable"] > 0, outcomes
+    rows = audit(spark.createDataFrame(run.journal)).select("task_id", "life", "verdict").collect()
+    verdicts = Counter(row["verdict"] for row in rows)
+    assert len({row["task_id"] for row in rows}) == len(rows) == run.outcome.verdict.figures.tasks
+    assert verdicts["lost"] == verdicts["unknown"] == 0
+    assert sum(verdicts[name] for name in VERDICTS) == len(rows)
+
+
+@CHAOS
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_long_runs(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    """Thousands of tasks and many faults: the same (G9, OPEN-C1)."""
+    run = played(tmp_path / "run", seed=seed, bursts=8, tasks=6000, seconds=8.0, consumers=4)
+    agree(spark, run)
+    found = violations(spark.createDataFrame(run.journal))
+    assert {row["rule"]: row["count"] for row in counts(found).collect()} == dict.fromkeys(RULES, 0)

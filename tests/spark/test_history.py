@@ -1,0 +1,348 @@
+"""Each rule speaks where it is broken, and is silent where it is kept, or where nobody can know."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.flow import RateLimit
+from taskqueue_spark.columns import TRANSITIONS
+from taskqueue_spark.pipeline.history import RULES, counts, violations
+from tests.spark.small_journals import SmallJournal
+from tests.spark.synthetic import doubled, made, moved, removed, renumbered, swapped
+
+Tale = Callable[[SmallJournal], None]
+TALES: dict[str, tuple[set[str], Tale]] = {}
+
+
+def breaks(*rules: str) -> Callable[[Tale], Tale]:
+    """Note a story and the rules that it breaks, each once."""
+
+    def add(tale: Tale) -> Tale:
+        TALES[tale.__name__] = set(rules), tale
+        return tale
+
+    return add
+
+
+def _set(journal: SmallJournal, second: float, version: int, **settings: Any) -> None:
+    text = QueueSettings(version=version, journal=True, **settings).model_dump_json()
+    journal.tell(second, "configured", reason=text, attempt=0, priority=0)
+
+
+def _done(journal: SmallJournal, task: str, second: float = 0.0, **fields: Any) -> None:
+    journal.tell(second, "published", task, **fields)
+    journal.tell(second + 0.1, "delivered", task)
+    journal.tell(second + 0.2, "acked", task)
+
+
+@breaks()
+def all_is_well(journal: SmallJournal) -> None:
+    """Redelivered, lost, retried, dead, redriven, and again after the window."""
+    _set(journal, 0, 1)
+    journal.tell(0, "published", "a", due=5)
+    journal.tell(5, "available", "a")
+    journal.tell(5, "delivered", "a", worker="w1")
+    journal.tell(6, "redelivered", "a", worker="w1")
+    journal.tell(6, "delivered", "a", worker="w2")
+    journal.tell(7, "lost", "a", losses=1)
+    journal.tell(7, "delivered", "a", losses=1)
+    journal.tell(8, "retried", "a", attempt=2, due=9)
+    journal.tell(9, "available", "a", attempt=2)
+    journal.tell(9, "delivered", "a", attempt=2)
+    journal.tell(9, "dead_lettered", "a", attempt=2)
+    journal.tell(10, "redriven", "a", attempt=2)
+    journal.tell(11, "delivered", "a", attempt=2)
+    journal.tell(12, "acked", "a", attempt=2)
+    journal.tell(13, "retried", "a", attempt=3, due=13)
+    journal.tell(14, "available", "a", attempt=3)
+    journal.tell(15, "expired", "a", attempt=3)
+    _done(journal, "a", 400)
+
+
+@breaks("R0")
+def published_while_alive(journal: SmallJournal) -> None:
+    """A duplicate is taken for a new task."""
+    journal.tell(0, "published", "a")
+    _done(journal, "a", 1)
+
+
+@breaks("R0")
+def published_in_the_window(journal: SmallJournal) -> None:
+    """An id is forgotten too early."""
+    _set(journal, 0, 1, dedupe_window=100)
+    _done(journal, "a")
+    _done(journal, "a", 100)
+
+
+@breaks("R1", "R2")
+def nobody_published_it(journal: SmallJournal) -> None:
+    """An ack comes from nowhere."""
+    journal.tell(0, "acked", "ghost")
+
+
+@breaks("R2")
+def acked_while_waiting(journal: SmallJournal) -> None:
+    """Nobody had it."""
+    journal.tell(0, "published", "a")
+    journal.tell(1, "acked", "a")
+
+
+@breaks("R3")
+def delivered_after_its_end(journal: SmallJournal) -> None:
+    """It was done."""
+    _done(journal, "a")
+    journal.tell(1, "delivered", "a")
+
+
+@breaks("R4")
+def ended_twice(journal: SmallJournal) -> None:
+    """It was done, and is buried."""
+    _done(journal, "a")
+    journal.tell(1, "dead_lettered", "a")
+
+
+@breaks("R4")
+def the_living_is_redriven(journal: SmallJournal) -> None:
+    """Only the dead are."""
+    journal.tell(0, "published", "a")
+    journal.tell(1, "redriven", "a")
+
+
+@breaks("R5")
+def handed_out_twice(journal: SmallJournal) -> None:
+    """Two have it at once."""
+    journal.tell(0, "published", "a")
+    journal.tell(1, "delivered", "a", worker="w1")
+    journal.tell(2, "delivered", "a", worker="w2")
+
+
+@breaks("R5")
+def settled_by_another(journal: SmallJournal) -> None:
+    """Its worker is not who had it."""
+    journal.tell(0, "published", "a")
+    journal.tell(1, "delivered", "a", worker="w1")
+    journal.tell(2, "acked", "a", worker="w2")
+
+
+@breaks("R6")
+def an_attempt_is_burnt(journal: SmallJournal) -> None:
+    """It grows by a hand-out."""
+    journal.tell(0, "published", "a")
+    journal.tell(1, "delivered", "a", attempt=2)
+
+
+@breaks("R6")
+def a_loss_is_forgotten(journal: SmallJournal) -> None:
+    """It was lost, and does not count."""
+    journal.tell(0, "published", "a")
+    journal.tell(1, "delivered", "a")
+    journal.tell(2, "lost", "a", losses=0)
+
+
+@breaks("R6")
+def the_poisonous_goes_on(journal: SmallJournal) -> None:
+    """It was lost once too often."""
+    _set(journal, 0, 1, max_losses=0)
+    journal.tell(0, "published", "a")
+    journal.tell(1, "delivered", "a")
+    journal.tell(2, "lost", "a", losses=1)
+    journal.tell(3, "delivered", "a", losses=1)
+
+
+@breaks("R7")
+def overtaken(journal: SmallJournal) -> None:
+    """The later one comes first, and one of another priority may."""
+    for task, priority in (("a", 5), ("b", 5), ("c", 8)):
+        journal.tell(0, "published", task, priority=priority)
+    for task, priority in (("c", 8), ("b", 5), ("a", 5)):
+        journal.tell(1, "delivered", task, priority=priority)
+
+
+@breaks()
+def turns_of_tenants(journal: SmallJournal) -> None:
+    """With fair order a tenant's later task may come before another's."""
+    _set(journal, 0, 1, order="fair")
+    for task, tenant in (("a", "x"), ("b", "x"), ("c", "y")):
+        journal.tell(0, "published", task, tenant=tenant)
+    for task in "acb":
+        journal.tell(1, "delivered", task)
+
+
+@breaks("R8")
+def two_of_an_entity(journal: SmallJournal) -> None:
+    """The next is handed out while the one before runs; what was cancelled meanwhile was neither."""
+    for task in "abc":
+        journal.tell(0, "published", task, ordering_key="e")
+    journal.tell(1, "delivered", "a")
+    journal.tell(2, "cancelled", "c")
+    journal.tell(3, "delivered", "b")
+
+
+@breaks()
+def one_after_another(journal: SmallJournal) -> None:
+    """Redelivered and retried, and only then the next."""
+    for task in "ab":
+        journal.tell(0, "published", task, ordering_key="e")
+    journal.tell(1, "delivered", "a")
+    journal.tell(1, "redelivered", "a")
+    journal.tell(2, "delivered", "a")
+    journal.tell(3, "dead_lettered", "a")
+    journal.tell(4, "delivered", "b")
+
+
+@breaks("R9")
+def made_available_early(journal: SmallJournal) -> None:
+    """By 10 ms."""
+    journal.tell(0, "published", "a", due=5)
+    journal.tell(4.99, "available", "a")
+
+
+@breaks("R10")
+def beyond_the_limit(journal: SmallJournal) -> None:
+    """Three where two may be in flight, told of once; four were, when the limit was set, and may be."""
+    _set(journal, 0, 1)
+    for task in "abcdefg":
+        journal.tell(0, "published", task)
+    for task in "abcd":
+        journal.tell(1, "delivered", task)
+    _set(journal, 2, 2, max_inflight=2)
+    for task in "ab":
+        journal.tell(3, "acked", task)
+    journal.tell(4, "delivered", "e")
+    journal.tell(4, "delivered", "f")
+
+
+@breaks("R10")
+def beyond_a_tenants_limit(journal: SmallJournal) -> None:
+    """Of two tenants one has more than its one."""
+    _set(journal, 0, 1, order="fair", tenant_max_inflight=1)
+    for task, tenant in (("a", "x"), ("b", "y"), ("c", "y")):
+        journal.tell(0, "published", task, tenant=tenant)
+        journal.tell(1, "delivered", task)
+
+
+@breaks("R11")
+def beyond_the_rate(journal: SmallJournal) -> None:
+    """Two at once, then one each second, and then one too early."""
+    _set(journal, 0, 1, rate_limit=RateLimit(max_tokens=2, interval=2))
+    for task in "abcd":
+        journal.tell(0, "published", task)
+    for task, second in (("a", 1), ("b", 1), ("c", 2), ("d", 2.9)):
+        journal.tell(second, "delivered", task)
+
+
+@breaks()
+def within_the_rate(journal: SmallJournal) -> None:
+    """The bucket is full again."""
+    _set(journal, 0, 1, rate_limit=RateLimit(max_tokens=2, interval=2))
+    for task, second in (("a", 1), ("b", 1), ("c", 2), ("d", 3), ("e", 5), ("f", 5)):
+        journal.tell(second, "published", task)
+        journal.tell(second, "delivered", task)
+
+
+@breaks("R12")
+def handed_out_in_a_pause(journal: SmallJournal) -> None:
+    """After the pause, and before it is over."""
+    _set(journal, 0, 1)
+    for task in "ab":
+        journal.tell(0, "published", task)
+    _set(journal, 1, 2, paused=True)
+    journal.tell(2, "delivered", "a")
+    _set(journal, 3, 3)
+    journal.tell(4, "delivered", "b")
+
+
+@breaks("R13")
+def delivered_after_it_expired(journal: SmallJournal) -> None:
+    """Its deadline had passed."""
+    journal.tell(0, "published", "a")
+    journal.tell(1, "expired", "a")
+    journal.tell(2, "delivered", "a")
+
+
+@breaks()
+def something_is_missing(journal: SmallJournal) -> None:
+    """Nobody knows what happened in between, before, or to whom."""
+    _set(journal, 0, 1, max_inflight=1)
+    _done(journal, "a")
+    journal.tell(1, "published", "b", ordering_key="e")
+    journal.tell(1, "published", "c", ordering_key="e")
+    journal.tell(2, "delivered", "b")
+    journal._seqs["something_is_missing", journal.shard] += 3
+    journal.tell(3, "delivered", "a")
+    journal.tell(3, "dead_lettered", "d")
+    journal.tell(4, "redriven", "d")
+    journal.tell(5, "acked", "a")
+    journal.tell(6, "delivered", "c")
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> dict[str, list[Row]]:
+    """The violations of all tales and of some synthetic journals, by run: looked for together."""
+    journal = made(5, 600).table
+    journals = {
+        "sound": journal,
+        "gone": removed(journal)[0],
+        "unnoted": renumbered(removed(journal)[0]),
+        "doubled": doubled(journal)[0],
+        "swapped": swapped(journal)[0],
+    }
+    parts = [moved(part, name, place + 10) for place, (name, part) in enumerate(journals.items())]
+    parts += [pa.Table.from_pylist(rows, schema=TRANSITIONS) for rows in _told()]
+    broken: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in violations(spark.createDataFrame(pa.concat_tables(parts))).collect():
+        broken[row["run"]].append(row)
+    return broken
+
+
+def _told() -> Iterator[list[dict[str, Any]]]:
+    for place, (name, (_, tale)) in enumerate(TALES.items()):
+        journal = SmallJournal(key=name, run=name, shard=1000 + place)
+        tale(journal)
+        yield journal.rows
+
+
+@pytest.mark.parametrize("name", TALES)
+def test_a_tale(found: dict[str, list[Row]], name: str) -> None:
+    """Just the rules that it breaks are said to be broken, once each (G9)."""
+    rules, _ = TALES[name]
+    broken = found[name]
+    assert sorted(row["rule"] for row in broken) == sorted(rules), broken
+    assert all(row["key"] == name and row["text"] and row["task_id"] for row in broken)
+
+
+def test_every_rule_has_a_tale() -> None:
+    """None of them can be silent for ever (G9)."""
+    assert set(RULES) == set().union(*(rules for rules, _ in TALES.values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("sound", {}),
+        ("gone", {}),
+        ("unnoted", {}),
+        ("doubled", {"R4": 1}),
+        ("swapped", {"R1": 1, "R2": 1}),
+    ],
+)
+def test_a_changed_journal(found: dict[str, list[Row]], name: str, rules: dict[str, int]) -> None:
+    """A sound journal breaks none; an ack that is there twice, or another's, does (G9)."""
+    assert Counter(row["rule"] for row in found[name]) == rules
+
+
+def test_counts(spark: SparkSession) -> None:
+    """Every rule is counted, those that were kept with 0; what an audit calls lost breaks R1 (G9)."""
+    rows = [("R3", "k", "a", "r", 0, 1, "x")] * 2
+    schema = "rule string, key string, task_id string, run string, shard int, seq long, text string"
+    told = {
+        row["rule"]: row["count"] for row in counts(spark.createDataFrame(rows, schema)).collect()
+    }
+    assert told == dict.fromkeys(RULES, 0) | {"R3": 2}
