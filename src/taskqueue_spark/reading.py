@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -108,7 +109,7 @@ class JournalReader(DataSourceReader):
         """Plan."""
         options, choice = self._options, self._choice
         with opened(options, torn=True) as journal:
-            spans = journal.spans()
+            spans = _there(options, journal)
             start = checked(starting(options.starting, spans), spans, fail=options.fail)
             ends = checked(ending(options.ending, spans), spans, fail=options.fail)
             parts: list[InputPartition] = []
@@ -175,6 +176,14 @@ def _within(choice: Choice, since: int | None, until: int | None) -> Choice:
     return choice._replace(since=max(low, default=None), until=min(high, default=None))
 
 
+def _there(options: ReadOptions, journal: Journal) -> dict[str, Span]:
+    spans = journal.spans()
+    if not spans and not Path(options.path.removeprefix("file://")).is_dir():
+        allowed = "a file, a folder or a pattern, as this machine and all executors see it"
+        raise InvalidInput("path", "one where nothing is", allowed)
+    return spans
+
+
 def starting(told: Places, spans: dict[str, Span]) -> Offsets:
     """Return where a read begins; a shard that is not named at its first position."""
     if told == "latest":
@@ -221,7 +230,7 @@ def pinned(options: ReadOptions) -> tuple[str, str]:
 
     def look() -> dict[str, Span]:
         with opened(options, torn=True) as journal:
-            return journal.spans()
+            return _there(options, journal)
 
     with ThreadPoolExecutor(1) as thread:  # a notebook's own has an event loop that runs
         spans = thread.submit(look).result()

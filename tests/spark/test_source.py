@@ -165,6 +165,8 @@ def test_spark_reads_files(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted(found.collect()) == [(DAMAGED, 1), ("published", 49)]
     (tmp_path / "none").mkdir()
     assert read_journal(spark, {"path": str(tmp_path / "none")}).count() == 0
+    with pytest.raises(InvalidInput, match="path: got one where nothing is"):
+        read_journal(spark, {"path": str(tmp_path / "*.nothing")})
 
 
 def test_a_part_of_nothing_is_nothing() -> None:

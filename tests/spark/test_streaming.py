@@ -134,7 +134,7 @@ def test_damage_stops_no_stream(stream: Streams, store: Store) -> None:
     store.last[store.names[0]] = 2
     store.write([(START, ["b"])])
     reader = stream(store.options)
-    assert step(reader, reader.initialOffset())[1] == ["a", "", "b"]
+    assert sorted(step(reader, reader.initialOffset())[1]) == ["", "a", "b"]
 
 
 def test_a_store_that_was_emptied_is_missed(stream: Streams, store: Store) -> None:
@@ -223,7 +223,11 @@ def test_a_query_goes_on_from_its_checkpoint(
     store.write([(START + n, [f"t{n}"]) for n in range(50)])
 
     def run() -> list[str]:
-        frame = spark.readStream.format("taskqueue").options(**store.options).load()
+        frame = (
+            spark.readStream.format("taskqueue")
+            .options(**store.options, maxSpanPerTrigger="1h")
+            .load()
+        )
         started(frame.select("task_id"), tmp_path)
         return sorted(row.task_id for row in spark.read.parquet(str(tmp_path / "out")).collect())
 

@@ -42,7 +42,7 @@ class LinesJournal:
 
         ``torn``: a last line without an end counts, if the file is still.
         """
-        self._path = path
+        self._path = path.removeprefix("file://")
         self._torn = torn
 
     def __enter__(self) -> Self:

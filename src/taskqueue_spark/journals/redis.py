@@ -50,17 +50,19 @@ class RedisJournal:
     def _run(self, work: Callable[[JournalReader], Awaitable[Result]]) -> Result:
         async def worked() -> Result:
             if self._opened is None:
-                reader = JournalReader(self._settings, self._at_once)
-                await reader.discover()
-                self._opened = reader
+                self._opened = JournalReader(self._settings, self._at_once)
+                await self._opened.discover()
             return await work(self._opened)
 
         return self._runner.run(worked())
 
     def spans(self, *, quick: bool = False) -> dict[str, Span]:
         known = self._known if quick else {}
+        installed = any(span.epoch for span in self._known.values())
 
         async def ask(reader: JournalReader) -> list[Numbers]:
+            if not installed:
+                await reader.discover()
             return await asyncio.gather(
                 *(reader.span(name, known.get(name)) for name in reader.partitions)
             )
@@ -152,6 +154,7 @@ class _Seen:
         self._number, self._choice = number, choice
         self._everything = choice.everything
         self._kept: list[Entry] = []
+        self._damage: list[str] = []
         self._rows = 0
         self._time = 0
         self._expected = part.start
@@ -166,8 +169,8 @@ class _Seen:
             self._rows += entries[-1].seq + entries[-1].size - self._expected
             self._expected, self._excused = entries[-1].seq + entries[-1].size, False
         else:
-            yield from self._one_by_one(entries)
-        if self._rows >= self._choice.rows:
+            self._take(entries)
+        if self._rows + len(self._damage) >= self._choice.rows:
             yield from self._made()
 
     def _in_line(self, entries: Sequence[Entry]) -> bool:
@@ -176,12 +179,13 @@ class _Seen:
         seqs = [*accumulate(sizes, initial=self._expected)]
         return 0 not in sizes and [entry.seq for entry in entries] == seqs[:-1]
 
-    def _one_by_one(self, entries: Sequence[Entry]) -> Iterator[pa.RecordBatch]:
+    def _take(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             seq, values, size = entry
             if not size or self._start < self._expected > seq:
                 why = "its numbers are another's" if size else "it is not one of the journal's"
-                yield from self._spoilt(entry, why)
+                self._spoilt(entry, why)
+                self._excused = True
                 continue
             if seq > self._expected and not self._excused:
                 self.missing.append((self._expected, seq - 1))
@@ -204,17 +208,23 @@ class _Seen:
 
     def _made(self) -> Iterator[pa.RecordBatch]:
         entries, self._kept, self._rows = self._kept, [], 0
-        if not entries:
-            return
+        if entries:
+            yield from self._sound(entries)
+        if self._damage:
+            rows = [(self._number, self._time, told) for told in self._damage]
+            self._damage = []
+            yield damage(rows, self._choice.schema)
+
+    def _sound(self, entries: Sequence[Entry]) -> Iterator[pa.RecordBatch]:
         try:
             batch = self._batch(entries)
         except Damaged as error:
-            if len(entries) == 1:
-                yield from self._spoilt(entries[0], str(error))
+            middle = len(entries) // 2
+            if middle == 0:
+                self._spoilt(entries[0], str(error))
                 return
-            for entry in entries:  # those that are sound are told apart from those that are not
-                self._kept = [entry]
-                yield from self._made()
+            yield from self._sound(entries[:middle])
+            yield from self._sound(entries[middle:])
         else:
             self._time = int(entries[-1].values[1])
             if len(batch):
@@ -230,10 +240,7 @@ class _Seen:
             schema=self._choice.schema,
         )
 
-    def _spoilt(self, entry: Entry, why: str) -> Iterator[pa.RecordBatch]:
-        yield from self._made()
-        self._excused = True
+    def _spoilt(self, entry: Entry, why: str) -> None:
         # One that begins before belongs to the range before.
         if entry.seq >= self._start and self._choice.events is self._choice.keys is None:
-            told = _told(self._shard, entry, why)
-            yield damage([(self._number, self._time, told)], self._choice.schema)
+            self._damage.append(_told(self._shard, entry, why))
