@@ -340,7 +340,11 @@ def carry_out(arguments: "list[str]") -> int:
             raise Trouble("There is no job to report on yet: `python3 dev.py run` does one.")
         programs["report"] += ["--journal", journal, "--out", report]
     if name in programs:
-        variables = {"TASKQUEUE_FUZZ_FRAMES": "1000000"} if name == "soak" else {}
+        more = {
+            "soak": {"TASKQUEUE_FUZZ_FRAMES": "1000000"},
+            "run": {"TASKQUEUE_DEMO_REPORT": "python3 dev.py report"},
+        }
+        variables = more.get(name, {})
         return become(environment(wanted), programs[name] + rest, **variables)
     if name == "env":
         print(os.path.relpath(environment(wanted)))

@@ -278,6 +278,13 @@ def test_a_file_of_tasks_waits_for_room(
     assert (done.code, done.told["accepted"], done.told["duplicate"]) == (0, 2, 2)
 
 
+def test_a_journal_is_a_setting(cli: Cli) -> None:
+    """G10: on and off by name; a store without one says so."""
+    done = cli("queue", "set", KEY, "--journal", "--json")
+    assert (done.code, done.told["error"]["field"]) == (2, "journal")
+    assert cli("queue", "set", KEY, "--no-journal", "--json").told["journal"] is False
+
+
 def test_through_a_server(cli: Cli, server: str) -> None:
     """B13: the same commands, by way of the server; its words about a refusal come through."""
     there = ("--server", server, "--json")

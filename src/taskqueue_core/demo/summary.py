@@ -16,8 +16,10 @@ from rich.text import Text
 from taskqueue_core.demo.report import Report
 from taskqueue_core.tasks import Ledger, State
 
-__all__ = ["summary"]
+__all__ = ["REPORT_VARIABLE", "summary"]
 
+REPORT_VARIABLE = "TASKQUEUE_DEMO_REPORT"
+"""the command that makes a report of the kept journal, for who starts the demonstration by a command of their own"""
 _SHOWN = 10
 
 
@@ -99,10 +101,10 @@ def _checks(report: Report) -> Table:
 
 
 def _looking_back(journal: Path) -> Text:
-    told = shlex.quote(os.path.relpath(journal))
+    words = ("taskqueue", "pipeline", "report", "--journal", os.path.relpath(journal))
     return Text.assemble(
         ("Where its time went: ", "dim"),
-        f"taskqueue pipeline report --journal {told}",
+        os.environ.get(REPORT_VARIABLE) or shlex.join(words),
         no_wrap=True,  # it is there to be copied
         overflow="ignore",
     )

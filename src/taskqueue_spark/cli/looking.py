@@ -14,7 +14,7 @@ from taskqueue_core.cli.failures import FAILED
 from taskqueue_core.cli.output import console, paragraphs, print_json
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.showing import printed, rows_of
-from taskqueue_spark.cli.snapshots import Taken, taken
+from taskqueue_spark.cli.snapshots import Taken, store_options, taken
 from taskqueue_spark.cli.wanted import Wanted, told, wanted
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def store_of(shot: Taken, live: bool | None) -> dict[str, str] | None:  # noqa: 
         return None
     if not at_hand:
         raise ConfigurationError("--live: allowed where the journal is read from a Redis just now")
-    return {"backend": "redis"}
+    return store_options()
 
 
 @contextmanager

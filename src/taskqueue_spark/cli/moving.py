@@ -10,7 +10,7 @@ import typer
 from taskqueue_core.cli.output import console, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_spark.cli.snapshots import taken
+from taskqueue_spark.cli.snapshots import store_options, taken
 from taskqueue_spark.cli.wanted import Engine, Wanted, engine, told, wanted
 from taskqueue_spark.cli.working import work
 
@@ -82,7 +82,7 @@ def load(
     with work(asked) as running:
         from taskqueue_spark.sink import publish  # noqa: PLC0415 - Spark takes its time
 
-        options = {"wait": str(wait), "backend": backend or _shared()}
+        options = _store(backend) | {"wait": str(wait)}
         options |= {} if queue is None else {"queue": queue}
         if skip_invalid is not None:
             options |= {
@@ -176,9 +176,9 @@ def redrive(
         told_of = {"found": count}
         if not dry_run:
             verb = "discard" if discard else "redrive"
-            store = "redis" if (shot.source or {}).get("backend") == "redis" else _shared()
+            store = _store("redis" if (shot.source or {}).get("backend") == "redis" else None)
             with shot.work.stages.stage(verb) as stage:
-                moved = moved_by(found, backend=store, action=verb)
+                moved = moved_by(found, **store, action=verb)
                 stage.said = f"{moved.moved:,}"
             told_of |= {f"{verb}ed" if discard else "redriven": moved.moved, "passed": moved.passed}
     if asked.as_json:
@@ -187,10 +187,13 @@ def redrive(
         console.print(" · ".join(f"{name} {number:,}" for name, number in told_of.items()))
 
 
-def _shared() -> str:
-    """Return the word of a store that processes share: the configured one, or else the server."""
-    word = load_settings(Settings).backend
-    return "server" if word.removeprefix("taskqueue_").partition(":")[0] == "memory" else word
+def _store(word: str | None) -> dict[str, str]:
+    """Return options for a store that processes share: the one that is named or configured, or else the server."""
+    word = word or load_settings(Settings).backend
+    name = word.removeprefix("taskqueue_").partition(":")[0]
+    if name == "redis":
+        return store_options()
+    return {"backend": "server" if name == "memory" else word}
 
 
 def _format_of(path: Path) -> str:

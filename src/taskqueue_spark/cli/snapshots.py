@@ -19,7 +19,7 @@ from taskqueue_spark.cli.working import Work, needed, work
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Taken", "source_of", "take", "taken"]
+__all__ = ["Taken", "source_of", "store_options", "take", "taken"]
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +44,10 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
         return tables.read_transitions(self.work.spark, self.place, since, until)
 
     def of_keys(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of the queues that are wanted."""
-        return frame.where(frame.key.isin(*self.wanted.keys)) if self.wanted.keys else frame
+        """Return the rows of the queues that are wanted, if they are a queue's."""
+        if not self.wanted.keys or "key" not in frame.columns:
+            return frame
+        return frame.where(frame.key.isin(*self.wanted.keys))
 
 
 def source_of(wanted: Wanted) -> dict[str, str]:
@@ -57,7 +59,7 @@ def source_of(wanted: Wanted) -> dict[str, str]:
         name = word.removeprefix("taskqueue_").partition(":")[0]
         path = os.environ.get("TASKQUEUE_MEMORY_JOURNAL")
         if name == "redis":
-            options = {"backend": "redis"}
+            options = store_options()
         elif name == "memory" and path:
             options = {"backend": "lines", "path": str(Path(path).absolute())}
         else:
@@ -68,6 +70,25 @@ def source_of(wanted: Wanted) -> dict[str, str]:
     for name, moment in (("startingTimestamp", wanted.since), ("endingTimestamp", wanted.until)):
         if moment is not None:
             options[name] = moment.isoformat()
+    return options
+
+
+def store_options() -> dict[str, str]:
+    """Return options for the Redis of the settings, so that every process of Spark finds it.
+
+    But for a URL with a password, which Spark would show: that is for the processes' own environments.
+    Raises `ConfigurationError`.
+    """
+    with needed():
+        from taskqueue_redis.config import RedisSettings  # noqa: PLC0415 - it may not be installed
+    settings = load_settings(RedisSettings)
+    options = {"backend": "redis"}
+    if "url" in settings.model_fields_set and not settings.address.password:
+        options["url"] = settings.url.get_secret_value()
+    if "prefix" in settings.model_fields_set:
+        options["prefix"] = settings.prefix
+    if settings.partitions is not None:
+        options["partitions"] = str(settings.partitions)
     return options
 
 
