@@ -13,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -30,6 +29,7 @@ from taskqueue_spark.service import StreamOptions, Summary, batches, run
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.state import State, load
 from tests.redis.servers import RedisServer, wait_until
+from tests.spark.as_lines import lines_of
 from tests.spark.synthetic import Made, made
 
 _SERVICE = """
@@ -54,16 +54,6 @@ def verdicts(state: State) -> Counter[tuple[str, str]]:
             for name, number in (books.ended | books.live).items()
         }
     )
-
-
-def lines(table: pa.Table) -> list[bytes]:
-    """Return transitions as the memory backend writes them."""
-    rows = table.drop_columns(["shard", "ts", "due_at"]).to_pylist()
-    times = table["ts"].cast(pa.int64()).to_pylist()
-    return [
-        msgspec.json.encode({"v": 2, **row, "ts": time / 1e6, "due_at": None}) + b"\n"
-        for row, time in zip(rows, times, strict=True)
-    ]
 
 
 def archived(out: Path) -> pa.Table:
@@ -121,7 +111,9 @@ def test_crashes_between_any_two_steps(
     counts = Counter(table["event"].to_pylist())
     metrics = ds.dataset(options.out / "metrics", format="parquet").to_table()
     assert {name: pc.sum(metrics[name]).as_py() for name in counts} == counts
-    assert pc.max(metrics["run_p99"]).as_py() == pytest.approx(15, rel=0.15)  # of those that were lost
+    assert pc.max(metrics["run_p99"]).as_py() == pytest.approx(
+        15, rel=0.15
+    )  # of those that were lost
     alive = ds.dataset(options.folder / "open" / state.open, format="parquet").count_rows()
     assert alive == sum(sum(books.live.values()) for books in state.books.values())
     assert read_transitions(spark, options.out).count() == table.num_rows
@@ -137,7 +129,7 @@ def test_lost_checkpoints(spark: SparkSession, tmp_path: Path) -> None:
     """Neither a lost commit file nor a lost checkpoint doubles anything; damage is kept aside (G11; faults L1, L2)."""
     journal, out = tmp_path / "journal.jsonl", tmp_path / "out"
     told = made(3, 60, shards=1)
-    text = lines(told.table)
+    text = lines_of(told.table)
     half = len(text) // 2
     journal.write_bytes(b"".join(text[:half]) + b"no line of ours\n")
     first = once(spark, journal, out)
@@ -160,7 +152,9 @@ def test_lost_checkpoints(spark: SparkSession, tmp_path: Path) -> None:
     assert verdicts(load(out / "stream/state.json")) == told.truth
     status = json.loads((out / "stream/status.json").read_text())
     assert (status["running"], status["lag"], status["transitions"]) == (False, 0, len(text))
-    told_once = [json.loads(line) for line in (out / "stream/alerts.jsonl").read_text().splitlines()]
+    told_once = [
+        json.loads(line) for line in (out / "stream/alerts.jsonl").read_text().splitlines()
+    ]
     episodes = Counter((one["kind"], one["of"], one["phase"]) for one in told_once)
     queues = {("stuck", key, phase) for key in ("k0", "k1", "k2") for phase in ("start", "end")}
     assert episodes == Counter(queues)  # what was in flight at half of the journal ended later
@@ -170,7 +164,7 @@ def test_killed_and_asked_to_end(spark: SparkSession, tmp_path: Path) -> None:
     """After kill -9 the next one goes on where it was; SIGTERM lets a batch come to its end (G11; fault L1)."""
     journal, out = tmp_path / "journal.jsonl", tmp_path / "out"
     told = made(5, 100, shards=1)
-    text = lines(told.table)
+    text = lines_of(told.table)
     journal.write_bytes(b"".join(text[:-10]))
     service = subprocess.Popen(
         [sys.executable, "-c", _SERVICE, str(journal), str(out)], stderr=subprocess.DEVNULL

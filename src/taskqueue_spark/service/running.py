@@ -172,9 +172,8 @@ class _Watch:
         for progress in query.recentProgress:
             told = msgspec.json.decode(progress.json)
             self._lag = _lag(told, self._lag)
-            if not told["numInputRows"] or (
-                self._last is not None and told["batchId"] <= self._last
-            ):
+            rows = sum(source.get("numInputRows", 0) for source in told["sources"])
+            if not rows or (self._last is not None and told["batchId"] <= self._last):
                 continue
             self._last = told["batchId"]
             self._batches += 1
@@ -182,14 +181,12 @@ class _Watch:
             seconds = told["durationMs"].get("triggerExecution", 0) / 1000
             self._figures = {
                 "batch": told["batchId"],
-                "rows": told["numInputRows"],
+                "rows": rows,
                 "batch_seconds": seconds,
                 "offset": _json(told["sources"][0].get("endOffset")),
             }
             behind = "" if self._lag is None else f", {self._lag} behind"
-            self._say(
-                f"batch {told['batchId']}: {told['numInputRows']} rows in {seconds:.1f} s{behind}"
-            )
+            self._say(f"batch {told['batchId']}: {rows} rows in {seconds:.1f} s{behind}")
         return fresh
 
     def _caught_up(self, query: StreamingQuery) -> bool:

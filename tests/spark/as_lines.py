@@ -1,0 +1,18 @@
+"""Transitions as the memory backend writes them."""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+__all__ = ["lines_of"]
+
+
+def lines_of(table: pa.Table) -> list[bytes]:
+    """Return a line per row, without its shard and when it is due."""
+    rows = table.drop_columns(["shard", "ts", "due_at"]).to_pylist()
+    times = table["ts"].cast(pa.int64()).to_pylist()
+    return [
+        msgspec.json.encode({"v": 2, **row, "ts": time / 1e6, "due_at": None}) + b"\n"
+        for row, time in zip(rows, times, strict=True)
+    ]
