@@ -45,10 +45,6 @@ __all__ = [
     "starting",
 ]  # fmt: skip
 
-_PART = 100_000
-"""rows that are worth a task of their own"""
-_PARTS = 8
-"""parts of a shard, unless told"""
 _KINDS: dict[str, DataType] = {
     "int32": IntegerType(), "int64": LongType(), "int8": ByteType(), "string": StringType(),
     "timestamp[us, tz=UTC]": TimestampType(),
@@ -218,8 +214,7 @@ def parts_of(
     shard, _, start, end = part
     if start >= end:
         return [Part(part, last=True)] if last else []
-    number = splits or max(1, min(_PARTS, journal.rows(shard, start, end) // _PART))
-    places = journal.split(shard, start, end, number)
+    places = journal.split(shard, start, end, splits)
     parts = [Part(part._replace(start=a, end=b), last=False) for a, b in pairwise(places)]
     parts[-1].last = last
     return [*parts]

@@ -252,6 +252,14 @@ def stats(store: Store) -> list[str]:
     return [row.split(":")[0] for row in text.splitlines() if row.startswith("cmdstat_")]
 
 
+def test_a_large_range_is_parted(store: Store) -> None:
+    """Unless it is told, a range is split into as many parts as are worth a task (G8, G12)."""
+    with journal_of(store) as journal:
+        assert journal.split(store.names[0], 1, 100_001, 0) == [1, 100_001]
+        assert journal.split(store.names[0], 1, 300_001, 0) == [1, 100_001, 200_001, 300_001]
+        assert len(journal.split(store.names[0], 1, 10**8, 0)) == 9
+
+
 def test_columns_can_be_left_out() -> None:
     """A batch has the columns of its schema alone."""
     schema = pa.schema([TRANSITIONS.field("task_id"), TRANSITIONS.field("ts")])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
 from pyspark.sql import SparkSession
 
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_spark.daemon import LOADED
 from taskqueue_spark.session import session
 
 
@@ -20,3 +25,18 @@ def test_a_master_and_a_remote_are_too_much() -> None:
     """It is one or the other (G12)."""
     with pytest.raises(ConfigurationError, match="both are set"):
         session("tests", "local[2]", "sc://localhost")
+
+
+def test_what_workers_begin_with_is_there() -> None:
+    """The modules that are loaded for workers have these names (G8)."""
+    assert all(find_spec(name) for name in LOADED)
+
+
+def test_spark_finds_the_source_without_loading_much() -> None:
+    """Spark imports it for whoever uses any Python source: neither Arrow nor a backend comes with it (G8)."""
+    told = (
+        "import sys, pyspark_taskqueue as found; print(found.DefaultSource.name());"
+        "assert not {'pyarrow', 'pandas', 'taskqueue_redis', 'taskqueue_core'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", told], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "taskqueue"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
@@ -241,3 +242,7 @@ def test_a_query_goes_on_from_its_checkpoint(
             file.unlink()
     store.write([(START + 80, ["t80"])])
     assert run() == sorted([*everything, "t80"])
+    store.write([(START + n, [f"t{n}"]) for n in range(81, 100)])
+    store.call("", "XTRIM", store.journal(), "MINID", "91-0")
+    with pytest.raises(StreamingQueryException, match="82 to 90 are no longer there"):
+        run()

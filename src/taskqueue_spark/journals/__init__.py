@@ -12,7 +12,13 @@ import pyarrow as pa
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_spark.columns import TRANSITIONS
 
-__all__ = ["Choice", "HistoryMissing", "Journal", "Range", "Span", "Watch"]
+__all__ = ["Choice", "HistoryMissing", "Journal", "Range", "Span", "Watch", "worth"]
+
+
+_PART = 100_000
+"""rows that are worth a task of their own"""
+_PARTS = 8
+"""parts of a shard at most"""
 
 
 class HistoryMissing(TaskQueueError):
@@ -25,6 +31,11 @@ class HistoryMissing(TaskQueueError):
             f"{shard}: {what}. With failOnDataLoss=false it goes on with what there is, and the numbers of the "
             "transitions show what is missing"
         )
+
+
+def worth(rows: int) -> int:
+    """Return into how many parts so many rows are to be split, unless it is told."""
+    return max(1, min(_PARTS, rows // _PART))
 
 
 class Span(NamedTuple):
@@ -127,7 +138,10 @@ class Journal(Protocol):
         ...
 
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:
-        """Return positions that part a range into at most so many of about one size: with ``start`` and ``end``."""
+        """Return positions that part a range into at most so many of about one size: with ``start`` and ``end``.
+
+        ``parts`` may be 0: then as many as `worth` says.
+        """
         ...
 
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:

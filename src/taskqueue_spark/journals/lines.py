@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_spark.columns import damage
-from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch
+from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch, worth
 from taskqueue_spark.journals.parsing import Line, batch_of_lines, lines_of, time_of
 
 __all__ = ["LinesJournal"]
@@ -108,6 +108,7 @@ class LinesJournal:
         return rows
 
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:
+        parts = parts or worth((end - start) // _USUAL)
         with _opened(shard) as file:
             places = {start, end}
             for part in range(1, parts):

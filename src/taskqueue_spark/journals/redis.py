@@ -14,7 +14,7 @@ from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.journal import Entry, JournalReader
 from taskqueue_redis.journal import Span as Numbers
 from taskqueue_spark.columns import Damaged, batch_of, damage
-from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch
+from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch, worth
 
 __all__ = ["RedisJournal"]
 
@@ -87,6 +87,7 @@ class RedisJournal:
         return end - start
 
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:  # noqa: ARG002 - as `after`
+        parts = parts or worth(end - start)
         return [start + (end - start) * part // parts for part in range(parts + 1)]
 
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
