@@ -1,16 +1,22 @@
-"""A driver that a test kills: a stream that never gets from the sink's commit to Spark's, and a write half-way.
+"""What a test kills: a stream that never gets from the sink's commit to Spark's, and a write that ends itself half-way.
 
-Arguments: a folder with the stream's source, the URL of the store, its prefix.
+Arguments: the URL of the store, its prefix, and a folder with the source of a stream (without one it is the write).
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyspark.sql import types
+
+from taskqueue_spark import sink
 from taskqueue_spark.session import session
 from taskqueue_spark.source import TaskQueueDataSource
 
@@ -23,30 +29,13 @@ def _stuck(folder: str) -> type[Any]:
         def name(cls) -> str:
             return "stuck"
 
-        def writer(self, schema: Any, overwrite: bool) -> Any:  # noqa: FBT001
-            writer: Any = super().writer(schema, overwrite)
-            write = writer.write
-
-            def sticking(batches: Iterator[Any]) -> Any:
-                def some() -> Iterator[Any]:
-                    for number, batch in enumerate(batches):
-                        if number == 2:
-                            Path(folder, "writing").touch()
-                            threading.Event().wait()
-                        yield batch
-
-                return write(some())
-
-            writer.write = sticking
-            return writer
-
         def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: FBT001, N802
             writer: Any = super().streamWriter(schema, overwrite)
             commit = writer.commit
 
             def sticking(messages: Any, batchId: int) -> None:  # noqa: N803
                 commit(messages, batchId)
-                Path(folder, "streamed").touch()
+                Path(folder, "committed").touch()
                 threading.Event().wait()
 
             writer.commit = sticking
@@ -55,26 +44,37 @@ def _stuck(folder: str) -> type[Any]:
     return Stuck
 
 
-def main(folder: str, url: str, prefix: str) -> None:
-    """Run both until killed."""
+def stream(store: dict[str, str], folder: str) -> None:
+    """Publish as a stream until killed."""
     conf = {
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
         "spark.speculation": "true",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "300",
     }
-    spark = session("to kill", "local[4,4]", **conf)
+    spark = session("to kill", "local[1,4]", **conf)
     spark.dataSource.register(_stuck(folder))
-    store = {"url": url, "prefix": prefix}
     reading = spark.readStream.schema("task_id STRING, payload STRING, key STRING")
     writing = reading.parquet(f"{folder}/source").writeStream.format("stuck").options(**store)
     writing = writing.option("checkpointLocation", f"{folder}/checkpoint")
-    writing.trigger(availableNow=True).start()
-    rows = spark.range(3000, 6000, 1, 2).selectExpr(
-        "concat('t', id) AS task_id", """concat('{"n":', id, '}') AS payload""", "'k' AS key"
-    )
-    rows.write.format("stuck").options(**store).mode("append").save()
+    writing.trigger(availableNow=True).start().awaitTermination()
+
+
+def write(store: dict[str, str]) -> None:
+    """Publish more than half of 6,000 rows, as a partition's task does, and go."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for first in range(0, 6000, 1000):
+            if first == 4000:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield pa.record_batch({"task_id": [f"t{n}" for n in range(first, first + 1000)]})
+
+    schema = types.StructType().add("task_id", types.StringType())
+    sink.writer(store | {"queue": "k"}, schema, overwrite=False).write(batches())
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    url, prefix, *folders = sys.argv[1:]
+    if folders:
+        stream({"url": url, "prefix": prefix}, folders[0])
+    else:
+        write({"url": url, "prefix": prefix})

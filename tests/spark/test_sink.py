@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, types
 
 from taskqueue_spark import sink
 from tests.redis.servers import RedisServer, wait_until
@@ -76,10 +76,11 @@ def stream(
     checkpoint: Path,
     told: dict[str, str],
     form: str = "taskqueue",
+    files: int = 1,
 ) -> None:
-    """Publish what there is as a stream, a file in each micro-batch, and wait for the end."""
+    """Publish what there is as a stream, some files in each micro-batch, and wait for the end."""
     reading = spark.readStream.schema("task_id STRING, payload STRING, key STRING")
-    rows = reading.option("maxFilesPerTrigger", "1").parquet(str(source))
+    rows = reading.option("maxFilesPerTrigger", str(files)).parquet(str(source))
     writing = rows.writeStream.format(form).options(**told)
     writing = writing.option("checkpointLocation", str(checkpoint))
     writing.trigger(availableNow=True).start().awaitTermination()
@@ -152,8 +153,8 @@ def test_micro_batches_that_are_replayed(
     """A crash between both commits, a lost commit file, a lost checkpoint: 0 lost, 0 doubled (G8; fault L1)."""
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
-    for first in range(0, NUMBER, 2000):
-        keep(source / f"{first}.parquet", first, first + 2000)
+    for first in range(0, NUMBER, NUMBER // 2):
+        keep(source / f"{first}.parquet", first, first + NUMBER // 2)
     spark.dataSource.register(_failing())
     with pytest.raises(PySparkException, match="an accident after the commit"):
         stream(spark, source, checkpoint, told, "failing")
@@ -161,13 +162,13 @@ def test_micro_batches_that_are_replayed(
     assert not (checkpoint / "commits" / "1").exists()
     stream(spark, source, checkpoint, told)
     expect(redis_server, redis_prefix)
-    (checkpoint / "commits" / "2").unlink()
-    (checkpoint / "commits" / ".2.crc").unlink(missing_ok=True)
+    (checkpoint / "commits" / "1").unlink()
+    (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
     stream(spark, source, checkpoint, told)
-    assert (checkpoint / "commits" / "2").exists()
+    assert (checkpoint / "commits" / "1").exists()
     expect(redis_server, redis_prefix)
     shutil.rmtree(checkpoint)
-    stream(spark, source, checkpoint, told)
+    stream(spark, source, checkpoint, told, files=2)
     expect(redis_server, redis_prefix)
 
 
@@ -178,27 +179,42 @@ def test_a_driver_that_is_killed(
     redis_prefix: str,
     tmp_path: Path,
 ) -> None:
-    """SIGKILL, half-way in a write and between a stream's commits: both again give each task once (G8; fault L1)."""
+    """SIGKILL between the sink's commit and Spark's: the stream goes on elsewhere, each task once (G8; fault L1)."""
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
-    keep(source / "0.parquet", 0, 3000)
-    arguments = [sys.executable, str(_SCRIPT), str(tmp_path), told["url"], told["prefix"]]
+    keep(source / "0.parquet", 0, NUMBER)
+    arguments = [sys.executable, str(_SCRIPT), told["url"], told["prefix"], str(tmp_path)]
     with (tmp_path / "log").open("wb") as log:
         driver = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True)
         try:
-            marks = tmp_path / "streamed", tmp_path / "writing"
             wait_until(
-                lambda: all(mark.exists() for mark in marks) or driver.poll() is not None,
-                "both are under way",
+                lambda: (tmp_path / "committed").exists() or driver.poll() is not None,
+                "a commit",
                 seconds=180,
             )
             assert driver.poll() is None, (tmp_path / "log").read_text()
         finally:
-            os.killpg(driver.pid, signal.SIGKILL)
+            os.killpg(driver.pid, signal.SIGKILL)  # and what it has started
             driver.wait()
+    expect(redis_server, redis_prefix)
     assert not any((checkpoint / "commits").glob("[0-9]"))
     stream(spark, source, checkpoint, told)
-    tasks(spark, 3000).write.format("taskqueue").options(**told).mode("append").save()
+    assert (checkpoint / "commits" / "0").exists()
+    expect(redis_server, redis_prefix)
+
+
+def test_a_writer_that_is_killed(
+    told: dict[str, str], redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """SIGKILL half-way in a write, and all of it again: each task once (G8; fault L1)."""
+    arguments = [sys.executable, str(_SCRIPT), told["url"], told["prefix"]]
+    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    before = redis_server.call("XLEN", f"{{{redis_prefix}:0}}:q:k/s5")
+    assert 0 < before < NUMBER
+    schema = types.StructType().add("task_id", types.StringType())
+    rows = pa.table({"task_id": [f"t{n}" for n in range(NUMBER)]}).to_batches()
+    writer = sink.writer(told | {"queue": "k"}, schema, overwrite=False)
+    assert writer.write(iter(rows)) == sink.Sent(NUMBER - before, before)
     expect(redis_server, redis_prefix)
 
 
@@ -222,10 +238,5 @@ def test_what_a_job_says(
     bad = pq.read_table(tmp_path / "aside").to_pydict()
     assert bad["task_id"] == ["a b"] * 6
     assert set(bad["payload"]) == {'{"n":0}', '{"n":1}', '{"n":2}'}
-    for mode, options, words in (
-        ("overwrite", told, "a queue cannot be overwritten"),
-        ("append", told | {"quue": "k"}, "unknown options: quue"),
-        ("append", told | {"queue": "k", "replayHorizon": "1e6"}, "set its dedupe_window"),
-    ):
-        with pytest.raises(PySparkException, match=words):
-            rows.write.format("taskqueue").options(**options).mode(mode).save()
+    with pytest.raises(PySparkException, match="unknown options: quue"):
+        rows.write.format("taskqueue").options(**told, quue="k").mode("append").save()
