@@ -121,7 +121,10 @@ class JournalReader(DataSourceReader):
         """Read a part."""
         if not isinstance(partition, Part):
             return
-        watch = Watch.CUT if self._options.fail else Watch.NOTHING
+        watch = Watch.NOTHING
+        if self._options.fail:
+            # Who asks for the earliest means what is there; a full journal is cut off all the time.
+            watch = Watch.CUT if isinstance(self._options.starting, Offsets) else Watch.RESET
         with opened(self._options) as journal:
             yield from journal.read(partition.range, self._choice, watch)
             if partition.last:
@@ -220,8 +223,8 @@ def parts_of(
     return [*parts]
 
 
-def pinned(options: ReadOptions) -> tuple[str, str]:
-    """Return what there is now as ``startingOffsets`` and ``endingOffsets``."""
+def pinned(options: ReadOptions) -> str:
+    """Return where a read would end now, as ``endingOffsets``."""
 
     def look() -> dict[str, Span]:
         with opened(options, torn=True) as journal:
@@ -229,7 +232,7 @@ def pinned(options: ReadOptions) -> tuple[str, str]:
 
     with ThreadPoolExecutor(1) as thread:  # a notebook's own has an event loop that runs
         spans = thread.submit(look).result()
-    return starting(options.starting, spans).text, ending(options.ending, spans).text
+    return ending(options.ending, spans).text
 
 
 def read_journal(
@@ -237,15 +240,15 @@ def read_journal(
 ) -> DataFrame:
     """Return the transitions of a journal. ``options`` are those of the source.
 
-    ``pin``: what there is now is settled here, by this process, so every look at the DataFrame sees the same (unless
-    it is cut off meanwhile, which fails). ``pushdown``: filters narrow what is read; Spark's setting for it is made.
+    ``pin``: the end is settled here, by this process, so that no look at the DataFrame sees more than another. A
+    journal that is full loses its oldest transitions meanwhile, which the numbers show; where ``startingOffsets``
+    names the first, that is an error. ``pushdown``: filters narrow what is read; Spark's setting for it is made.
 
     Raises `InvalidInput`, `ConfigurationError`, `BackendUnavailable`.
     """
     reader = spark.read.format("taskqueue").options(**options)
     if pin:
-        starting_at, ending_at = pinned(ReadOptions.of(options))
-        reader = reader.option("startingOffsets", starting_at).option("endingOffsets", ending_at)
+        reader = reader.option("endingOffsets", pinned(ReadOptions.of(options)))
     if pushdown:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
         reader = reader.option("pushdown", "true")

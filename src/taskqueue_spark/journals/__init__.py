@@ -63,8 +63,10 @@ class Watch(Enum):
 
     NOTHING = "nothing"
     """it gives what there is"""
+    RESET = "reset"
+    """that it counts anew, or is not there at all"""
     CUT = "cut"
-    """what was there when it was planned to be read and has been cut off since"""
+    """besides, what was there when it was planned to be read and has been cut off since"""
     GAPS = "gaps"
     """besides, what is missing between any two transitions"""
 

@@ -106,7 +106,7 @@ class RedisJournal:
             yield from seen.rest()
         finally:
             self._runner.run(told.aclose())
-        if watch is not Watch.NOTHING and (missing := seen.missing):
+        if watch in {Watch.CUT, Watch.GAPS} and (missing := seen.missing):
             first = self._run(lambda reader: reader.span(shard)).first
             cut = [gap for gap in missing if watch is Watch.GAPS or gap[0] < first]
             if cut:
