@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from taskqueue_core import errors
 from taskqueue_core.cli.failures import FAILED
 from taskqueue_core.errors import (
@@ -33,6 +35,8 @@ __all__ = ["SparkFailed", "Work", "needed", "work"]
 _EXTRA = {"google", "grpc", "hiredis", "jinja2", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 _OURS = re.compile(r"taskqueue_core\.errors\.([A-Za-z]+): ([^\n]*)")
 _CODES = {2: (ConfigurationError, InvalidInput), 4: (BackendUnavailable, PublishUnconfirmed)}
+_ASIDE = ("WARN", "Using ", "Setting ", "To adjust ")
+"""what Spark says whenever it starts"""
 _LOG_END = 20_000
 
 
@@ -78,8 +82,7 @@ def work(wanted: Engine) -> Iterator[Work]:
         importlib.import_module("pyspark")
         importlib.import_module("pyarrow")
         from taskqueue_spark.session import session  # noqa: PLC0415 - Spark takes its time
-    stages = Stages()
-    with tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder:
+    with tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder, _told_on() as stages:
         log = Path(folder) / "spark.log"
         with stages.stage("start Spark") as stage:
             with _failures(log), _quiet(log):
@@ -93,6 +96,16 @@ def work(wanted: Engine) -> Iterator[Work]:
             stages.watch = lambda: None
             with _quiet(log), contextlib.suppress(Exception):
                 spark.stop()
+
+
+@contextmanager
+def _told_on() -> Iterator[Stages]:
+    """Tell stages on stderr; where that is a terminal, on a way of its own that `_quiet` leaves alone."""
+    if not sys.stderr.isatty():
+        yield Stages()
+        return
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
+        yield Stages(Console(file=terminal, highlight=False))
 
 
 @contextmanager
@@ -134,9 +147,12 @@ def _told(text: str) -> SparkFailed:
         return SparkFailed(said, exit_code=code)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")]
-    return SparkFailed(
-        f"Spark failed: {(causes or lines or ['it did not say why'])[-1 if causes else 0]}"
+    told = (
+        causes[-1:]
+        or [line for line in lines if not line.startswith(_ASIDE)]
+        or ["it did not say why"]
     )
+    return SparkFailed(f"Spark failed: {told[0]}")
 
 
 def _end_of(log: Path) -> str:

@@ -1,0 +1,95 @@
+"""Parts of ``taskqueue pipeline`` that need no Spark: what is shown, and what an error of Spark becomes."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from taskqueue_core.errors import BackendUnavailable, ConfigurationError
+from taskqueue_spark.cli import working
+from taskqueue_spark.cli.showing import printed
+from taskqueue_spark.cli.stages import Stages
+from taskqueue_spark.cli.working import SparkFailed
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_stage_is_told_when_it_is_over(terminal: bool) -> None:  # noqa: FBT001 - pytest's
+    """G10: a line with what came of it; on a terminal a bar before, which asks how far Spark is."""
+    out = io.StringIO()
+    stages = Stages(Console(file=out, force_terminal=terminal, width=100, color_system=None))
+    stages.watch = lambda: (1, 4)
+    with stages.stage("audit") as stage:
+        stage.said = "7 rows"
+    line = out.getvalue().splitlines()[-1]
+    assert line[line.index("✔") :].split()[:4] == ["✔", "audit", "7", "rows"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "code"),
+    [
+        (f"x\npyspark.Y: taskqueue_core.errors.{BackendUnavailable.__name__}: away\n  at z", "away", 4),
+        (f"taskqueue_core.errors.{ConfigurationError.__name__}: no such thing", "no such thing", 2),
+        ("taskqueue_core.errors.SomethingNew: odd", "odd", 1),
+        ("boom\n at x\nCaused by: java.Error: disk\n at y", "Spark failed: Caused by: java.Error: disk", 1),
+        ("first\nsecond", "Spark failed: first", 1),
+        ("", "Spark failed: it did not say why", 1),
+    ],
+)  # fmt: skip
+def test_an_error_within_spark_is_one_line(text: str, said: str, code: int) -> None:
+    """G10: what one of ours said, with its exit code; else the cause, or the first line."""
+    error = working._told(text)
+    assert (str(error), error.exit_code) == (said, code)
+
+
+class PySparkLike(Exception):
+    """Looks like one of Spark's."""
+
+    __module__ = "pyspark.errors.x"
+
+
+def test_only_errors_of_spark_are_taken_for_such(tmp_path: Path) -> None:
+    """G10: a bug of ours stays what it is; a Spark that does not start says why in its log."""
+    log = tmp_path / "log"
+    with pytest.raises(ZeroDivisionError), working._failures(log):
+        raise ZeroDivisionError
+    with pytest.raises(SparkFailed, match="broken"), working._failures(log):
+        raise PySparkLike("broken")
+    log.write_text("WARNING: something\nError: no space\n")
+    with pytest.raises(SparkFailed, match="no space"), working._failures(log):
+        raise PySparkLike("[JAVA_GATEWAY_EXITED]")
+
+
+def test_what_processes_say_goes_to_the_log(tmp_path: Path) -> None:
+    """G10: as long as they live; this process speaks as before."""
+    log = tmp_path / "log"
+    before = os.fstat(2).st_ino
+    with working._quiet(log):
+        subprocess.run([sys.executable, "-c", "import os; os.write(2, b'noise')"], check=True)
+    assert log.read_text() == "noise"
+    assert os.fstat(2).st_ino == before
+
+
+def test_tables_show_hostile_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """G10: nothing in them acts on the terminal or its styles; the rest is counted."""
+    rows = [
+        {
+            "key": "[red]\x1b[2J",
+            "n": 1234,
+            "at": datetime(2026, 1, 2, tzinfo=UTC),
+            "x": None,
+            "y": 0.25,
+        }
+    ] * 40
+    printed(rows, ("key", "n", "at", "x", "y"), of=100)
+    out = capsys.readouterr().out
+    assert "[red]\N{REPLACEMENT CHARACTER}[2J" in out
+    assert "\x1b" not in out
+    for words in ("1,234", "01-02 00:00:00", "0.25", "and 70 more"):
+        assert words in out
