@@ -151,7 +151,8 @@ def _running(flags: np.ndarray, began: np.ndarray) -> np.ndarray:
     """Count flags within each task."""
     total: np.ndarray = np.cumsum(flags)
     before: np.ndarray = (total - flags)[began]
-    return total - before
+    running: np.ndarray = total - before
+    return running
 
 
 def _second_life(letter: np.ndarray, began: np.ndarray) -> np.ndarray:

@@ -68,7 +68,7 @@ class Fates:
             "twice": twice,
             "swapped": other,
             "trimmed": cut(table, 0, 1, 300),
-            "cut": cut(table, 0, 500, 520),
+            "cut": cut(table, 0, 900, 940),
             "repeated": repeated(table, 100, 400),
         }
         parts = [moved(part, name, place) for place, (name, part) in enumerate(journals.items())]

@@ -210,8 +210,8 @@ def conservation(audited: DataFrame) -> DataFrame:
     """Return a row per ``key``: ``published``, ``earlier``, a count per verdict, ``balanced`` and ``complete``.
 
     ``published``: lives that were seen to begin. ``balanced``: what was published, or is from earlier, is the sum of
-    the verdicts. Only where a queue is ``complete`` too does no loss mean that nothing was lost: of what is missing nobody
-    knows.
+    the verdicts. Only where a queue is ``complete`` too does no loss mean that nothing was lost: of what is missing
+    nobody knows.
     """
     verdicts = [F.count_if(F.col("verdict") == name).alias(name) for name in VERDICTS]
     sums = audited.groupBy("key").agg(
