@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_spark.service import StreamOptions
+from taskqueue_spark.service import StreamOptions, running
 from taskqueue_spark.service.advancing import Alive, advance, note_positions, without_old_windows
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
 from taskqueue_spark.service.balance import Asked, probe
@@ -296,6 +297,37 @@ def test_options_are_checked(tmp_path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         StreamOptions(out=tmp_path, **given)
     assert caught.value.field == next(iter(given))
+
+
+class Query:
+    """A query that failed before anybody looked."""
+
+    isActive = False  # noqa: N815 - Spark's name
+    stopped = False
+
+    def exception(self) -> Exception:
+        """Say why."""
+        return RuntimeError("out of reach")
+
+    def stop(self) -> None:
+        """Note that it was called."""
+        self.stopped = True
+
+
+def test_a_query_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service fails with its query, whenever that was (G11)."""
+    query, spark = Query(), SparkSession.__new__(SparkSession)
+    monkeypatch.setattr(running, "_start", lambda *_: query)
+    with pytest.raises(RuntimeError, match="out of reach"):
+        running.run(spark, StreamOptions(out=tmp_path))
+    assert query.stopped
+
+
+def test_a_folder_with_a_snapshot(tmp_path: Path) -> None:
+    """Where a snapshot lies no archive is begun (G11)."""
+    (tmp_path / "transitions/date=2026-01-31").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="snapshot"):
+        running.run(SparkSession.__new__(SparkSession), StreamOptions(out=tmp_path))
 
 
 def test_books_are_shown() -> None:

@@ -13,7 +13,7 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from taskqueue_core.errors import ConfigurationError, TaskQueueError
+from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.options import ReadOptions
 from taskqueue_spark.service.alerts import Alerts, conditions
 from taskqueue_spark.service.balance import RedisLedgers
@@ -54,8 +54,8 @@ def run(
     """Archive and watch a journal until SIGTERM, SIGINT or ``stop``, or with ``once`` until all is read.
 
     ``say`` gets a line per batch. The batch that is being worked on is finished first; whatever ends
-    the process before that, the next run goes on where this one was, and nothing is lost or doubled. Raises
-    `TaskQueueError` where the query fails.
+    the process before that, the next run goes on where this one was, and nothing is lost or doubled. Raises Spark's
+    error where the query fails, and `ConfigurationError` where the folder is not the service's.
     """
     for folder in (options.archive, options.folder / "open"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,8 +71,8 @@ def run(
                 query.awaitTermination(_TICK)  # type: ignore[arg-type] # any number of seconds will do
                 watch.look(query)
             _finish(query)
-        except Exception as error:
-            raise _readable(error) from error
+            if (failed := query.exception()) is not None:
+                raise failed
         finally:
             query.stop()
     return watch.end(query)
@@ -124,14 +124,6 @@ def _asked_to_stop(stop: threading.Event) -> Iterator[threading.Event]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-def _readable(error: Exception) -> Exception:
-    """Return what a person can do something about, out of an error of Spark."""
-    text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if "taskqueue_core.errors." in line]
-    return TaskQueueError(told[-1].partition("taskqueue_core.errors.")[2] if told else lines[0])
 
 
 class _Watch:
