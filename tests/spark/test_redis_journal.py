@@ -260,6 +260,15 @@ def test_a_large_range_is_parted(store: Store) -> None:
         assert len(journal.split(store.names[0], 1, 10**8, 0)) == 9
 
 
+def test_the_rights_that_ship_are_enough(redis_acl: RedisServer, redis_prefix: str) -> None:
+    """A user who may do what the shipped file lets it do reads a journal (G8)."""
+    store = Store(redis_acl, redis_prefix)
+    store.write([(START + n, [f"t{n}"]) for n in range(5)])
+    assert seqs(told(store, watch=Watch.GAPS)) == [1, 2, 3, 4, 5]
+    with journal_of(store) as journal:
+        assert journal.at(store.names[0], START + 3, 1, 6) == 4
+
+
 def test_columns_can_be_left_out() -> None:
     """A batch has the columns of its schema alone."""
     schema = pa.schema([TRANSITIONS.field("task_id"), TRANSITIONS.field("ts")])
