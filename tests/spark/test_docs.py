@@ -80,7 +80,9 @@ def test_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (here / "archive/stream/status.json").exists()
     snippets = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     capsys.readouterr()
-    exec(compile(snippets[0], "pipeline.md", "exec"), {})  # noqa: S102 - the page's own code
+    # The Java of the tests was started in another folder.
+    snippet = snippets[0].replace("journal.jsonl", str(here / "journal.jsonl"))
+    exec(compile(snippet, "pipeline.md", "exec"), {})  # noqa: S102 - the page's own code
     assert "completed" in capsys.readouterr().out
 
 
