@@ -41,7 +41,7 @@ UV = "uv==0.13.8"  # pinned, so that the same pins give the same lock
 SOLVE = """uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11
     --generate-hashes --no-header --no-annotate --quiet -o requirements.lock"""
 SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
-TWO_PROCESSES = ["--numprocesses", "2", "--dist", "worksteal"]  # much of what the tests do is waiting
+TWO_PROCESSES = ["--numprocesses", "2", "--dist", "worksteal"]  # tests wait for much
 PROBE_SECONDS = 10
 PROBE = """
 import importlib.util, ssl, sys, zlib
