@@ -18,7 +18,7 @@ from taskqueue_redis import RedisBackend, RedisSettings
 from taskqueue_spark.pipeline.capacity import advice
 
 _KEYS = 4
-_RATE, _MEAN, _TARGET = 120.0, 0.05, 0.025
+_RATE, _MEAN, _TARGET = 250.0, 0.024, 0.012
 _ROOM = 100
 
 

@@ -34,7 +34,7 @@ SIZES = {
     ),
     "usual": Sizes(
         rounds=3, cost=20_000, transitions=600_000, publish=200_000, events=1_000_000, loads=4, tasks=20_000,
-        seconds=30.0,
+        seconds=45.0,
     ),
     "full": Sizes(
         rounds=5, cost=40_000, transitions=2_000_000, publish=400_000, events=1_000_000, loads=6, tasks=50_000,

@@ -90,17 +90,23 @@ def advice(
         raise InvalidInput("percentile", kind_of(percentile), "0.5 to 0.999")
     if sample < LEAST:
         raise InvalidInput("sample", kind_of(sample), f"{LEAST} or more")
-    given = _deliveries(transitions)
-    known = given.where("arrived is not null and ended is not null")
+    rows = _rows(transitions)
     needed = max(LEAST, math.ceil(_BEYOND / (1 - percentile)))
-    about = _about(transitions, given, whole=whole, needed=needed)
-    enough = known.join(about.where("reason is null").select("key", "peak_rate"), "key")
+    about = _about(rows, sample)
+    lost = F.broadcast(_missing(transitions)) if whole else None
+    about = about.join(lost, "key", "left") if lost else about.withColumn("missing", F.lit(0.0))
+    about = about.withColumn("reason", _reason(needed))
 
     def replayed(table: pa.Table) -> pa.Table:
         return _advised(table, target_wait=target_wait, percentile=percentile, sample=sample)
 
-    advised = _busiest(enough, sample).groupBy("key").applyInArrow(replayed, _FOUND)
-    full = about.join(advised, "key", "left").select(
+    # Keys are few beside rows, so what is known of them goes to the rows.
+    good = about.where("reason is null").select("key", "from", "to", "peak_rate")
+    chosen = rows.where("ended is not null").join(F.broadcast(good), "key")
+    advised = (
+        chosen.where("second between `from` and `to`").groupBy("key").applyInArrow(replayed, _FOUND)
+    )
+    full = about.join(F.broadcast(advised), "key", "left").select(
         "*",
         F.lit(float(target_wait)).alias("target_wait"),
         F.lit(float(percentile)).alias("percentile"),
@@ -110,8 +116,11 @@ def advice(
     return full.select(*(F.col("why" if name == "reason" else name).alias(name) for name in names))
 
 
-def _deliveries(transitions: DataFrame) -> DataFrame:
-    """Return a row per hand-out: when its entry had become available, when it was handed out, and when that ended."""
+def _rows(transitions: DataFrame) -> DataFrame:
+    """Return for each hand-out when its entry had become available, when it was handed out, and when that ended.
+
+    The other transitions are there too, with nulls: for keys of which nothing was handed out.
+    """
     own = Window.partitionBy("key", "task_id", "run", "shard").orderBy("seq")
     before, time = F.lag("event").over(own), F.unix_micros("ts")
     # What was for later waits from its time on, whenever that was noticed.
@@ -120,59 +129,73 @@ def _deliveries(transitions: DataFrame) -> DataFrame:
     arrived = F.when((before == "available") & (due < since), due).otherwise(since)
     ready = before.isin(*_AVAILABLE) & (F.lag("state").over(own) == State.WAITING)
     again = F.col("seq").eqNullSafe(F.lag("seq").over(own))  # read twice, from a copied segment
+    delivered = F.col("event") == "delivered"
     return (
         transitions.where(F.col("task_id") != "")
         .withColumn("again", again)
         .where("not again")
         .select(
-            "key", "run", "shard", "worker", "event", "priority",
-            F.when(ready, arrived).alias("arrived"),
-            time.alias("started"),
-            F.lead(time).over(own).alias("ended"),
+            "key", "worker", "priority", delivered.alias("delivered"),
+            F.when(delivered & ready, arrived).alias("arrived"),
+            F.when(delivered, time).alias("started"),
+            F.when(delivered & ready, F.lead(time).over(own)).alias("ended"),
         )
-        .where("event = 'delivered'")
-        .drop("event")
+        .withColumn("second", F.expr("arrived div 1000000"))
     )  # fmt: skip
 
 
-def _about(transitions: DataFrame, given: DataFrame, *, whole: bool, needed: int) -> DataFrame:
-    """Return a row per key of the transitions: what is known of it, and why that is not enough."""
-    keys = transitions.where(F.col("task_id") != "").select("key").distinct()
-    minutes = given.groupBy("key", _div("arrived", 60)).agg(
-        F.count("*").alias("deliveries"),
-        F.count("arrived").alias("arrivals"),
-        F.count_if(F.col("arrived").isNotNull() & F.col("ended").isNotNull()).alias("known"),
+def _about(rows: DataFrame, sample: int) -> DataFrame:
+    """Return a row per key: how much is known of it, its peak, and its busiest stretch.
+
+    That is the shortest stretch of whole seconds with as many arrivals as the sample has, or all there is.
+    """
+    so_far = Window.partitionBy("key").orderBy("second")
+    stretch = Window.partitionBy("key").orderBy("total").rangeBetween(1 - sample, 0)
+    minute = Window.partitionBy("key", F.expr("second div 60"))
+    seconds = (
+        rows.groupBy("key", "second")
+        .agg(
+            F.count_if("delivered").alias("deliveries"),
+            F.count("arrived").alias("arrivals"),
+            F.count("ended").alias("known"),
+        )
+        .repartition("key")
+        .withColumn("total", F.sum("known").over(so_far))
+        .withColumn("first", F.min("second").over(stretch))
+        .withColumn("per_minute", F.sum("arrivals").over(minute))
+        .withColumn("place", F.row_number().over(minute.orderBy("second")))
     )
-    rate = F.when(F.col("arrivals") > 0, F.col("arrivals") / 60.0)
-    counts = minutes.groupBy("key").agg(
+    enough, length = F.col("total") >= sample, F.col("second") - F.col("first")
+    rank = F.struct(enough, F.when(enough, -length).otherwise(F.col("total")), -F.col("second"))
+    there = F.col("second").isNotNull()
+    peak = F.when(there & (F.col("place") == 1), F.col("per_minute") / 60.0)
+    return seconds.groupBy("key").agg(
         F.sum("deliveries").alias("deliveries"),
         F.sum("known").alias("known"),
         (F.sum("deliveries") - F.sum("arrivals")).alias("unknown"),
-        F.percentile(rate, F.lit(0.95)).alias("peak_rate"),
+        F.percentile(peak, F.lit(0.95)).alias("peak_rate"),
+        F.max_by("first", F.when(there, rank)).alias("from"),
+        F.max_by("second", F.when(there, rank)).alias("to"),
     )
-    about = keys.join(counts, "key", "left")
-    missing = _missing(transitions) if whole else keys.withColumn("missing", F.lit(0.0))
-    about = about.join(missing, "key", "left")
-    known, deliveries = F.coalesce("known", F.lit(0)), F.coalesce("deliveries", F.lit(0))
-    reason = (
+
+
+def _reason(needed: int) -> Column:
+    """Return why what is known of a key is not enough; null where it is."""
+    unknown, deliveries, known = F.col("unknown"), F.col("deliveries"), F.col("known")
+    return (
         F.when(
             F.col("missing") > _INCOMPLETE,
             F.format_string("%.0f %% of the journal are missing", F.col("missing") * 100),
         )
         .when(
-            F.col("unknown") > _INCOMPLETE * deliveries,
-            F.format_string(
-                "%d of %d deliveries: when they became available is unknown", "unknown", deliveries
-            ),
+            unknown > _INCOMPLETE * deliveries,
+            F.format_string("%d of %d deliveries: when they became available is unknown", unknown, deliveries),
         )
         .when(
             known < needed,
-            F.format_string(
-                f"%d deliveries are known from start to end, {needed} are needed", known
-            ),
+            F.format_string(f"%d deliveries are known from start to end, {needed} are needed", known),
         )
-    )
-    return about.select("key", deliveries.alias("deliveries"), "peak_rate", reason.alias("reason"))
+    )  # fmt: skip
 
 
 def _missing(transitions: DataFrame) -> DataFrame:
@@ -182,31 +205,9 @@ def _missing(transitions: DataFrame) -> DataFrame:
     )
     where = transitions.where("event = 'delivered'").select("key", "run", "shard").distinct()
     share = F.greatest(F.lit(0.0), 1.0 - F.sum("there") / F.sum("numbers"))
-    return where.join(there, ["run", "shard"]).groupBy("key").agg(share.alias("missing"))
-
-
-def _busiest(known: DataFrame, sample: int) -> DataFrame:
-    """Return of each key the shortest stretch of seconds with as many arrivals as the sample has, or all of it."""
-    known = known.withColumn("second", _div("arrived", 1))
-    so_far = Window.partitionBy("key").orderBy("second")
-    of_a_stretch = Window.partitionBy("key").orderBy("total").rangeBetween(1 - sample, 0)
-    seconds = (
-        known.groupBy("key", "second")
-        .count()
-        .withColumn("total", F.sum("count").over(so_far))
-        .withColumn("first", F.min("second").over(of_a_stretch))
+    return (
+        where.join(F.broadcast(there), ["run", "shard"]).groupBy("key").agg(share.alias("missing"))
     )
-    enough = F.col("total") >= sample
-    length = F.col("second") - F.col("first")
-    rank = F.struct(enough, F.when(enough, -length).otherwise(F.col("total")), -F.col("second"))
-    best = seconds.groupBy("key").agg(
-        F.max_by("first", rank).alias("from"), F.max_by("second", rank).alias("to")
-    )
-    return known.join(best, "key").where("second between `from` and `to`")
-
-
-def _div(column: str, seconds: int) -> Column:
-    return F.expr(f"{column} div {seconds * 1_000_000}").alias(column)
 
 
 def _advised(table: pa.Table, *, target_wait: float, percentile: float, sample: int) -> pa.Table:
