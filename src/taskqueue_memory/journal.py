@@ -3,8 +3,8 @@
 Fields of version 2, in this order: ``v``, ``run`` (random, one per start of the process), ``seq``
 (from 1 without gaps within a run), ``ts`` (Unix seconds), ``event``, ``key``, ``task_id``,
 ``attempt``, ``losses``, ``state`` (after the event), ``priority``, ``tenant``, ``worker``,
-``error`` (of the attempt that failed), ``reason`` (of a dead letter), ``ordering_key``, ``due_at`` (of a task that is for
-later: Unix seconds).
+``error`` (of the attempt that failed), ``reason`` (of a dead letter), ``ordering_key``, ``due_at``
+(of a task that is for later: Unix seconds).
 
 Events: published, available, delivered, acked, redelivered, lost, retried, dead_lettered, redriven,
 discarded, expired, cancelled; and configured, of no task, whose ``reason`` is the queue's settings as JSON.
@@ -76,6 +76,7 @@ class Journal:
         event: str,
         record: Record,
         now: float,
+        *,
         worker: str | None,
         error: str | None,
         due_at: float | None,

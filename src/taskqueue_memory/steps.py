@@ -145,7 +145,9 @@ class Steps:
             queue.fair.entered(record, change, record.updated_at)
         if self.journal is not None:
             worker = worker or (record.owner.consumer if record.owner else None)
-            self.journal.write(event, record, record.updated_at, worker, error, due_at)
+            self.journal.write(
+                event, record, record.updated_at, worker=worker, error=error, due_at=due_at
+            )
         if record.task.ordering_key is not None and not state.live:
             self._pass_key_on(record, record.task.ordering_key)
         if before is State.IN_FLIGHT and queue.limited and queue.available:

@@ -64,8 +64,9 @@ class RedisSettings(BaseSettings):
     # who keeps one alive learns of its failure before the lease is over.
     operation_timeout: float = Field(10.0, gt=0, le=10 * _MINUTE, allow_inf_nan=False)
     """seconds after which a command is not tried again"""
-    journal_length: int = Field(1_000_000, ge=1000, le=1_000_000_000)
-    """transitions that the journal of a partition keeps at least; queues opt in by their settings"""
+    journal_length: int | None = Field(None, ge=1000, le=1_000_000_000)
+    """transitions that the journal of a partition keeps at least, for every process from now on; queues opt in by their
+    settings. Unset: what the installation has, a million at first"""
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
     """seconds of silence after which what a consumer holds goes to others"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)

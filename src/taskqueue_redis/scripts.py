@@ -85,7 +85,7 @@ class Scripts:
         clock: Clock | None,
         check: Callable[[], Awaitable[None]] | None = None,
         *,
-        journal_length: int = 1_000_000,
+        journal_length: int | None = None,
     ) -> None:
         """Do no input or output. A ``clock`` is for tests. ``check`` is awaited before anything is installed."""
         self._check = check
@@ -165,7 +165,7 @@ class Scripts:
         told = await self._evaluate(
             "install",
             partition,
-            (*self._declared(partition), fresh, LAYOUT, number, self._journal_length),
+            (*self._declared(partition), fresh, LAYOUT, number, self._journal_length or ""),
         )
         epoch, layout, partitions = (str(value, "ascii") for value in told)
         if layout != LAYOUT:

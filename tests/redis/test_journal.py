@@ -13,6 +13,7 @@ from tests.redis.servers import RedisServer
 
 COLUMNS = ("task_id", "attempt", "losses", "priority", "tenant", "ordering_key", "due_at", "error")
 
+
 def journal(server: RedisServer, prefix: str) -> list[dict[str, str]]:
     """Read all of it, a line per transition."""
     entries: list[Any] = server.call("XRANGE", f"{{{prefix}:0}}:journal", "-", "+")
@@ -22,7 +23,10 @@ def journal(server: RedisServer, prefix: str) -> list[dict[str, str]]:
         fields = dict(zip(texts[::2], texts[1::2], strict=True))
         columns = {name: fields.pop(name).split("\0") for name in COLUMNS}
         for n in range(len(columns["task_id"])):
-            row = {name: values[n] if len(values) > 1 else values[0] for name, values in columns.items()}
+            row = {
+                name: values[n] if len(values) > 1 else values[0]
+                for name, values in columns.items()
+            }
             lines.append({"seq": str(int(place.split(b"-")[0]) + n), **fields, **row})
     return lines
 
@@ -95,20 +99,34 @@ async def test_a_reader(each_redis: RedisServer, redis_prefix: str) -> None:
             everything = await told(reader, 1, span.last)
             assert [number for number, _ in everything] == list(range(1, span.last + 1))
             names = [f"t{n}" for n in range(1500)]
-            assert [name for _, name in everything] == ["", *names, *names, *names[:701], *names[701:]]
+            assert [name for _, name in everything] == [
+                "",
+                *names,
+                *names,
+                *names[:701],
+                *names[701:],
+            ]
             assert await told(reader, 260, 300) == everything[259:300]
             assert await told(reader, span.last, span.last + 9) == everything[-1:]
             assert await told(reader, span.last + 1, span.last + 9) == []
             assert await reader.at(partition, between) == 3002
             assert await reader.at(partition, 0) == 1
             assert await reader.at(partition, between * 2) == span.last + 1
-            assert (await reader.time(partition, 3002) or 0) >= between > (await reader.time(partition, 3001) or 0)
+            assert (
+                (await reader.time(partition, 3002) or 0)
+                >= between
+                > (await reader.time(partition, 3001) or 0)
+            )
             assert await reader.time(partition, span.last + 1) is None
 
 
 async def test_the_oldest_go(each_redis: RedisServer, redis_prefix: str) -> None:
     """G9: what is beyond the journal's length is dropped, and the numbers say so."""
     async with opened(each_redis.url, redis_prefix, journal_length=1000) as backend:
+        await publish(backend, "first")
+    async with opened(
+        each_redis.url, redis_prefix
+    ) as backend:  # which does not say, and changes nothing
         await backend.control.configure(KEY, QueueSettings(journal=True))
         for start in range(0, 8000, 8):
             await publish(backend, *(f"t{n}" for n in range(start, start + 8)))

@@ -1,10 +1,14 @@
 -- Makes the partition ready, once. KEYS[1]: the partition. ARGV: a fresh epoch, the layout, the number of partitions,
--- the length of the journal.
+-- the length of the journal (empty: the one that it has, or a million).
 -- Answers the epoch, layout and number of partitions in force.
 local meta = KEYS[1] .. ':meta'
 redis.call('DEL', KEYS[1] .. ':nothing') -- so that this passes where memory has run out
 if redis.call('EXISTS', meta) == 0 then
   redis.call('HSET', meta, 'epoch', ARGV[1], 'layout', ARGV[2], 'partitions', ARGV[3])
 end
-redis.call('HSET', meta, 'journal_length', ARGV[4])
+if ARGV[4] ~= '' then
+  redis.call('HSET', meta, 'journal_length', ARGV[4])
+else
+  redis.call('HSETNX', meta, 'journal_length', 1000000)
+end
 return redis.call('HMGET', meta, 'epoch', 'layout', 'partitions')
