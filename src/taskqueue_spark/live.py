@@ -17,8 +17,8 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.succession.names import Shard
 from taskqueue_core.tasks import Ledger
-from taskqueue_spark.sink_options import given_options
-from taskqueue_spark.sink_store import Store, places_of
+from taskqueue_spark.sink.options import given_options
+from taskqueue_spark.sink.store import Store, places_of
 
 __all__ = ["ledgers", "live_states"]
 

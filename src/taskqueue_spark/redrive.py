@@ -24,9 +24,9 @@ from pyspark.sql.datasource import (
 from taskqueue_core.capabilities import DeadLetters, dead_letters_of
 from taskqueue_core.limits import check_name
 from taskqueue_core.succession.names import Shard
-from taskqueue_spark.sink_options import RedriveOptions
-from taskqueue_spark.sink_run import messages_of
-from taskqueue_spark.sink_tasks import check_columns
+from taskqueue_spark.sink.messages import messages_of
+from taskqueue_spark.sink.options import RedriveOptions
+from taskqueue_spark.sink.tasks import check_columns
 
 __all__ = ["Moved", "RedriveWriter", "StreamRedriveWriter", "redrive"]
 

@@ -68,12 +68,12 @@ class TaskQueueDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
         """Return a writer of tasks. Raises `InvalidInput`."""
-        from taskqueue_spark import sink  # noqa: PLC0415
+        from taskqueue_spark.sink import writing  # noqa: PLC0415
 
-        return sink.writer(self.options, schema, overwrite)
+        return writing.writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - as above
         """Return a writer of tasks as they come. Raises `InvalidInput`."""
-        from taskqueue_spark import sink  # noqa: PLC0415
+        from taskqueue_spark.sink import writing  # noqa: PLC0415
 
-        return sink.stream_writer(self.options, schema, overwrite)
+        return writing.stream_writer(self.options, schema, overwrite)

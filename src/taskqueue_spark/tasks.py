@@ -22,8 +22,8 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import DeadLetter, State
 from taskqueue_redis.listing import Listed, TaskLister
-from taskqueue_spark.sink_options import given_options
-from taskqueue_spark.sink_store import Store
+from taskqueue_spark.sink.options import given_options
+from taskqueue_spark.sink.store import Store
 
 __all__ = ["DEAD_LETTERS", "TASKS", "StoreReader", "TasksOptions", "reader", "schema"]
 

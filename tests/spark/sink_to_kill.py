@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types
 
-from taskqueue_spark import sink
 from taskqueue_spark.session import session
+from taskqueue_spark.sink import writing
 from taskqueue_spark.source import TaskQueueDataSource
 
 
@@ -69,7 +69,7 @@ def write(store: dict[str, str]) -> None:
             yield pa.record_batch({"task_id": [f"t{n}" for n in range(first, first + 1000)]})
 
     schema = types.StructType().add("task_id", types.StringType())
-    sink.writer(store | {"queue": "k"}, schema, overwrite=False).write(batches())
+    writing.writer(store | {"queue": "k"}, schema, overwrite=False).write(batches())
 
 
 if __name__ == "__main__":

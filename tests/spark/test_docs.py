@@ -16,8 +16,8 @@ from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.options import _NAMES as READING
 from taskqueue_spark.pipeline.audit import ANOMALIES, VERDICTS
 from taskqueue_spark.pipeline.history import RULES
-from taskqueue_spark.sink_options import _NAMES as WRITING
-from taskqueue_spark.sink_store import STORE_OPTIONS
+from taskqueue_spark.sink.options import _NAMES as WRITING
+from taskqueue_spark.sink.store import STORE_OPTIONS
 from tests.redis.servers import RedisServer
 from tests.spark.as_lines import lines_of
 from tests.spark.synthetic import made

@@ -18,7 +18,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, types
 
-from taskqueue_spark import sink
+from taskqueue_spark.sink import writing
 from tests.redis.servers import RedisServer, wait_until
 
 NUMBER = 6000
@@ -213,8 +213,8 @@ def test_a_writer_that_is_killed(
     assert 0 < before < NUMBER
     schema = types.StructType().add("task_id", types.StringType())
     rows = pa.table({"task_id": [f"t{n}" for n in range(NUMBER)]}).to_batches()
-    writer = sink.writer(told | {"queue": "k"}, schema, overwrite=False)
-    assert writer.write(iter(rows)) == sink.Sent(NUMBER - before, before)
+    writer = writing.writer(told | {"queue": "k"}, schema, overwrite=False)
+    assert writer.write(iter(rows)) == writing.Sent(NUMBER - before, before)
     expect(redis_server, redis_prefix)
 
 
@@ -230,7 +230,7 @@ def test_what_a_job_says(
         tasks(spark, 0, 3).selectExpr("'a b' AS task_id", "payload", "key")
     )  # fmt: skip
     aside = {"onInvalid": "skip", "invalidPath": str(tmp_path / "aside")}
-    sent = sink.publish(rows, **told, **aside)
+    sent = writing.publish(rows, **told, **aside)
     assert (sent.confirmed, sent.duplicate, sent.invalid) == (100, 20, 3)
     expect(redis_server, redis_prefix, 100)
     rows.write.format("taskqueue").options(**told, **aside).mode("append").save()

@@ -23,10 +23,10 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.tasks import Published, Task
 from taskqueue_redis.journal import JournalReader
-from taskqueue_spark import sink
-from taskqueue_spark.sink_feed import Feed
-from taskqueue_spark.sink_options import SinkOptions
-from taskqueue_spark.sink_store import Store
+from taskqueue_spark.sink import writing
+from taskqueue_spark.sink.feed import Feed
+from taskqueue_spark.sink.options import SinkOptions
+from taskqueue_spark.sink.store import Store
 from tests.redis.clusters import Cluster
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
@@ -47,10 +47,10 @@ def rows(number: int, key: str = "k", start: int = 0) -> list[pa.RecordBatch]:
     return [*table.to_batches(max_chunksize=700)]
 
 
-def write(options: dict[str, str], batches: Sequence[pa.RecordBatch]) -> sink.Sent:
+def write(options: dict[str, str], batches: Sequence[pa.RecordBatch]) -> writing.Sent:
     """Write as a partition's task of Spark does."""
-    sent = sink.writer(options, SCHEMA, overwrite=False).write(iter(batches))
-    assert isinstance(sent, sink.Sent)
+    sent = writing.writer(options, SCHEMA, overwrite=False).write(iter(batches))
+    assert isinstance(sent, writing.Sent)
     return sent
 
 
@@ -77,9 +77,9 @@ def test_the_same_rows_again(told: dict[str, str]) -> None:
     other = [batch.append_column("payload", pa.array(["1"] * batch.num_rows)) for batch in rows(5)]
     wider = spark.StructType([*SCHEMA.fields, spark.StructField("payload", spark.StringType())])
     with pytest.raises(IdConflict, match="onConflict=count leaves such tasks as they are"):
-        sink.writer(told, wider, overwrite=False).write(iter(other))
-    counting = sink.writer(told | {"onConflict": "count"}, wider, overwrite=False)
-    assert counting.write(iter(other)) == sink.Sent(conflict=5)
+        writing.writer(told, wider, overwrite=False).write(iter(other))
+    counting = writing.writer(told | {"onConflict": "count"}, wider, overwrite=False)
+    assert counting.write(iter(other)) == writing.Sent(conflict=5)
 
 
 async def test_a_full_queue_is_waited_for(told: dict[str, str]) -> None:
@@ -153,7 +153,7 @@ def test_a_horizon_is_checked(told: dict[str, str]) -> None:
     options = told | {"replayHorizon": "86400"}
     words = "queue 'k' remembers tasks for 300 s .* set its dedupe_window to that at least"
     with pytest.raises(ConfigurationError, match=words):
-        sink.writer(options | {"queue": "k"}, SCHEMA, overwrite=False)
+        writing.writer(options | {"queue": "k"}, SCHEMA, overwrite=False)
     with pytest.raises(ConfigurationError, match=words):
         write(options, rows(5))
     assert write(told | {"replayHorizon": "300"}, rows(5)).confirmed == 5
@@ -173,9 +173,9 @@ def test_bad_rows(told: dict[str, str], tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="id: got str of length 3"):
         write(told, bad)
     options = told | {"onInvalid": "skip", "invalidPath": str(tmp_path)}
-    writer = sink.writer(options, SCHEMA, overwrite=False)
+    writer = writing.writer(options, SCHEMA, overwrite=False)
     sent = writer.write(iter(bad))
-    assert isinstance(sent, sink.Sent)
+    assert isinstance(sent, writing.Sent)
     assert (sent.confirmed, sent.invalid) == (1, 2)
     writer.commit([sent, None])
     (file,) = tmp_path.iterdir()
@@ -193,7 +193,7 @@ def test_a_wrong_address_is_told_at_once(
     with pytest.raises(
         BackendUnavailable, match="nothing was written, as the store is out of reach"
     ):
-        sink.writer(nowhere, SCHEMA, overwrite=False)
+        writing.writer(nowhere, SCHEMA, overwrite=False)
 
 
 async def test_a_cluster_and_its_journals(redis_cluster: Cluster, redis_prefix: str) -> None:

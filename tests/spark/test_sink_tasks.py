@@ -13,11 +13,11 @@ from pyspark.sql import types as spark
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.tasks import Task
-from taskqueue_spark import sink
-from taskqueue_spark.sink_invalid import Aside, drop, reveal
-from taskqueue_spark.sink_options import RedriveOptions, SinkOptions
-from taskqueue_spark.sink_store import Store
-from taskqueue_spark.sink_tasks import TaskReader
+from taskqueue_spark.sink import writing
+from taskqueue_spark.sink.invalid import Aside, drop, reveal
+from taskqueue_spark.sink.options import RedriveOptions, SinkOptions
+from taskqueue_spark.sink.store import Store
+from taskqueue_spark.sink.tasks import TaskReader
 from taskqueue_spark.tasks import TasksOptions
 
 TEXT, TIME = spark.StringType(), spark.TimestampType()
@@ -160,11 +160,11 @@ async def test_a_store_that_nobody_shares_is_refused() -> None:
 def test_what_a_sink_refuses() -> None:
     """Overwriting, and resources and actions that there are not (G8)."""
     with pytest.raises(ConfigurationError, match="a queue cannot be overwritten"):
-        sink.writer({"queue": "k"}, columns(), overwrite=True)
+        writing.writer({"queue": "k"}, columns(), overwrite=True)
     with pytest.raises(ConfigurationError, match="a queue cannot be overwritten"):
-        sink.stream_writer({"queue": "k"}, columns(), overwrite=True)
+        writing.stream_writer({"queue": "k"}, columns(), overwrite=True)
     with pytest.raises(InvalidInput, match="allowed: tasks or dead_letters"):
-        sink.writer({"resource": "journal"}, columns(), overwrite=False)
+        writing.writer({"resource": "journal"}, columns(), overwrite=False)
     with pytest.raises(InvalidInput, match="allowed: redrive or discard"):
         RedriveOptions.read({"action": "forget"})
     with pytest.raises(ConfigurationError, match="allowed with resource=tasks: redis"):

@@ -80,7 +80,7 @@ def load(
     """
     reader = kind or _format_of(path)
     with work(asked) as running:
-        from taskqueue_spark.sink import publish  # noqa: PLC0415 - Spark takes its time
+        from taskqueue_spark.sink.writing import publish  # noqa: PLC0415 - Spark takes its time
 
         options = _store(backend) | {"wait": str(wait)}
         options |= {} if queue is None else {"queue": queue}
@@ -115,7 +115,7 @@ def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
     """Return rows as the sink takes them. Raises `InvalidInput` where no column names them."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody calls it
 
-    from taskqueue_spark.sink_tasks import COLUMNS  # noqa: PLC0415
+    from taskqueue_spark.sink.tasks import COLUMNS  # noqa: PLC0415
 
     if id_column not in rows.columns:
         raise InvalidInput(

@@ -21,7 +21,7 @@ from taskqueue_core.errors import (
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Confirmation, Published, Task
-from taskqueue_spark.sink_options import SinkOptions
+from taskqueue_spark.sink.options import SinkOptions
 
 __all__ = ["Feed", "demand_window"]
 

@@ -10,7 +10,7 @@ import msgspec
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
-from taskqueue_spark.sink_store import STORE_OPTIONS, Store
+from taskqueue_spark.sink.store import STORE_OPTIONS, Store
 
 __all__ = ["RedriveOptions", "SinkOptions", "given_options", "resource_of"]
 

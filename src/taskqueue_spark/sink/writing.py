@@ -30,11 +30,11 @@ from pyspark.sql.types import StructType
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.tasks import Published
 from taskqueue_spark.redrive import RedriveWriter, StreamRedriveWriter
-from taskqueue_spark.sink_feed import Feed, demand_window
-from taskqueue_spark.sink_invalid import Aside, drop, reveal
-from taskqueue_spark.sink_options import SinkOptions, resource_of
-from taskqueue_spark.sink_run import messages_of
-from taskqueue_spark.sink_tasks import TaskReader
+from taskqueue_spark.sink.feed import Feed, demand_window
+from taskqueue_spark.sink.invalid import Aside, drop, reveal
+from taskqueue_spark.sink.messages import messages_of
+from taskqueue_spark.sink.options import SinkOptions, resource_of
+from taskqueue_spark.sink.tasks import TaskReader
 
 __all__ = ["Sent", "publish", "stream_writer", "writer"]
 
