@@ -18,7 +18,7 @@ from taskqueue_spark.java import ensure_java
 
 __all__ = ["PATIENCE", "cluster", "connect", "taskqueue"]
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 _HOME = Path(pyspark.__file__).parent
 _SCALA = next((_HOME / "jars").glob("spark-core_*.jar")).name.split("_")[1].rpartition("-")[0]
 _QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
