@@ -13,6 +13,8 @@ __all__ = ["Holes", "gaps", "spans"]
 
 _MANY = 64
 """holes of a shard that are told apart; where there are more they are one, from the first to the last"""
+_BITS = 64
+"""of a word"""
 _COUNT = ("run", "shard")
 
 
@@ -21,16 +23,9 @@ def gaps(transitions: DataFrame) -> DataFrame:
 
     What is missing behind the last number that is there cannot be seen.
     """
-    buckets = _buckets(transitions)
-    between = buckets.select(*_COUNT, "before", F.col("low").alias("at")).where(_lacking())
-    both = between.unionByName(_within(transitions, buckets))
-    hole = _hole(F.col("before"), F.col("at"))
+    found = _words(transitions).select(*_COUNT, F.explode("holes").alias("hole"))
     missing = F.col("last") - F.col("first") + 1
-    return (
-        both.select(*_COUNT, hole.alias("hole"))
-        .select(*_COUNT, "hole.*")
-        .withColumn("missing", missing)
-    )
+    return found.select(*_COUNT, "hole.*").withColumn("missing", missing)
 
 
 def spans(transitions: DataFrame) -> DataFrame:
@@ -39,26 +34,18 @@ def spans(transitions: DataFrame) -> DataFrame:
     ``began``, ``ended``: its first and last time. ``holes``: an array of ``first`` and ``last``, sorted, null where
     nothing is missing. ``over``: another run of the shard began after all that this one tells.
     """
-    buckets = _buckets(transitions)
-    hole = F.when(F.col("low") > F.col("before") + 1, _hole(F.col("before"), F.col("low")))
-    known = buckets.groupBy(*_COUNT).agg(
+    known = _words(transitions).groupBy(*_COUNT).agg(
         F.min("began").alias("began"),
         F.max("ended").alias("ended"),
-        F.collect_list(hole).alias("between"),
-    )
+        F.sort_array(F.flatten(F.collect_list("holes"))).alias("all"),
+    )  # fmt: skip
     following = F.lead("began").over(Window.partitionBy("shard").orderBy("began", "run"))
-    within = _within(transitions, buckets).groupBy(*_COUNT)
-    inner = within.agg(F.collect_list(_hole(F.col("before"), F.col("at"))).alias("within"))
-    known = known.withColumn("over", F.coalesce(following >= F.col("ended"), F.expr("false")))
-    both = F.sort_array(F.coalesce(F.concat("between", "within"), "between"))
-    holes = known.join(inner, [*_COUNT], "left").withColumn("holes", both)
     covering = F.struct(
-        F.col("holes")[0]["first"].alias("first"), F.array_max("holes.last").alias("last")
+        F.col("all")[0]["first"].alias("first"), F.array_max("all.last").alias("last")
     )
-    few = F.when(F.size("holes") > _MANY, F.array(covering)).when(
-        F.size("holes") > 0, F.col("holes")
-    )
-    return holes.select(*_COUNT, "began", "ended", "over", few.alias("holes"))
+    few = F.when(F.size("all") > _MANY, F.array(covering)).when(F.size("all") > 0, F.col("all"))
+    over = F.coalesce(following >= F.col("ended"), F.expr("false"))
+    return known.select(*_COUNT, "began", "ended", over.alias("over"), few.alias("holes"))
 
 
 class Holes:
@@ -81,42 +68,37 @@ class Holes:
         return F.array_min(F.transform(later, lambda hole: F.greatest(hole["first"], number + 1)))
 
 
-def _buckets(transitions: DataFrame) -> DataFrame:
-    """Return what is there, by the thousands: counted without sorting, and once each; and the number before it."""
-    seq = F.col("seq")
-    there = F.bitmap_count(F.bitmap_construct_agg(F.bitmap_bit_position(seq)))
-    counted = (
-        _numbered(transitions)
-        .groupBy(*_COUNT, "bucket")
-        .agg(
-            F.min("seq").alias("low"),
-            F.max("seq").alias("high"),
-            there.alias("there"),
-            F.min("ts").alias("began"),
-            F.max("ts").alias("ended"),
-        )
-    )
-    before = F.lag("high").over(Window.partitionBy(*_COUNT).orderBy("bucket"))
-    return counted.withColumn("before", F.coalesce(before, F.lit(0)))
+def _words(transitions: DataFrame) -> DataFrame:
+    """Return what is there by words of 64 numbers, a bit for each, so that what is there twice counts once.
 
-
-def _numbered(transitions: DataFrame) -> DataFrame:
+    ``holes``: what is missing before and within each, an array of ``first`` and ``last``.
+    """
     sound = transitions.where((F.col("event") != "damaged") & (F.col("seq") > 0))
-    return sound.select(*_COUNT, "seq", "ts", F.bitmap_bucket_number(F.col("seq")).alias("bucket"))
-
-
-def _within(transitions: DataFrame, buckets: DataFrame) -> DataFrame:
-    """Return the numbers (``at``) before which some are missing, within the buckets that lack any."""
-    names = [*_COUNT, "bucket"]
-    holed = buckets.where(F.col("there") < F.col("high") - F.col("low") + 1).select(*names)
-    before = F.lag("seq").over(Window.partitionBy(*names).orderBy("seq"))
-    found = _numbered(transitions).join(F.broadcast(holed), names, "left_semi")
-    return found.select(*_COUNT, before.alias("before"), F.col("seq").alias("at")).where(_lacking())
-
-
-def _lacking() -> Column:
-    return F.col("at") > F.col("before") + 1
-
-
-def _hole(before: Column, at: Column) -> Column:
-    return F.struct((before + 1).alias("first"), (at - 1).alias("last"))
+    words = sound.groupBy(*_COUNT, F.shiftright("seq", 6).alias("word")).agg(
+        F.bit_or(F.expr(f"shiftleft(1L, cast(seq & {_BITS - 1} as int))")).alias("bits"),
+        F.min("seq").alias("low"),
+        F.max("seq").alias("high"),
+        F.min("ts").alias("began"),
+        F.max("ts").alias("ended"),
+    )
+    before = F.coalesce(F.lag("high").over(Window.partitionBy(*_COUNT).orderBy("word")), F.lit(0))
+    start = F.col("word") * _BITS
+    there = F.expr(f"filter(sequence(0, {_BITS - 1}), place -> (shiftright(bits, place) & 1) = 1)")
+    pairs = F.zip_with(
+        F.col("there"),
+        F.expr("slice(there, 2, size(there))"),
+        lambda one, two: F.struct(
+            (start + one + 1).alias("first"), (start + two - 1).alias("last")
+        ),
+    )
+    inner = F.filter(pairs, lambda hole: hole["first"] <= hole["last"])
+    holed = F.bit_count("bits") < F.col("high") - F.col("low") + 1
+    none = F.expr("cast(array() as array<struct<first: bigint, last: bigint>>)")
+    outer = F.struct((F.col("before") + 1).alias("first"), (F.col("low") - 1).alias("last"))
+    gap = F.when(F.col("low") > F.col("before") + 1, F.array(outer)).otherwise(none)
+    holes = F.concat(gap, F.when(holed, inner).otherwise(none))
+    return (
+        words.withColumn("before", before)
+        .withColumn("there", F.when(holed, there))
+        .select(*_COUNT, "began", "ended", holes.alias("holes"))
+    )
