@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import re
 import sys
@@ -84,6 +85,7 @@ def work(wanted: Engine) -> Iterator[Work]:
         from taskqueue_spark.session import session  # noqa: PLC0415 - Spark takes its time
     with tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder, _told_on() as stages:
         log = Path(folder) / "spark.log"
+        logging.getLogger().addFilter(_not_of_py4j)
         with stages.stage("start Spark") as stage:
             with _failures(log), _quiet(log):
                 spark = session("taskqueue pipeline", wanted.master, wanted.remote, **wanted.conf)
@@ -96,6 +98,11 @@ def work(wanted: Engine) -> Iterator[Work]:
             stages.watch = lambda: None
             with _quiet(log), contextlib.suppress(Exception):
                 spark.stop()
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """Keep py4j from logging traces of what it raises as well, such as a Ctrl-C."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager
@@ -177,5 +184,5 @@ class _watcher:  # noqa: N801 - a function with something to remember
             stages = map(self._tracker.getStageInfo, self._tracker.getActiveStageIds())
             known = [stage for stage in stages if stage is not None]
             total = sum(stage.numTasks for stage in known)
-            return sum(stage.numCompletedTasks for stage in known), total
+            return (sum(stage.numCompletedTasks for stage in known), total) if total else None
         return None
