@@ -41,7 +41,6 @@ def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
         f"audit of {_TIMES * sizes.events:,} events, warm, s": [large],
         "audit, cost per event of ten times as many events, x": [growth],
         "audit, warm, events/s": [events / one for one in warm],
-        "audit, just after the start of the session, s per million events": [1e6 * cold / events],
     }
 
 

@@ -241,7 +241,7 @@ PIPELINE = (
         0.7,
     ),
     Goal(
-        "audit, just after the start of the session, s per million events",
+        "audit of 1,000,000 events, just after the start of the session, s",
         "audit of 1,000,000 events, cold",
         "s",
         "≤",
