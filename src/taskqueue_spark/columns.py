@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
-    "BEYOND", "DAMAGED", "EVENTS", "TRANSITIONS", "After", "Damaged", "Event", "batch_of", "damage", "distinct",
+    "BEYOND", "DAMAGED", "EVENTS", "MISSING", "TRANSITIONS", "After", "Damaged", "Event", "batch_of", "damage",
+    "distinct",
 ]  # fmt: skip
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -46,9 +47,10 @@ TRANSITIONS = pa.schema(
 ``shard`` is the number of the partition of an installation; 0 where a process writes.
 
 What cannot be read is a row whose event is `DAMAGED` and whose ``reason`` says where and why. It belongs to no
-count: its ``run`` is empty and its ``seq`` 0. But where the last transitions of a count are missing, ``run`` and
-``seq`` of such a row are the count and the number behind them: so who looks for gaps looks at all rows."""
+count: its ``run`` is empty and its ``seq`` 0. Where the last transitions of a count are missing there is a row
+`MISSING`, with the count and the number behind them: so the numbers show that gap like any other."""
 DAMAGED = "damaged"
+MISSING = "missing"
 Event: TypeAlias = Literal[
     "published", "available", "delivered", "acked", "redelivered", "lost", "retried", "dead_lettered", "redriven",
     "discarded", "expired", "cancelled", "configured",
@@ -98,10 +100,20 @@ def damage(
     run: str = "",
     seq: int = 0,
 ) -> pa.RecordBatch:
-    """Return rows of what cannot be read: shard, time (microseconds) and reason of each."""
+    """Return rows of what cannot be read: shard, time (microseconds) and reason of each.
+
+    With ``run`` and ``seq``, of what is missing before that number.
+    """
     shards, times, reasons = zip(*rows, strict=True)
     given: dict[str, Any] = {"shard": shards, "ts": times, "reason": reasons}
-    same = {"event": DAMAGED, "run": run, "seq": seq, "attempt": 0, "losses": 0, "priority": 0}
+    same = {
+        "event": MISSING if run else DAMAGED,
+        "run": run,
+        "seq": seq,
+        "attempt": 0,
+        "losses": 0,
+        "priority": 0,
+    }
     for field in TRANSITIONS:
         nothing = None if field.nullable else ""
         given.setdefault(field.name, [same.get(field.name, nothing)] * len(rows))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_redis.addresses import Address
 from taskqueue_redis.config import RedisSettings
-from taskqueue_spark.columns import DAMAGED, EVENTS
+from taskqueue_spark.columns import DAMAGED, EVENTS, MISSING
 from taskqueue_spark.offsets import Offsets
 
 __all__ = ["Places", "ReadOptions", "Resource", "flag", "redis_settings"]
@@ -216,9 +216,9 @@ def _names(told: Mapping[str, str], name: str) -> frozenset[str] | None:
 
 def _events(told: Mapping[str, str]) -> frozenset[str] | None:
     names = _names(told, "events")
-    if names is not None and not names <= EVENTS | {DAMAGED}:
+    if names is not None and not names <= EVENTS | {DAMAGED, MISSING}:
         raise InvalidInput(
-            "events", "an event that is not known", ", ".join(sorted({*EVENTS, DAMAGED}))
+            "events", "an event that is not known", ", ".join(sorted({*EVENTS, DAMAGED, MISSING}))
         )
     return names
 

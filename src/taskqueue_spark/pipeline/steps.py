@@ -15,7 +15,7 @@ OVER = ("done", "expired", "cancelled", "discarded")
 ENDED = (*OVER, "dead")
 TASK = ("run", "key", "task_id")
 _CARRIED = ("event", "state", "ts", "attempt", "losses", "due_at", "worker")
-_NO_TASK = ("configured", "damaged")
+_NO_TASK = ("configured", "damaged", "missing")
 
 
 def steps(transitions: DataFrame) -> DataFrame:
