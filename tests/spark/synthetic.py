@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -218,16 +219,18 @@ def _table(
 
 
 def _row(table: pa.Table, event: str, nth: int) -> int:
-    """Return the place of the nth row of an event among those whose task has it once, and of acks nothing after it."""
+    """Return the place of the nth row of an event among those whose task has it once.
+
+    After such an ack nothing may follow, and after such a delivery an ack must: a retry needs none.
+    """
     ids = table["task_id"].to_pylist()
     places = np.flatnonzero(pc.equal(table["event"], event).to_numpy()).tolist()
     times = Counter(ids[place] for place in places)
     last = {name: place for place, name in enumerate(ids)}
-    once = [
-        one
-        for one in places
-        if times[ids[one]] == 1 and (event != "acked" or last[ids[one]] == one)
-    ]
+    acked = set(np.flatnonzero(pc.equal(table["event"], "acked").to_numpy()).tolist())
+    behind = {"acked": lambda one, end: one == end, "delivered": lambda _, end: end in acked}
+    fits: Callable[[int, int], bool] = behind.get(event, lambda *_: True)
+    once = [one for one in places if times[ids[one]] == 1 and fits(one, last[ids[one]])]
     return int(once[nth])
 
 
