@@ -11,7 +11,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +37,6 @@ __all__ = [
     "snapshot",
     "there",
     "write",
-    "writing",
 ]
 
 _VERSIONS = ".versions"
@@ -97,27 +96,13 @@ def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
 
 def write(table: DataFrame, out: str | Path, name: str) -> DataFrame:
     """Write a table in the place of its former version, and return it as it is read back."""
-    with writing(out) as put:
-        return put(table, name)
-
-
-@contextmanager
-def writing(out: str | Path) -> Iterator[Callable[[DataFrame, str], DataFrame]]:
-    """Write tables of different names, in several threads if need be, while nobody else writes there.
-
-    Yields what does it: it takes a table and its name, and returns the table as it is read back.
-    """
     place = folder(out)
-
-    def put(table: DataFrame, name: str) -> DataFrame:
+    with _locked(place):
         version = _version(place, name)
         table.write.parquet(_uri(version))
         _put(place, name, version)
-        return read(table.sparkSession, place, name)
-
-    with _locked(place):
-        yield put
         _sweep(place)
+    return read(table.sparkSession, place, name)
 
 
 def read(spark: SparkSession, out: str | Path, name: str) -> DataFrame:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -27,8 +24,6 @@ from taskqueue_spark.pipeline.throughput import concurrency, throughput
 __all__ = ["TABLES", "Making", "Telling", "Wishes", "audited"]
 
 _OPEN = ("waiting", "scheduled", "in_flight")
-_AT_ONCE = 3
-"""tables that are made at once: much of each is planning, which one thread does"""
 _CHUNK = 8
 """tasks of Spark that ask the store at once: it has other work"""
 
@@ -73,48 +68,21 @@ class Making:
         self.wishes = wishes
         self.mine = mine
         self.made: dict[str, DataFrame] = {}
-        self._turns = {name: threading.Lock() for name in TABLES}
-        self._put: Callable[[DataFrame, str], DataFrame] | None = None
 
     def table(self, name: str) -> DataFrame:
         """Return a table, which is made and written unless it was."""
-        with self._turns[name]:
-            if name not in self.made:
-                table = self.mine(TABLES[name](self))
-                put = self._put or (lambda table, name: tables.write(table, self.out, name))
-                self.made[name] = put(table, name)
-            return self.made[name]
+        if name not in self.made:
+            self.made[name] = tables.write(self.mine(TABLES[name](self)), self.out, name)
+        return self.made[name]
 
     def all(self, telling: Telling) -> Mapping[str, DataFrame]:
-        """Make every table, some side by side, and tell of them in order. Where one fails, the others are ended."""
-        with tables.writing(self.out) as self._put:
-            try:
-                with self._side_by_side() as futures:
-                    for name, future in futures.items():
-                        with telling.stage(name.replace("_", " ")) as stage:
-                            future.result()
-                            rows = tables.rows(self.out, name)
-                            stage.said = f"{rows:,} row{'' if rows == 1 else 's'}"
-            finally:
-                self._put = None
+        """Make every table, in order."""
+        for name in self._wanted():
+            with telling.stage(name.replace("_", " ")) as stage:
+                self.table(name)
+                rows = tables.rows(self.out, name)
+                stage.said = f"{rows:,} row{'' if rows == 1 else 's'}"
         return self.made
-
-    @contextmanager
-    def _side_by_side(self) -> Iterator[dict[str, Future[DataFrame]]]:
-        """Begin to make every table; when the context ends, nothing of it goes on."""
-        spark = self.transitions.sparkSession
-        tag = f"tables-{secrets.token_hex(6)}"
-        pool = ThreadPoolExecutor(_AT_ONCE, "tables", lambda: spark.addTag(tag))
-        # Begun in order, so that what a table waits for has a thread already.
-        futures = {name: pool.submit(self.table, name) for name in self._wanted()}
-        try:
-            yield futures
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            while running := [future for future in futures.values() if not future.done()]:
-                with suppress(Exception):  # Spark may be gone, and with it what runs
-                    spark.interruptTag(tag)
-                wait(running, timeout=0.5)  # one that plans has nothing to interrupt yet
 
     def _wanted(self) -> Iterator[str]:
         asked = ("live", "ledgers")
@@ -172,17 +140,17 @@ def _capacity(making: Making) -> DataFrame:
 TABLES: dict[str, Callable[[Making], DataFrame]] = {
     "live": _live,
     "audit": audited,
-    "gaps": lambda making: gaps(making.transitions),
-    "throughput": _throughput,
-    "concurrency": _concurrency,
     "conservation": lambda making: conservation(making.table("audit")),
     "ledgers": _ledgers,
+    "gaps": lambda making: gaps(making.transitions),
     "violations": lambda making: violations(making.transitions, making.table("audit")),
+    "rules": lambda making: counts(making.table("violations")),
+    "throughput": _throughput,
+    "concurrency": _concurrency,
     "latency": _latency,
     "classes": lambda making: latency(making.transitions, None),
     "fairness": _fairness,
-    "rules": lambda making: counts(making.table("violations")),
     "failures": lambda making: failures(making.transitions),
     "capacity": _capacity,
 }
-"""by their names, in an order in which each is behind what it is made of, with others between them to be made meanwhile"""
+"""by their names, in an order in which each is behind what it is made of"""
