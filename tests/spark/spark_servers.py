@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyspark
 
 from taskqueue_spark.java import ensure_java
 
-__all__ = ["PATIENCE", "cluster", "connect", "taskqueue"]
+__all__ = ["LIGHT", "PATIENCE", "cluster", "connect", "environment", "taskqueue"]
 
 PATIENCE = 300.0
 _HOME = Path(pyspark.__file__).parent
 _SCALA = next((_HOME / "jars").glob("spark-core_*.jar")).name.split("_")[1].rpartition("-")[0]
 _QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-_LIGHT = ("--webui-port", "0", "--host", "127.0.0.1")
+LIGHT = {
+    "spark.python.daemon.module": "taskqueue_spark.daemon",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
+"""settings by which little is done in little time"""
+_COMMANDS = """
+import json, sys
+from taskqueue_core.cli import main
+for words in json.loads(sys.argv[1]):
+    if code := main(["pipeline", *words]):
+        sys.exit(code)
+"""
+_LISTENING = ("--webui-port", "0", "--host", "127.0.0.1")
 
 
 def environment() -> dict[str, str]:
@@ -30,6 +48,7 @@ def environment() -> dict[str, str]:
     ensure_java()
     return {
         **os.environ,
+        "JDK_JAVA_OPTIONS": " ".join(_QUICK),  # for what a script of Spark starts
         "SPARK_HOME": str(_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_SCALA_VERSION": _SCALA,
@@ -44,7 +63,7 @@ def _java(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     home = told.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java") or "java"
     opens = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]
-    command = [java, *_QUICK, "-Xmx512m", *opens, "-cp", f"{_HOME}/jars/*", *words]
+    command = [java, "-Xmx512m", *opens, "-cp", f"{_HOME}/jars/*", *words]
     with log.open("wb") as file:
         process = subprocess.Popen(command, env=told, stdout=file, stderr=file, cwd=log.parent)
     try:
@@ -81,7 +100,7 @@ def cluster(folder: Path, workers: int) -> Iterator[str]:
     """A master and some workers of one core each; gives the master's URL."""
     with ExitStack() as running:
         log = folder / "master.log"
-        words = ("org.apache.spark.deploy.master.Master", *_LIGHT, "--port", "0")
+        words = ("org.apache.spark.deploy.master.Master", *_LISTENING, "--port", "0")
         process = running.enter_context(_java(log, *words))
         url = _said(log, process, r"Starting Spark master at (spark://\S+)")
         started = []
@@ -91,7 +110,7 @@ def cluster(folder: Path, workers: int) -> Iterator[str]:
             log = place / "worker.log"
             size = ("--cores", "1", "--memory", "1g", "-d", str(place))
             role = "org.apache.spark.deploy.worker.Worker"
-            worker = running.enter_context(_java(log, role, *_LIGHT, *size, url))
+            worker = running.enter_context(_java(log, role, *_LISTENING, *size, url))
             started.append((log, worker))
         for log, process in started:
             _said(log, process, r"(Successfully registered) with master")
@@ -99,15 +118,14 @@ def cluster(folder: Path, workers: int) -> Iterator[str]:
 
 
 @contextmanager
-def connect(folder: Path, conf: Mapping[str, str]) -> Iterator[str]:
+def connect(folder: Path) -> Iterator[str]:
     """A Spark Connect server on two cores of this machine; gives its URL."""
     log = folder / "connect.log"
     settings = {
         "spark.connect.grpc.binding.port": "0",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        **conf,
+        **LIGHT,
     }
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     submit = (
@@ -119,15 +137,15 @@ def connect(folder: Path, conf: Mapping[str, str]) -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
 
 
-def taskqueue(*words: str, variables: Mapping[str, str], expect: int = 0) -> str:
-    """Run a command of the product; return what it prints."""
+def taskqueue(*commands: Sequence[str], variables: Mapping[str, str] | None = None) -> list[Any]:
+    """Run commands of the pipeline, one after the other in one process; return the JSON that each prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "taskqueue_core.cli", *words],
-        env={**environment(), **variables},
+        [sys.executable, "-c", _COMMANDS, json.dumps(commands)],
+        env={**environment(), **(variables or {})},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
-    assert done.returncode == expect, done.stderr[-3000:] + done.stdout[-1000:]
-    return done.stdout
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]

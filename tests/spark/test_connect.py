@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from taskqueue_spark.service.state import load
@@ -10,24 +9,18 @@ from tests.spark.as_lines import lines_of
 from tests.spark.spark_servers import connect, taskqueue
 from tests.spark.synthetic import made
 
-_CONF = {
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
-}
-
 
 def test_the_same_commands_over_connect(tmp_path: Path) -> None:
     """An audit and the streaming service find over Connect what is true of a journal (G12)."""
-    told = made(11, 50, keys=1, shards=1)
+    told = made(11, 30, keys=1, shards=1)
     journal, out, stream = tmp_path / "journal.jsonl", tmp_path / "out", tmp_path / "stream"
     text = lines_of(told.table)
     journal.write_bytes(b"".join(text))
-    with connect(tmp_path, _CONF) as url:
+    with connect(tmp_path) as url:
         where = ("--journal", str(journal), "--remote", url, "--json")
-        found = json.loads(taskqueue("pipeline", "audit", "--out", str(out), *where, variables={}))
-        done = json.loads(
-            taskqueue("pipeline", "stream", "--once", "--out", str(stream), *where, variables={})
+        found, done = taskqueue(
+            ("audit", "--out", str(out), *where),
+            ("stream", "--once", "--out", str(stream), *where),
         )
     (row,) = found["conservation"]
     truth = {verdict: number for (_, verdict), number in told.truth.items()}

@@ -16,10 +16,9 @@ _SESSION = """
 import os
 assert "JAVA_HOME" not in os.environ
 from taskqueue_spark.session import session
-quick = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-spark = session("clean", "local[1]", **{"spark.driver.extraJavaOptions": quick})
+spark = session("clean", "local[1]")
 assert "/java-" in os.environ["JAVA_HOME"], os.environ["JAVA_HOME"]
-print(spark.range(5, numPartitions=1).count())
+print(len(spark.range(5, numPartitions=1).collect()))
 spark.stop()
 """
 
@@ -116,6 +115,7 @@ def test_a_session_without_java(tmp_path: Path) -> None:
                 (tools / name).symlink_to(Path(folder, name))
     environment = {
         "PATH": str(tools),
+        "JDK_JAVA_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "HOME": str(tmp_path),
     }
