@@ -150,7 +150,7 @@ async def test_the_access_list_suffices(make_server: MakeServer, each_engine: En
     assert "lacks a right" in await refused(server.url, prefix="other")
 
 
-_UNUSED_HERE = {"SELECT", "CLIENT SETNAME", "CLUSTER SLOTS", "ASKING", "ROLE"}
+_UNUSED_HERE = {"SELECT", "CLIENT SETNAME", "CLUSTER SLOTS", "ASKING", "ROLE", "XREVRANGE"}
 
 
 async def test_every_missing_right_is_named(make_server: MakeServer, each_engine: Engine) -> None:
