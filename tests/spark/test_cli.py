@@ -6,11 +6,9 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
@@ -19,22 +17,7 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend, MemorySettings
 from taskqueue_spark.cli.wanted import wanted
-
-
-class Done(msgspec.Struct, frozen=True):
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def told(self) -> Any:
-        """The one JSON value on stdout."""
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Done]
+from tests.cli.conftest import Cli, Done
 
 
 @pytest.fixture(autouse=True)
