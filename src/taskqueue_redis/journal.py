@@ -7,16 +7,19 @@ of which the stream's id is the first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from itertools import chain
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.keys import Partitions
 from taskqueue_redis.link import Link
 from taskqueue_redis.translation import translated
 
-__all__ = ["COLUMNS", "HEAD", "JOURNAL_VERSION", "Entry", "JournalReader", "Span"]
+__all__ = [
+    "COLUMNS", "HEAD", "JOURNAL_VERSION", "Entry", "JournalReader", "Reply", "Span", "Steps", "entries_of", "steps_of",
+]  # fmt: skip
 
 JOURNAL_VERSION = 2
 HEAD = ("v", "ts", "event", "key", "state", "worker", "reason")
@@ -31,8 +34,8 @@ _WORDS = 2 * len(_NAMES)
 _IDS = 2 * len(HEAD) + 1
 _AT_ONCE = 512 * 1024
 """bytes that a reply is meant to have: Redis serves nobody else while it writes one"""
-_MOST = 2000
-"""entries in a reply"""
+_MOST = 500
+"""entries in a reply, each of which takes Redis some microseconds"""
 _SAMPLE = 20
 """entries whose size is taken for that of all"""
 
@@ -57,6 +60,81 @@ class Entry(NamedTuple):
     """of `HEAD` and `COLUMNS`; of a foreign one, its id alone"""
     size: int
     """how many transitions it has"""
+
+
+class Steps(NamedTuple):
+    """Some steps after one another, by column."""
+
+    seqs: Sequence[int]
+    """the number of the first transition of each"""
+    sizes: Sequence[int]
+    """how many transitions each has"""
+    columns: Sequence[Sequence[bytes]]
+    """of `HEAD` and `COLUMNS`, each with a value per step"""
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Self:
+        """Return entries, none of them foreign, and at least one."""
+        seqs, values, sizes = zip(*entries, strict=True)
+        return cls(seqs, sizes, [*zip(*values, strict=True)])
+
+    @classmethod
+    def joined(cls, several: Sequence[Steps]) -> Self:
+        """Return what stands in several, as one."""
+        seqs, sizes, columns = zip(*several, strict=True)
+        return cls(
+            [*chain(*seqs)],
+            [*chain(*sizes)],
+            [[*chain(*parts)] for parts in zip(*columns, strict=True)],
+        )
+
+    def part(self, low: int, high: int) -> Self:
+        """Return the steps from a place to before another, places counted from 0."""
+        columns = [column[low:high] for column in self.columns]
+        return type(self)(self.seqs[low:high], self.sizes[low:high], columns)
+
+
+Reply: TypeAlias = Sequence[tuple[bytes, list[bytes]]]
+"""entries of a stream as Redis tells them: their ids and their words"""
+
+
+def steps_of(reply: Reply) -> Steps | None:
+    """Return what a reply tells, all at once; ``None`` where not everything of it is ours, or there is nothing."""
+    if not reply:
+        return None
+    places, words = zip(*reply, strict=True)
+    if {*map(len, words)} != {_WORDS}:
+        return None
+    columns = [*zip(*words, strict=True)]
+    names, values, number = columns[::2], columns[1::2], len(reply)
+    ids = b" ".join(places)
+    if (
+        ids.count(b"-0 ") != number - 1
+        or not ids.endswith(b"-0")
+        or any(told.count(name) != number for told, name in zip(names, _NAMES, strict=True))
+        or values[0].count(_VERSION) != number
+        or not all(map(bytes.isdigit, values[1]))
+    ):
+        return None
+    tasks = values[len(HEAD)]
+    sizes = (
+        [1] * number if b"\0" not in b"".join(tasks) else [each.count(b"\0") + 1 for each in tasks]
+    )
+    return Steps([*map(int, ids[:-2].split(b"-0 "))], sizes, values)
+
+
+def entries_of(reply: Reply) -> list[Entry]:
+    """Return what a reply tells, entry by entry."""
+    return [
+        Entry(int(place[:-2]), words[1::2], words[_IDS].count(b"\0") + 1)
+        if len(words) == _WORDS
+        and words[::2] == _NAMES
+        and words[1] == _VERSION
+        and words[3].isdigit()
+        and place[-2:] == b"-0"
+        else Entry(int(place.partition(b"-")[0]), [place], 0)
+        for place, words in reply
+    ]
 
 
 class JournalReader:
@@ -133,8 +211,8 @@ class JournalReader:
         entry = await self._around(partition, number) or await self._next(partition, str(number))
         return None if entry is None else int(entry.values[1])
 
-    async def read(self, partition: str, start: int, end: int) -> AsyncGenerator[list[Entry]]:
-        """Give the entries that have any of the transitions from ``start`` to ``end``, some at a time.
+    async def read(self, partition: str, start: int, end: int) -> AsyncGenerator[Reply]:
+        """Give replies with the entries that have any of the transitions from ``start`` to ``end``, some at a time.
 
         The first and the last may have others besides. What was cut off is not given: a reader sees that by
         the numbers.
@@ -149,7 +227,7 @@ class JournalReader:
             while told := await asked:
                 number = len(told)
                 if number < count:
-                    yield _entries(told)
+                    yield told
                     return
                 place = "(" + told[-1][0].decode()
                 some = told[:: max(1, number // _SAMPLE)]
@@ -158,7 +236,7 @@ class JournalReader:
                 # The next are on their way while these are worked on.
                 asked = asyncio.ensure_future(self._some(partition, place, end, count))
                 await asyncio.sleep(0)
-                yield _entries(told)
+                yield told
         finally:
             asked.cancel()
 
@@ -171,7 +249,7 @@ class JournalReader:
         told = await self._ask(
             partition, "XREVRANGE", _journal(partition), "+", last + 1, "COUNT", 100
         )
-        return [entry for entry in reversed(_entries(told)) if not entry.size]
+        return [entry for entry in reversed(entries_of(told)) if not entry.size]
 
     async def _some(self, partition: str, start: str, end: int, count: int) -> list[Any]:
         told: list[Any] = await self._ask(
@@ -193,7 +271,7 @@ class JournalReader:
         while told := await self._ask(
             partition, verb, _journal(partition), start, end, "COUNT", count
         ):
-            for entry in _entries(told):
+            for entry in entries_of(told):
                 if entry.size:
                     return entry
             if len(told) < count:
@@ -208,16 +286,3 @@ class JournalReader:
 
 def _journal(partition: str) -> str:
     return f"{partition}:journal"
-
-
-def _entries(told: Iterable[tuple[bytes, list[bytes]]]) -> list[Entry]:
-    return [
-        Entry(int(place[:-2]), words[1::2], words[_IDS].count(b"\0") + 1)
-        if len(words) == _WORDS
-        and words[::2] == _NAMES
-        and words[1] == _VERSION
-        and words[3].isdigit()
-        and place[-2:] == b"-0"
-        else Entry(int(place.partition(b"-")[0]), [place], 0)
-        for place, words in told
-    ]

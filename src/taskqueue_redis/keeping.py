@@ -11,7 +11,7 @@ import msgspec
 
 from taskqueue_core.config import load_settings
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.journal import COLUMNS, HEAD, JOURNAL_VERSION, Entry, JournalReader
+from taskqueue_redis.journal import COLUMNS, HEAD, JOURNAL_VERSION, Entry, JournalReader, entries_of
 
 __all__ = ["keep", "lines_of", "variables"]
 
@@ -41,8 +41,10 @@ async def keep(key: str, path: Path, since: float, store: Mapping[str, str]) -> 
                 span = await reader.span(partition)
                 start = expected = await reader.at(partition, began)
                 number = 1 if start == span.first > 1 else 0
-                async for entries in reader.read(partition, start, span.last):
-                    for entry in entries:
+                async for reply in reader.read(partition, start, span.last):
+                    for entry in entries_of(reply):
+                        if not entry.size:
+                            continue  # a foreign hand has written it
                         number += expected != entry.seq
                         expected = entry.seq + entry.size
                         if entry.values[HEAD.index("key")] == wanted:

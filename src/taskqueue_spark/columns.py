@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskqueue_redis.journal import COLUMNS, HEAD, Entry
+from taskqueue_redis.journal import COLUMNS, HEAD, Steps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -74,18 +74,18 @@ class Damaged(Exception):
 def batch_of(
     shard: int,
     run: str,
-    entries: Sequence[Entry],
+    steps: Steps,
     start: int,
     end: int,
     *,
     schema: pa.Schema = TRANSITIONS,
 ) -> pa.RecordBatch:
-    """Return the transitions from ``start`` to ``end`` of some entries, which come in their order.
+    """Return the transitions from ``start`` to ``end`` of some steps, which come in their order.
 
-    ``schema`` has some of the columns of `TRANSITIONS`. Raises `Damaged` where an entry is not one of ours.
+    ``schema`` has some of the columns of `TRANSITIONS`. Raises `Damaged` where one of them is none of ours.
     """
     try:
-        block = _Block(entries)
+        block = _Block(steps)
         columns = [block.column(name, shard, run) for name in schema.names]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     except (pa.ArrowException, ValueError, OverflowError) as error:
@@ -128,12 +128,10 @@ def distinct(transitions: DataFrame) -> DataFrame:
 
 
 class _Block:
-    """Some entries, by column."""
+    """Some steps as columns of transitions."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self._columns: list[Values] = [*zip(*(entry.values for entry in entries), strict=True)]
-        self._sizes = [entry.size for entry in entries]
-        self._seqs = [entry.seq for entry in entries]
+    def __init__(self, steps: Steps) -> None:
+        self._seqs, self._sizes, self._columns = steps
         self._number = sum(self._sizes)
         for name, known in (("event", _EVENTS), ("state", _STATES)):
             values = self._columns[_PLACE[name]]

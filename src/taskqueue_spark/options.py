@@ -90,7 +90,7 @@ class ReadOptions:
             events=_events(told),
             keys=_names(told, "keys"),
             splits=_whole(told, "splitsPerShard", 1, 1000) or 0,
-            fetch=_whole(told, "fetchSize", 1, 100_000) or 2000,
+            fetch=_whole(told, "fetchSize", 1, 100_000) or 500,
             batch=_whole(told, "batchSize", 1, 1_000_000) or 10_000,
             pushdown=flag(told, "pushdown", default=False),
             max_events=_whole(told, "maxEventsPerTrigger", 1, _MOST),

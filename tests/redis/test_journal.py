@@ -6,7 +6,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.journal import COLUMNS as NAMES
-from taskqueue_redis.journal import JournalReader
+from taskqueue_redis.journal import JournalReader, entries_of
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
@@ -73,8 +73,8 @@ async def told(reader: JournalReader, start: int, end: int) -> list[tuple[int, s
     """Read transitions: their numbers and ids."""
     lines = []
     (partition,) = reader.partitions
-    async for entries in reader.read(partition, start, end):
-        for entry in entries:
+    async for reply in reader.read(partition, start, end):
+        for entry in entries_of(reply):
             ids = entry.values[7].decode().split("\0")
             assert len(ids) == entry.size
             lines += [(entry.seq + n, name) for n, name in enumerate(ids)]

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import State
-from taskqueue_redis.journal import JournalReader
+from taskqueue_redis.journal import JournalReader, Steps, entries_of
 from taskqueue_spark.columns import TRANSITIONS, batch_of
 from taskqueue_spark.pipeline.audit import VERDICTS, against, audit, conservation
 from taskqueue_spark.pipeline.history import RULES, counts, violations
@@ -35,8 +35,8 @@ async def journal_of(world: World) -> pa.Table:
             span = await reader.span(partition)
             assert span.first == 1
             batches += [
-                batch_of(number, span.epoch, entries, 1, span.last)
-                async for entries in reader.read(partition, 1, span.last)
+                batch_of(number, span.epoch, Steps.of(entries_of(reply)), 1, span.last)
+                async for reply in reader.read(partition, 1, span.last)
             ]
     return pa.Table.from_batches(batches, schema=TRANSITIONS)
 

@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
-from taskqueue_redis.journal import Entry
+from taskqueue_redis.journal import Entry, Steps
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS, batch_of
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
 from taskqueue_spark.journals.redis import RedisJournal
@@ -273,6 +273,6 @@ def test_columns_can_be_left_out() -> None:
     """A batch has the columns of its schema alone."""
     schema = pa.schema([TRANSITIONS.field("task_id"), TRANSITIONS.field("ts")])
     entry = Entry(1, [word.encode() for word in fields(START, ["a", "b"])[1::2]], 2)
-    batch = batch_of(0, "r", [entry], 2, 2, schema=schema)
+    batch = batch_of(0, "r", Steps.of([entry]), 2, 2, schema=schema)
     assert batch.schema == schema
     assert batch["task_id"].to_pylist() == ["b"]

@@ -22,7 +22,7 @@ from taskqueue_core.errors import (
     QueueFull,
 )
 from taskqueue_core.tasks import Published, Task
-from taskqueue_redis.journal import JournalReader
+from taskqueue_redis.journal import JournalReader, entries_of
 from taskqueue_spark.sink import writing
 from taskqueue_spark.sink.feed import Feed
 from taskqueue_spark.sink.options import SinkOptions
@@ -211,6 +211,7 @@ async def test_a_cluster_and_its_journals(redis_cluster: Cluster, redis_prefix: 
     async with JournalReader(settings_for(redis_cluster.url, prefix=redis_prefix)) as journal:
         for partition in journal.partitions:
             span = await journal.span(partition)
-            async for entries in journal.read(partition, span.first, span.last):
-                published += sum(one.size for one in entries if one.values[2] == b"published")
+            async for reply in journal.read(partition, span.first, span.last):
+                steps = entries_of(reply)
+                published += sum(one.size for one in steps if one.values[2] == b"published")
     assert published == 800

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import accumulate
 from types import TracebackType
 from typing import Self, TypeVar
@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 import pyarrow as pa
 
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.journal import Entry, JournalReader
+from taskqueue_redis.journal import Entry, JournalReader, Reply, Steps, entries_of, steps_of
 from taskqueue_redis.journal import Span as Numbers
 from taskqueue_spark.columns import Damaged, batch_of, damage
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch, worth
@@ -101,8 +101,8 @@ class RedisJournal:
         told = self._opened.read(shard, start, end - 1)
         seen = _Seen(part, number, choice)
         try:
-            while (entries := self._runner.run(_more(told))) is not None:
-                yield from seen.batches(entries)
+            while (reply := self._runner.run(_more(told))) is not None:
+                yield from seen.batches(reply)
             yield from seen.rest()
         finally:
             self._runner.run(told.aclose())
@@ -127,7 +127,11 @@ class RedisJournal:
         if foreign:
             yield damage(
                 [
-                    (number, behind, _told(shard, entry, "it is not one of the journal's"))
+                    (
+                        number,
+                        behind,
+                        _told(shard, entry.values[0].decode(), "it is not one of the journal's"),
+                    )
                     for entry in foreign
                 ],
                 choice.schema,
@@ -138,12 +142,11 @@ class RedisJournal:
             yield damage([(number, behind, text)], choice.schema, part.run, end)
 
 
-async def _more(told: AsyncGenerator[list[Entry]]) -> list[Entry] | None:
+async def _more(told: AsyncGenerator[Reply]) -> Reply | None:
     return await anext(told, None)
 
 
-def _told(shard: str, entry: Entry, why: str) -> str:
-    place = f"{entry.seq}-0" if entry.size else entry.values[0].decode()
+def _told(shard: str, place: str, why: str) -> str:
     return f"{shard}: entry {place} cannot be read: {why}"
 
 
@@ -154,7 +157,7 @@ class _Seen:
         self._shard, self._run, self._start, self._end = part
         self._number, self._choice = number, choice
         self._everything = choice.everything
-        self._kept: list[Entry] = []
+        self._kept: list[Steps] = []
         self._damage: list[str] = []
         self._rows = 0
         self._time = 0
@@ -163,37 +166,40 @@ class _Seen:
         self.missing: list[tuple[int, int]] = []
         """first and last of each gap that no damage explains"""
 
-    def batches(self, entries: Sequence[Entry]) -> Iterator[pa.RecordBatch]:
+    def batches(self, reply: Reply) -> Iterator[pa.RecordBatch]:
         """Give what is enough for a batch now."""
-        if self._everything and self._in_line(entries):
-            self._kept += entries
-            self._rows += entries[-1].seq + entries[-1].size - self._expected
-            self._expected, self._excused = entries[-1].seq + entries[-1].size, False
+        steps = steps_of(reply) if self._everything else None
+        if steps is not None and self._in_line(steps):
+            self._kept.append(steps)
+            end = steps.seqs[-1] + steps.sizes[-1]
+            self._rows += end - self._expected
+            self._expected, self._excused = end, False
         else:
-            self._take(entries)
+            self._take(entries_of(reply))
         if self._rows + len(self._damage) >= self._choice.rows:
             yield from self._made()
 
-    def _in_line(self, entries: Sequence[Entry]) -> bool:
-        """Whether these are all ours, and the next, without a gap."""
-        sizes = [entry.size for entry in entries]
-        seqs = [*accumulate(sizes, initial=self._expected)]
-        return 0 not in sizes and [entry.seq for entry in entries] == seqs[:-1]
+    def _in_line(self, steps: Steps) -> bool:
+        """Whether these are the next, without a gap."""
+        return [*accumulate(steps.sizes, initial=self._expected)][:-1] == steps.seqs
 
-    def _take(self, entries: Sequence[Entry]) -> None:
+    def _take(self, entries: list[Entry]) -> None:
+        kept = []
         for entry in entries:
             seq, values, size = entry
             if not size or self._start < self._expected > seq:
                 why = "its numbers are another's" if size else "it is not one of the journal's"
-                self._spoilt(entry, why)
+                self._spoilt(seq, why, values[0] if not size else b"")
                 self._excused = True
                 continue
             if seq > self._expected and not self._excused:
                 self.missing.append((self._expected, seq - 1))
             self._expected, self._excused = seq + size, False
             if self._everything or self._wanted(values):
-                self._kept.append(entry)
+                kept.append(entry)
                 self._rows += size
+        if kept:
+            self._kept.append(Steps.of(kept))
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """Give what is left at the end."""
@@ -208,40 +214,34 @@ class _Seen:
             return True  # which shows when it is made a batch
 
     def _made(self) -> Iterator[pa.RecordBatch]:
-        entries, self._kept, self._rows = self._kept, [], 0
-        if entries:
-            yield from self._sound(entries)
+        kept, self._kept, self._rows = self._kept, [], 0
+        if kept:
+            yield from self._sound(Steps.joined(kept))
         if self._damage:
             rows = [(self._number, self._time, told) for told in self._damage]
             self._damage = []
             yield damage(rows, self._choice.schema)
 
-    def _sound(self, entries: Sequence[Entry]) -> Iterator[pa.RecordBatch]:
+    def _sound(self, steps: Steps) -> Iterator[pa.RecordBatch]:
+        last = self._end - 1
         try:
-            batch = self._batch(entries)
+            batch = batch_of(
+                self._number, self._run, steps, self._start, last, schema=self._choice.schema
+            )
         except Damaged as error:
-            middle = len(entries) // 2
+            number = len(steps.seqs)
+            middle = number // 2
             if middle == 0:
-                self._spoilt(entries[0], str(error))
+                self._spoilt(steps.seqs[0], str(error))
                 return
-            yield from self._sound(entries[:middle])
-            yield from self._sound(entries[middle:])
+            yield from self._sound(steps.part(0, middle))
+            yield from self._sound(steps.part(middle, number))
         else:
-            self._time = int(entries[-1].values[1])
+            self._time = int(steps.columns[1][-1])
             if len(batch):
                 yield batch
 
-    def _batch(self, entries: Sequence[Entry]) -> pa.RecordBatch:
-        return batch_of(
-            self._number,
-            self._run,
-            entries,
-            self._start,
-            self._end - 1,
-            schema=self._choice.schema,
-        )
-
-    def _spoilt(self, entry: Entry, why: str) -> None:
+    def _spoilt(self, seq: int, why: str, place: bytes = b"") -> None:
         # One that begins before belongs to the range before.
-        if entry.seq >= self._start and self._choice.events is self._choice.keys is None:
-            self._damage.append(_told(self._shard, entry, why))
+        if seq >= self._start and self._choice.events is self._choice.keys is None:
+            self._damage.append(_told(self._shard, place.decode() or f"{seq}-0", why))

@@ -10,11 +10,20 @@ local function noting()
   local JOURNAL = PARTITION .. ':journal'
   local COLUMNS = {'attempt', 'losses', 'priority', 'tenant', 'ordering_key', 'due_at', 'error'}
 
-  local function column(values)
-    for i = 2, #values do
-      if values[i] ~= values[1] then return table.concat(values, '\0') end
+  -- A column of a group is one value while all its tasks have the same, and a list from the first that has another.
+  local function other(g, column, value)
+    local values, n = g[column], #g.ids
+    if type(values) ~= 'table' then
+      local same = values
+      values = {}
+      for i = 1, n - 1 do values[i] = same end
+      g[column] = values
     end
-    return values[1]
+    values[n] = value
+  end
+
+  local function field(values)
+    return type(values) == 'table' and table.concat(values, '\0') or values
   end
 
   local function write_journal()
@@ -23,7 +32,7 @@ local function noting()
     local seq = call('HINCRBY', META, 'journal_seq', total) - total + 1
     for i = 1, #noted do
       local g, more = noted[i], {}
-      for j = 1, #COLUMNS do more[2 * j - 1], more[2 * j] = COLUMNS[j], column(g[COLUMNS[j]]) end
+      for j = 1, #COLUMNS do more[2 * j - 1], more[2 * j] = COLUMNS[j], field(g[COLUMNS[j]]) end
       local oldest = math.max(0, seq - length)
       local written = redis.pcall('XADD', JOURNAL, 'MINID', '~', text(oldest), text(seq) .. '-0', 'v', 2, 'ts', text(now),
         'event', g.event, 'key', g.key, 'state', g.state, 'worker', g.worker, 'reason', g.reason,
@@ -35,37 +44,37 @@ local function noting()
   end
 
   -- Those of one kind that follow each other stand together.
-  local function group_of(q, event, state, worker, reason)
+  local function noted_with(id, q, event, state, worker, reason, attempt, losses, priority, tenant, ordering_key, due_at, err)
     local g = noted[#noted]
     if g and g.event == event and g.key == q.key and g.state == state and g.worker == worker and g.reason == reason then
-      return g
+      g.ids[#g.ids + 1] = id
+      if g.attempt ~= attempt then other(g, 'attempt', attempt) end
+      if g.losses ~= losses then other(g, 'losses', losses) end
+      if g.priority ~= priority then other(g, 'priority', priority) end
+      if g.tenant ~= tenant then other(g, 'tenant', tenant) end
+      if g.ordering_key ~= ordering_key then other(g, 'ordering_key', ordering_key) end
+      if g.due_at ~= due_at then other(g, 'due_at', due_at) end
+      if g.error ~= err then other(g, 'error', err) end
+      return
     end
-    g = {event = event, key = q.key, state = state, worker = worker, reason = reason, ids = {}}
-    for i = 1, #COLUMNS do g[COLUMNS[i]] = {} end
-    if #noted == 0 then at_end[#at_end + 1] = write_journal end
-    noted[#noted + 1] = g
-    return g
+    if not g then at_end[#at_end + 1] = write_journal end
+    noted[#noted + 1] = {event = event, key = q.key, state = state, worker = worker, reason = reason, ids = {id},
+      attempt = attempt, losses = losses, priority = priority, tenant = tenant, ordering_key = ordering_key,
+      due_at = due_at, error = err}
   end
 
   -- `due_at`: when a task that is for later becomes available.
-  function notes.note(q, event, id, r, state, worker, error, reason, due_at)
-    local g = group_of(q, event, state, worker or '', reason or '')
-    local n = #g.ids + 1
-    g.ids[n], g.attempt[n], g.losses[n], g.priority[n] = id, r.attempt, r.losses, r.priority
-    g.tenant[n], g.ordering_key[n], g.due_at[n] = r.tenant or '', r.entity or '', due_at or ''
-    g.error[n] = error and string.gsub(error, '%z', ' ') or ''
+  function notes.note(q, event, id, r, state, worker, err, reason, due_at)
+    noted_with(id, q, event, state, worker or '', reason or '', r.attempt, r.losses, r.priority, r.tenant or '',
+      r.entity or '', due_at or '', err and string.gsub(err, '%z', ' ') or '')
   end
 
   -- What was given to a consumer. `given`: as `receive` answers it.
   function notes.given(q, priority, given, worker)
-    local g = group_of(q, 'delivered', 'in_flight', worker, '')
-    local n = #g.ids
     for i = 1, #given, 4 do
       local more, attempt, losses = given[i + 3], '1', '0'
       if more ~= '' then attempt, losses = string.match(more, '^(%d+):(%d+)') end
-      n = n + 1
-      g.ids[n], g.attempt[n], g.losses[n], g.priority[n] = given[i + 1], attempt, losses, priority
-      g.tenant[n], g.ordering_key[n], g.due_at[n], g.error[n] = '', '', '', ''
+      noted_with(given[i + 1], q, 'delivered', 'in_flight', worker, '', attempt, losses, priority, '', '', '', '')
     end
   end
 
