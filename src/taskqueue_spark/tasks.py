@@ -181,10 +181,12 @@ async def _next(pages: AsyncIterator[list[dict[str, Any]]]) -> list[dict[str, An
 
 
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
-    """Give the dead letters that there were at the beginning, each once, also while others redrive some."""
-    letters, seen = dead_letters_of(backend), set[str]()
+    """Give the dead letters that there were at the beginning, each once, also while others redrive some.
+
+    Of those who die meanwhile some are among them.
+    """
+    letters, seen, after = dead_letters_of(backend), set[str](), None
     await backend.health()  # a backend elsewhere tells its time with its first answer
-    began, after = backend.now(), None
     while page := await letters.list(key, limit=_PAGE, after=after):
         # Where the page before ends with one that is not dead any more, pages start again.
         fresh = [one for one in page if one.task.id not in seen]
@@ -192,7 +194,7 @@ async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
         if fresh:
             yield fresh
         after = page[-1].task.id
-        if len(page) < _PAGE or page[0].failed_at > began:
+        if len(page) < _PAGE:
             return
 
 

@@ -18,7 +18,7 @@ from taskqueue_core.succession import ShardedBackend
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
 from taskqueue_spark import tasks
-from tests.redis.backends import opened
+from tests.redis.backends import opened, take
 from tests.redis.clusters import Cluster
 from tests.redis.servers import RedisServer
 
@@ -158,6 +158,34 @@ async def test_dead_letters_while_some_are_redriven(
             names += page.column(0).to_pylist()
     assert len(names) == 499
     assert set(names) == {f"t{n}" for n in range(499)}
+
+
+async def test_dead_letters_of_shards_while_some_die(
+    redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who dies meanwhile in one shard hides nobody of the next (G8; fault F19)."""
+    monkeypatch.setattr(tasks, "_PAGE", 1)
+    told = {"resource": "dead_letters", "url": redis_server.url, "prefix": redis_prefix}
+    async with opened(redis_server.url, redis_prefix) as inner:
+        backend = ShardedBackend(inner)
+        await backend.control.configure("spread", QueueSettings(shards=3))
+        await backend.publisher.publish(*(Task(key="spread", id=f"t{n}") for n in range(30)))
+        async with backend.subscribe(["spread"], "w") as worker:
+            deliveries = [one for _ in range(6) for one in (await take(worker, 5))]
+            *before, last = sorted(deliveries, key=lambda one: one.task.id in {"t0", "t1", "t2"})
+            later = [last, before.pop(), before.pop()]
+            for one in before:
+                await worker.dead_letter(one, "enough")
+            reader = tasks.reader(told, spark.StructType([tasks.DEAD_LETTERS["task_id"]]))
+            (partition,) = await asyncio.to_thread(reader.partitions)
+            pages = reader.read(partition)
+            names = (await asyncio.to_thread(next, pages)).column(0).to_pylist()
+            for one in later:
+                await worker.dead_letter(one, "enough")
+            for page in await asyncio.to_thread(list, pages):
+                names += page.column(0).to_pylist()
+    assert len(names) == len(set(names))
+    assert {f"t{n}" for n in range(3, 30)} <= set(names)
 
 
 async def test_a_cluster_and_shards(redis_cluster: Cluster, redis_prefix: str) -> None:
