@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.discovery import installed
 from taskqueue_redis.keys import Partitions
 from taskqueue_redis.link import Link
 from taskqueue_redis.translation import translated
@@ -143,7 +144,6 @@ class JournalReader:
     def __init__(self, settings: RedisSettings, at_once: int = _MOST) -> None:
         """Do no input or output. ``at_once``: the most entries in a reply."""
         self._link = Link(settings)
-        self._prefix = settings.prefix
         self._at_once = at_once
         self.partitions = Partitions(settings.prefix, settings.partitions_of).names
         """as the settings say; `discover` asks the store"""
@@ -161,11 +161,7 @@ class JournalReader:
 
     async def discover(self) -> tuple[str, ...]:
         """Return the partitions that the installation has, as far as there is one. Raises `BackendUnavailable`."""
-        number = await self._ask(
-            self.partitions[0], "HGET", f"{self.partitions[0]}:meta", "partitions"
-        )
-        if number is not None:
-            self.partitions = Partitions(self._prefix, int(number)).names
+        self.partitions = (await installed(self._link)).names
         return self.partitions
 
     async def span(self, partition: str, known: Span | None = None) -> Span:

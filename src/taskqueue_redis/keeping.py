@@ -37,7 +37,7 @@ async def keep(key: str, path: Path, since: float, store: Mapping[str, str]) -> 
     began = int((since - _SLACK) * _MICROSECONDS)
     async with JournalReader(settings) as reader:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            for shard, partition in enumerate(reader.partitions):
+            for shard, partition in enumerate(await reader.discover()):
                 span = await reader.span(partition)
                 start = expected = await reader.at(partition, began)
                 number = 1 if start == span.first > 1 else 0

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from taskqueue_core.tasks import State
 from taskqueue_redis.books import Rest, rest_of, status_of
 from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.discovery import installed
 from taskqueue_redis.failures import Failure, NoScript, ScriptError
 from taskqueue_redis.keys import Partitions
 from taskqueue_redis.link import Link
@@ -54,7 +55,7 @@ class TaskLister:
     def __init__(self, settings: RedisSettings) -> None:
         """Do no input or output."""
         self._link = Link(settings)
-        self._partitions = Partitions(settings.prefix, settings.partitions_of)
+        self._partitions: Partitions | None = None
         self._digest = hashlib.sha1(source(_STATUS).encode(), usedforsecurity=False).hexdigest()
 
     async def __aenter__(self) -> Self:
@@ -71,7 +72,7 @@ class TaskLister:
     async def queues(self) -> tuple[str, ...]:
         """Return the names of the queues of all partitions, sorted; a shard is a queue of its own here."""
         names: set[str] = set()
-        for partition in self._partitions.names:
+        for partition in (await self._installed()).names:
             told = await self._ask(partition, "SMEMBERS", f"{partition}:queues")
             names.update(name.decode() for name in told)
         return tuple(sorted(names))
@@ -82,7 +83,7 @@ class TaskLister:
         A task that is there from the beginning to the end is given; in a queue that grows or shrinks meanwhile it may
         be given more than once.
         """
-        partition = self._partitions.of(key)
+        partition = (await self._installed()).of(key)
         name = f"{partition}:q:{key}"
         epoch = await self._ask(partition, "HGET", f"{partition}:meta", "epoch")
         cursor = b"0"
@@ -110,6 +111,11 @@ class TaskLister:
                 yield listed
             if cursor == b"0":
                 return
+
+    async def _installed(self) -> Partitions:
+        if self._partitions is None:
+            self._partitions = await installed(self._link)
+        return self._partitions
 
     async def _pending(self, partition: str, stream: str) -> tuple[int, int]:
         """Return the lowest and the highest sequence of a stream that are in flight."""

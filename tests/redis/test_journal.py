@@ -1,12 +1,17 @@
 """The journal: every transition of a queue that asked for it, written by the script that makes it."""
 
+import json
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.journal import COLUMNS as NAMES
 from taskqueue_redis.journal import JournalReader, entries_of
+from taskqueue_redis.keeping import keep
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
@@ -138,3 +143,20 @@ async def test_the_oldest_go(each_redis: RedisServer, redis_prefix: str) -> None
             assert len(await told(reader, 1, span.last)) == span.last - span.first + 1
             assert await reader.at(partition, 0) == span.first
             assert await reader.time(partition, span.first - 1) is None
+
+
+async def test_lines_of_as_many_partitions_as_there_are(
+    redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """G9: what is kept as lines is that of the store, however many partitions the settings name (fault L2)."""
+    monkeypatch.setenv("TASKQUEUE_REDIS_URL", redis_server.url)
+    monkeypatch.setenv("TASKQUEUE_REDIS_PREFIX", redis_prefix)
+    keys = [f"q{n}" for n in range(8)]
+    async with opened(redis_server.url, redis_prefix, partitions=8) as backend:
+        for key in keys:
+            await backend.control.configure(key, QueueSettings(journal=True))
+            await backend.publisher.publish(Task(key=key, id="t"))
+    for key in keys:
+        await keep(key, tmp_path / key, 0, {})
+        lines = [json.loads(line) for line in (tmp_path / key).read_text().splitlines()]
+        assert [line["event"] for line in lines] == ["configured", "published"]

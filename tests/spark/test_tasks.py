@@ -89,6 +89,20 @@ async def test_live_tasks(redis_server: RedisServer, redis_prefix: str) -> None:
     assert list(nobody.read(InputPartition(None))) == []
 
 
+async def test_live_tasks_of_as_many_partitions_as_there_are(
+    redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """The store says how many partitions it has, whatever the settings do (G8; fault L2)."""
+    told = {"resource": "tasks", "url": redis_server.url, "prefix": redis_prefix}
+    keys = [f"q{n}" for n in range(20)]
+    async with opened(redis_server.url, redis_prefix, partitions=8) as backend:
+        await backend.publisher.publish(*(Task(key=key, id=key) for key in keys))
+    for partitions in ({}, {"partitions": "3"}):
+        assert sorted(row["key"] for row in await read(told | partitions)) == sorted(keys)
+        some = await read(told | partitions | {"keys": "q1,q7,q13"})
+        assert [row["key"] for row in some] == ["q1", "q7", "q13"]
+
+
 async def test_live_tasks_do_not_hold_redis_up(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
