@@ -215,3 +215,8 @@ def test_only_what_is_wanted(tmp_path: Path) -> None:
     assert seqs(told(path, choice=Choice(since=START + 2_000_000, until=START + 3_000_000))) == [2]
     columns = pa.schema([TRANSITIONS.field("seq"), TRANSITIONS.field("event")])
     assert told(path, choice=Choice(columns))[0] == {"seq": 1, "event": "published"}
+    # What is damaged is of no key, and is told who asks for it, or for all events.
+    for events, number in (({DAMAGED}, 1), ({DAMAGED, "acked"}, 2), ({"acked"}, 1)):
+        assert len(told(path, choice=Choice(events=frozenset(events)))) == number
+    assert reasons(told(path, choice=Choice(events=frozenset({DAMAGED})))) == ["it is not JSON"]
+    assert reasons(told(path, choice=Choice(keys=frozenset({"", "work"})))) == ["it is not JSON"]

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StringType, StructField, StructType
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_spark.columns import DAMAGED, TRANSITIONS, distinct
+from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS, distinct
 from taskqueue_spark.journals import HistoryMissing
 from taskqueue_spark.options import ReadOptions
 from taskqueue_spark.reading import FilteringReader, JournalReader, read_journal, spark_schema
@@ -114,6 +114,30 @@ def test_filters_narrow_what_is_read(store: Store) -> None:
     found, rest = narrowed(*times)
     assert rest == times
     assert set(range(21, 31)) <= set(found) <= set(range(21, 40))
+
+
+def test_filters_change_no_answer(store: Store) -> None:
+    """What cannot be read, and what is missing, is found by its event whether the source filters or Spark (G8)."""
+    store.call("", "XADD", store.journal(), "200-0", "f", "v")
+    store.call("", "HSET", f"{store.names[0]}:meta", "journal_seq", 120)
+
+    def events(*filters: Filter, **options: str) -> list[str]:
+        reading = FilteringReader(ReadOptions.of(store.options | options), spark_schema())
+        assert [*reading.pushFilters([*filters])] == []
+        return sorted(
+            event
+            for part in reading.partitions()
+            for batch in reading.read(part)
+            for event in batch["event"].to_pylist()
+        )
+
+    assert events(EqualTo(("event",), DAMAGED)) == events(events=DAMAGED) == [DAMAGED]
+    assert events(EqualTo(("event",), MISSING)) == events(events=MISSING) == [MISSING]
+    assert events(In(("event",), ("acked", DAMAGED, MISSING))) == ["acked"] * 10 + [
+        DAMAGED,
+        MISSING,
+    ]
+    assert events(EqualTo(("event",), "acked"), EqualTo(("key",), "other")) == ["acked"] * 10
 
 
 def test_columns_of_another_kind_are_refused() -> None:

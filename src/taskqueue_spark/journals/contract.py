@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, Self
 import pyarrow as pa
 
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_spark.columns import TRANSITIONS
+from taskqueue_spark.columns import DAMAGED, TRANSITIONS
 
 __all__ = ["Choice", "HistoryMissing", "Journal", "Range", "Span", "Watch", "worth"]
 
@@ -92,6 +92,12 @@ class Choice(NamedTuple):
             and (self.keys is None or key in self.keys)
             and (self.since is None or time >= self.since)
             and (self.until is None or time < self.until)
+        )
+
+    def tells(self, event: str = DAMAGED) -> bool:
+        """Whether rows are wanted that are of no key: of what is damaged, or missing."""
+        return (self.events is None or event in self.events) and (
+            self.keys is None or "" in self.keys
         )
 
     @property

@@ -192,7 +192,7 @@ class _Reading:
         for start in range(0, len(lines), self._choice.rows):
             yield batch_of_lines(lines[start : start + self._choice.rows], self._choice.schema)
         self._time = round(lines[-1].ts * 1e6) if lines else self._time
-        if self._spoilt and self._choice.events is self._choice.keys is None:
+        if self._spoilt and self._choice.tells():
             rows = [
                 (0, self._time, f"{self._shard}: the line at byte {place} cannot be read: {why}")
                 for place, why in self._spoilt

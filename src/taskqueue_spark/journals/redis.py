@@ -13,7 +13,7 @@ import pyarrow as pa
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.journal import Entry, JournalReader, Reply, Steps, entries_of, steps_of
 from taskqueue_redis.journal import Span as Numbers
-from taskqueue_spark.columns import Damaged, batch_of, damage
+from taskqueue_spark.columns import MISSING, Damaged, batch_of, damage
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch, worth
 
 __all__ = ["RedisJournal"]
@@ -115,7 +115,7 @@ class RedisJournal:
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
         shard, end = part.shard, part.end
-        if choice.events is not None or choice.keys is not None:
+        if not (choice.tells() or choice.tells(MISSING)):
             return
 
         async def ask(reader: JournalReader) -> tuple[int, list[Entry], Entry | None]:
@@ -124,7 +124,7 @@ class RedisJournal:
 
         number, foreign, last = self._run(ask)
         behind = 0 if last is None else int(last.values[1])
-        if foreign:
+        if foreign and choice.tells():
             yield damage(
                 [
                     (
@@ -137,7 +137,7 @@ class RedisJournal:
                 choice.schema,
             )
         there = 0 if last is None else last.seq + last.size - 1
-        if there < end - 1:
+        if there < end - 1 and choice.tells(MISSING):
             text = f"{shard}: the transitions {there + 1} to {end - 1} are missing"
             yield damage([(number, behind, text)], choice.schema, part.run, end)
 
@@ -243,5 +243,5 @@ class _Seen:
 
     def _spoilt(self, seq: int, why: str, place: bytes = b"") -> None:
         # One that begins before belongs to the range before.
-        if seq >= self._start and self._choice.events is self._choice.keys is None:
+        if seq >= self._start and self._choice.tells():
             self._damage.append(_told(self._shard, place.decode() or f"{seq}-0", why))
