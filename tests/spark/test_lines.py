@@ -15,7 +15,7 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend, MemorySettings
-from taskqueue_spark.columns import DAMAGED, TRANSITIONS
+from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
 from taskqueue_spark.journals.lines import LinesJournal
 from tests.spark.journaling import START, line
@@ -30,6 +30,7 @@ def told(
         for shard, span in journal.spans().items():
             part = Range(shard, span.run, span.first, span.end)
             rows += rows_of(journal.read(part, choice or Choice(), Watch.GAPS))
+            rows += rows_of(journal.strays(part, choice or Choice()))
     return rows
 
 
@@ -40,7 +41,7 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
 
 def seqs(rows: list[dict[str, Any]]) -> list[int]:
     """Return the numbers of what is sound."""
-    return [row["seq"] for row in rows if row["event"] != DAMAGED]
+    return [row["seq"] for row in rows if row["event"] not in {DAMAGED, MISSING}]
 
 
 def reasons(rows: list[dict[str, Any]]) -> list[str]:
@@ -119,10 +120,119 @@ def test_a_line_that_follows_a_torn_one_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(line(1) + line(2)[:50] + line(1, "r2") + line(2, "r2"))
     rows = told(path)
-    assert [(row["run"], row["seq"]) for row in rows if row["event"] != DAMAGED] == [
+    assert [(row["run"], row["seq"]) for row in rows if row["event"] == "published"] == [
         ("r1", 1), ("r2", 1), ("r2", 2),
     ]  # fmt: skip
     assert reasons(rows) == ["it is not JSON"]
+    path.write_bytes(line(1) + line(2)[:50] + line(1, "r2")[:50] + line(1, "r3"))
+    assert [row["run"] for row in told(path) if row["event"] == "published"] == ["r1", "r3"]
+
+
+def test_what_may_be_missing_behind_a_run_is_told(tmp_path: Path) -> None:
+    """A run that ends in what cannot be read may have had one more, however its file is split (G9; fault L2)."""
+    path = tmp_path / "journal.jsonl"
+    runs = [
+        line(1) + line(2),
+        line(3)[:50],
+        line(1, "r2"),
+        b"garbage\n",
+        line(1, "r3"),
+        line(2, "r3"),
+    ]
+    path.write_bytes(b"".join(runs))
+    behind = [("r1", 4, START + 2_000_000), ("r2", 3, START + 1_000_000)]
+
+    def missing(rows: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+        return [
+            (row["run"], row["seq"], round(row["ts"].timestamp() * 1e6))
+            for row in rows
+            if row["event"] == MISSING
+        ]
+
+    assert missing(told(path)) == behind
+    assert missing(told(path, choice=Choice(events=frozenset({"acked"})))) == []
+    with LinesJournal(str(path), torn=False) as journal:
+        ((shard, span),) = journal.spans().items()
+        places = journal.split(shard, 0, span.end, 1000)
+        rows: list[dict[str, Any]] = []
+        for start, end in pairwise(places):
+            part = Range(shard, span.run, start, end)
+            rows += rows_of(journal.read(part, Choice(), Watch.GAPS))
+        assert missing(rows) == behind
+        whole = Range(shard, span.run, 0, span.end)
+        assert rows_of(journal.strays(whole, Choice())) == []
+    path.write_bytes(line(1) + line(2)[:50])
+    assert missing(told(path)) == []
+    os.utime(path, (1e9, 1e9))
+    assert missing(told(path)) == [("r1", 3, START + 1_000_000)]
+    path.write_bytes(b"garbage\n" * 20_000)
+    assert missing(told(path)) == []
+
+
+def test_numbers_that_are_not_there(tmp_path: Path) -> None:
+    """A strict reader tells what is missing within a run, and nothing that damage explains (G8; fault L2)."""
+    path = tmp_path / "journal.jsonl"
+
+    def read(*lines: bytes, start: int = 0, watch: Watch = Watch.GAPS) -> list[int]:
+        path.write_bytes(b"".join(lines))
+        journal = LinesJournal(str(path), torn=False)
+        part = Range(str(path), "", start, path.stat().st_size)
+        return seqs(rows_of(journal.read(part, Choice(events=frozenset({"published"})), watch)))
+
+    assert read(line(7), line(8), line(3, "r2"), line(9), line(4, "r2")) == [7, 8, 3, 9, 4]
+    assert read(line(1), line(2), line(1), line(2), line(3)) == [1, 2, 1, 2, 3]
+    assert read(line(1), b"garbage\n", line(4), line(5)) == [1, 4, 5]
+    with pytest.raises(HistoryMissing, match="2 to 3 of r1, 6 to 6 of r1 are not there"):
+        read(line(1), line(4), line(5), line(7))
+    assert read(line(1), line(3), watch=Watch.CUT) == [1, 3]
+    first = len(line(1))
+    with pytest.raises(HistoryMissing, match="2 to 2 of r1"):
+        read(line(1), line(3), start=first)
+    assert read(line(1), b"garbage\n", line(3), start=first + len(b"garbage\n")) == [3]
+
+
+def test_damage_has_the_time_of_what_is_before(tmp_path: Path) -> None:
+    """So it is dated the same however a file is split; at the beginning it has that of the first (G8; fault L2)."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"a\n" + line(1) + b"b\n" + line(2) + line(3) + b"c\nd\n")
+    expected = [START + 1_000_000, START + 1_000_000, START + 3_000_000, START + 3_000_000]
+    with LinesJournal(str(path), torn=False) as journal:
+        ((shard, span),) = journal.spans().items()
+        for parts in (1, 2, 1000):
+            rows: list[dict[str, Any]] = []
+            for start, end in pairwise(journal.split(shard, 0, span.end, parts)):
+                part = Range(shard, span.run, start, end)
+                rows += rows_of(journal.read(part, Choice(), Watch.NOTHING))
+            times = [row["ts"].timestamp() * 1e6 for row in rows if row["event"] == DAMAGED]
+            assert times == expected
+
+
+def test_lines_that_are_deep_or_long(tmp_path: Path) -> None:
+    """However a line is nested, and whatever it repeats, it is damage and no more (G8; fault L2)."""
+    path = tmp_path / "journal.jsonl"
+    deep = b'{"v":2,"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}\n"
+    many = b'{"v":' * 200_000 + b"\n"
+    path.write_bytes(line(1) + deep + line(2) + many + line(3))
+    rows = told(path)
+    assert seqs(rows) == [1, 2, 3]
+    assert reasons(rows) == ["it is not a transition", "it is not a transition - at `$.v`"]
+    with LinesJournal(str(path), torn=False) as journal:
+        assert journal.at(str(path), START + 2_000_000, 0, path.stat().st_size) <= len(
+            line(1) + deep
+        )
+
+
+def test_a_time_is_that_of_a_transition(tmp_path: Path) -> None:
+    """A line that is none misleads nobody who looks for a time, whatever it says of one (G8; fault L2)."""
+    path = tmp_path / "journal.jsonl"
+    lines = [line(seq) for seq in range(1, 51)]
+    lines[20] = b'{"ts": 9000000000}\n'
+    lines[35] = b'{"ts": 5}\n'
+    path.write_bytes(b"".join(lines))
+    with LinesJournal(str(path), torn=False) as journal:
+        for seq in (10, 20, 30, 40):
+            found = journal.at(str(path), START + seq * 1_000_000, 0, path.stat().st_size)
+            assert found == sum(map(len, lines[: seq - 1]))
 
 
 def test_versions_of_lines_are_read_side_by_side(tmp_path: Path) -> None:
@@ -204,6 +314,7 @@ def test_a_file_that_was_replaced_or_cut_is_missed(tmp_path: Path) -> None:
     with pytest.raises(HistoryMissing, match="gone"):
         rows_of(journal.read(part, Choice(), Watch.CUT))
     assert rows_of(journal.read(part, Choice(), Watch.NOTHING)) == []
+    assert rows_of(journal.strays(part, Choice())) == []
 
 
 def test_only_what_is_wanted(tmp_path: Path) -> None:

@@ -1,17 +1,16 @@
 """The journal of the memory backend, JSON lines in files: a shard is a file, a position an offset in bytes.
 
-A file is known by its first line. The versions of a line are read side by side: what a version does not have is null.
-A last line without an end is not there yet; but if nobody has touched the file for a while, who asks for all that
-there is gets it as damage.
+A file is known by its first line, whatever its name. The versions of a line are read side by side: what a version does
+not have is null. A last line without an end is not there yet; but if nobody has touched the file for a while, who asks
+for all that there is gets it as damage.
 """
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import os
 import time as clock
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -19,8 +18,17 @@ from typing import BinaryIO, Self
 import pyarrow as pa
 
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_spark.columns import damage
+from taskqueue_spark.columns import MISSING, damage
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch, worth
+from taskqueue_spark.journals.files import (
+    before,
+    files_of,
+    first_told,
+    line_start,
+    lines_from,
+    opened,
+    tag_of,
+)
 from taskqueue_spark.journals.parsing import Line, batch_of_lines, lines_of, time_of
 
 __all__ = ["LinesJournal"]
@@ -58,13 +66,13 @@ class LinesJournal:
 
     def spans(self, *, quick: bool = False) -> dict[str, Span]:  # noqa: ARG002 - it costs little
         found = {}
-        for path in _files(self._path):
-            with _opened(path) as file:
-                found[path] = Span(_tag(file), 0, self._end(file))
+        for path in files_of(self._path):
+            with opened(path) as file:
+                found[path] = Span(tag_of(file), 0, self._end(file))
         return found
 
     def after(self, shard: str, position: int, rows: int, end: int) -> int:
-        with _opened(shard) as file:
+        with opened(shard) as file:
             file.seek(position)
             while position < end and (block := file.read(min(_BLOCK, end - position))):
                 ends = block.count(b"\n")
@@ -77,30 +85,36 @@ class LinesJournal:
                 position += len(block)
         return end
 
+    def mark(self, shard: str, position: int) -> str:  # noqa: ARG002 - a file that was replaced has another first line
+        return ""
+
+    def mark(self, shard: str, position: int) -> str:  # noqa: ARG002 - a file is known by its first line
+        return ""
+
     def time(self, shard: str, position: int) -> int | None:
-        with _opened(shard) as file:
-            for _, line in _lines_from(file, position):
+        with opened(shard) as file:
+            for _, line in lines_from(file, position):
                 if (told := time_of(line)) is not None:
                     return told
         return None
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
-        with _opened(shard) as file:
+        with opened(shard) as file:
             low, high = start, end
             while low < high:
                 middle = (low + high) // 2
-                told = _first_told(file, _line_start(file, middle, high), high)
+                told = first_told(file, line_start(file, middle, high), high)
                 if told is None:
                     high = middle
                 elif told[1] < time:
                     low = told[2]
                 else:
                     high = min(middle, told[0])
-            return _line_start(file, low, end)
+            return line_start(file, low, end)
 
     def rows(self, shard: str, start: int, end: int) -> int:
         rows = 0
-        with _opened(shard) as file:
+        with opened(shard) as file:
             file.seek(start)
             while start < end and (block := file.read(min(_BLOCK, end - start))):
                 rows += block.count(b"\n")
@@ -109,31 +123,54 @@ class LinesJournal:
 
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:
         parts = parts or worth((end - start) // _USUAL)
-        with _opened(shard) as file:
+        with opened(shard) as file:
             places = {start, end}
             for part in range(1, parts):
-                places.add(_line_start(file, start + (end - start) * part // parts, end))
+                places.add(line_start(file, start + (end - start) * part // parts, end))
             return sorted(places)
 
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
-        shard, run, start, end = part
-        try:
-            file = _opened(shard)
-        except BackendUnavailable:
+        shard, end = part.shard, part.end
+        file = self._found(part)
+        if file is None:
             if watch is Watch.NOTHING:
                 return
-            raise HistoryMissing(shard, "the file is gone") from None
+            there = Path(shard).exists()
+            raise HistoryMissing(
+                shard, "the file was replaced by another" if there else "the file is gone"
+            )
         with file:
-            if run and _tag(file) != run:
-                if watch is not Watch.NOTHING:
-                    raise HistoryMissing(shard, "the file was replaced by another")
-                return
             if watch is not Watch.NOTHING and os.fstat(file.fileno()).st_size < end:
                 raise HistoryMissing(shard, f"the file ends before byte {end}")
-            yield from _Reading(shard, choice).batches(file, start, end)
+            reading = _Reading(shard, choice, file, part.start)
+            yield from reading.batches(end)
+        if watch is Watch.GAPS and reading.gaps:
+            gaps = ", ".join(f"{low} to {high} of {run}" for run, low, high in reading.gaps[:5])
+            raise HistoryMissing(shard, f"the transitions {gaps} are not there")
 
-    def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - a file ends where it ends
+    def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
+        file = self._found(part) if choice.tells(MISSING) else None
+        if file is not None:
+            with file:
+                last, spoilt = before(file, part.end)
+            if spoilt and last is not None:
+                yield _behind(part.shard, last, choice)
+
+    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - what follows shows it
         return iter(())
+
+    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - a file ends where it ends
+        return iter(())
+
+    def _found(self, part: Range) -> BinaryIO | None:
+        """Open the file that a range is of, whatever its name is now."""
+        for path in (part.shard, *files_of(self._path)):
+            with suppress(BackendUnavailable):
+                file = opened(path)
+                if not part.run or tag_of(file) == part.run:
+                    return file
+                file.close()
+        return None
 
     def _end(self, file: BinaryIO) -> int:
         about = os.fstat(file.fileno())
@@ -151,21 +188,25 @@ class LinesJournal:
 
 
 class _Reading:
-    """One range of a file."""
+    """A range of a file."""
 
-    def __init__(self, shard: str, choice: Choice) -> None:
-        self._shard = shard
-        self._choice = choice
+    def __init__(self, shard: str, choice: Choice, file: BinaryIO, start: int) -> None:
+        self._shard, self._choice, self._file, self._start = shard, choice, file, start
         self._everything = choice.everything
-        self._spoilt: list[tuple[int, str]] = []
+        self._last, self._torn = before(file, start)
+        self._numbers = {self._last.run: self._last.seq} if self._last and not self._torn else {}
         self._lines: list[Line] = []
-        self._time = 0
+        self._spoilt: list[tuple[int, int, str]] = []
+        self._behind: list[Line] = []
+        self.gaps: list[tuple[str, int, int]] = []
+        """run, first and last of what is missing and no damage explains"""
 
-    def batches(self, file: BinaryIO, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        file.seek(start)
-        place, rest = start, b""
+    def batches(self, end: int) -> Iterator[pa.RecordBatch]:
+        """Give it up to a position."""
+        place, rest = self._start, b""
+        self._file.seek(place)
         while True:
-            block = file.read(min(_BLOCK, end - place - len(rest)))
+            block = self._file.read(min(_BLOCK, end - place - len(rest)))
             data = rest + block
             if not data:
                 break
@@ -178,76 +219,62 @@ class _Reading:
 
     def _told(self, data: bytes, place: int) -> Iterator[pa.RecordBatch]:
         for lines, spoilt in lines_of(data, place):
+            self._count(lines)
             self._lines += lines if self._everything else filter(self._wanted, lines)
-            self._spoilt += spoilt
+            if spoilt:
+                time = self._time()
+                self._spoilt += [(time, place, why) for place, why in spoilt]
+                self._torn = True
+                self._numbers = {}  # it may be any that would come next
             yield from self._made(self._choice.rows)
 
+    def _count(self, lines: list[Line]) -> None:
+        """See whether a number is missing, within a run or behind it."""
+        if not lines:
+            return
+        if self._torn and self._last is not None and self._last.run != lines[0].run:
+            self._behind.append(self._last)
+        numbers = self._numbers
+        for line in lines:
+            run, seq = line.run, line.seq
+            known = numbers.get(run, seq)
+            if seq > known + 1:
+                self.gaps.append((run, known + 1, seq - 1))
+            if seq >= known:
+                numbers[run] = seq
+        self._last, self._torn = lines[-1], False
+
+    def _time(self) -> int:
+        """Return what is the time of what has none: of the transition before it, or else of the first one."""
+        if self._last is not None:
+            return self._last.time
+        place = self._file.tell()
+        told = first_told(self._file, self._start, 2**63)
+        self._file.seek(place)
+        return told[1] if told else 0
+
     def _wanted(self, line: Line) -> bool:
-        return self._choice.of(line.event, line.key, round(line.ts * 1e6))
+        return self._choice.of(line.event, line.key, line.time)
 
     def _made(self, least: int) -> Iterator[pa.RecordBatch]:
+        choice = self._choice
         if len(self._lines) + len(self._spoilt) < least:
             return
         lines, self._lines = self._lines, []
-        for start in range(0, len(lines), self._choice.rows):
-            yield batch_of_lines(lines[start : start + self._choice.rows], self._choice.schema)
-        self._time = round(lines[-1].ts * 1e6) if lines else self._time
-        if self._spoilt and self._choice.tells():
+        for start in range(0, len(lines), choice.rows):
+            yield batch_of_lines(lines[start : start + choice.rows], choice.schema)
+        if self._spoilt and choice.tells():
             rows = [
-                (0, self._time, f"{self._shard}: the line at byte {place} cannot be read: {why}")
-                for place, why in self._spoilt
+                (0, time, f"{self._shard}: the line at byte {place} cannot be read: {why}")
+                for time, place, why in self._spoilt
             ]
-            yield damage(rows, self._choice.schema)
-        self._spoilt = []
+            yield damage(rows, choice.schema)
+        if choice.tells(MISSING):
+            yield from (_behind(self._shard, last, choice) for last in self._behind)
+        self._spoilt, self._behind = [], []
 
 
-def _files(path: str) -> list[str]:
-    if Path(path).is_dir():
-        found = [str(one) for one in Path(path).iterdir() if not one.name.startswith((".", "_"))]
-    else:
-        found = [path] if Path(path).exists() else glob.glob(path)  # noqa: PTH207 - patterns may be absolute
-    return sorted(one for one in found if Path(one).is_file())
-
-
-def _opened(path: str) -> BinaryIO:
-    try:
-        return Path(path).open("rb")
-    except OSError as error:
-        raise BackendUnavailable(f"{path}: the file cannot be read: {error.strerror}") from error
-
-
-def _tag(file: BinaryIO) -> str:
-    """Return what a file is known by; nothing as long as it has no line."""
-    file.seek(0)
-    line = file.readline(65_536)
-    return hashlib.blake2b(line, digest_size=8).hexdigest() if line.endswith(b"\n") else ""
-
-
-def _line_start(file: BinaryIO, position: int, end: int) -> int:
-    """Return where the first line begins that does so at a position or behind it."""
-    if position == 0:
-        return 0
-    file.seek(position - 1)
-    while position <= end and (block := file.read(65_536)):
-        found = block.find(b"\n")
-        if found >= 0:
-            return min(end, position + found)
-        position += len(block)
-    return end
-
-
-def _lines_from(file: BinaryIO, position: int) -> Iterator[tuple[int, bytes]]:
-    file.seek(position)
-    while line := file.readline(_LONGEST):
-        yield position, line
-        position += len(line)
-
-
-def _first_told(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | None:
-    """Return where the first line with a time begins, that time, and where it ends."""
-    for place, line in _lines_from(file, start):
-        if place >= end:
-            return None
-        if (told := time_of(line)) is not None:
-            return place, told, place + len(line)
-    return None
+def _behind(shard: str, last: Line, choice: Choice) -> pa.RecordBatch:
+    """Return the row for what may be missing behind the last transition of a run."""
+    text = f"{shard}: behind the transition {last.seq} is what cannot be read"
+    return damage([(0, last.time, text)], choice.schema, last.run, last.seq + 2)

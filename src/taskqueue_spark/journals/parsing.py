@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec import Meta
 
 from taskqueue_spark.columns import BEYOND, TRANSITIONS, After, Event
 
-__all__ = ["Line", "batch_of_lines", "lines_of", "time_of"]
+__all__ = ["Line", "batch_of_lines", "line_of", "lines_of", "time_of"]
 
 _Time = Annotated[float, Meta(ge=0, lt=BEYOND / 1e6)]
 _Int32 = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -41,17 +42,18 @@ class Line(msgspec.Struct, kw_only=True, gc=False):
     ordering_key: str | None = None
     due_at: _Time | None = None
 
-
-class _Timed(msgspec.Struct):
-    ts: _Time
+    @property
+    def time(self) -> int:
+        """Microseconds."""
+        return round(self.ts * 1e6)
 
 
 _decoder = msgspec.json.Decoder(Line)
-_timed = msgspec.json.Decoder(_Timed)
+_NONE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def lines_of(data: bytes, place: int) -> Iterator[tuple[list[Line], Spoilt]]:
-    """Read lines, some thousands at a time: the transitions, and where other lines begin and why they are none.
+    """Read lines, some thousands at a time: transitions, and where lines behind them begin and why they are none.
 
     ``place``: the offset of the first. Blank lines are nothing.
     """
@@ -60,9 +62,12 @@ def lines_of(data: bytes, place: int) -> Iterator[tuple[list[Line], Spoilt]]:
         end = _some(data, start)
         try:
             lines = _decoder.decode_lines(data[start:end]) if data[end - 1 : end] == b"\n" else None
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except _NONE:
             lines = None
-        yield (lines, []) if lines is not None else _one_by_one(data[start:end], place + start)
+        if lines is not None:
+            yield lines, []
+        else:
+            yield from _one_by_one(data[start:end], place + start)
         start = end
 
 
@@ -71,47 +76,54 @@ def _some(data: bytes, start: int) -> int:
     return end if end == len(data) else (data.find(b"\n", end) + 1 or len(data))
 
 
-def _one_by_one(data: bytes, place: int) -> tuple[list[Line], Spoilt]:
+def _one_by_one(data: bytes, place: int) -> Iterator[tuple[list[Line], Spoilt]]:
     lines: list[Line] = []
     spoilt: Spoilt = []
     start = 0
     while start < len(data):
         end = data.find(b"\n", start) + 1 or len(data)
-        _read(data[start:end], place + start, lines, spoilt)
+        line, why = line_of(data[start:end])
+        if why:
+            spoilt.append((place + start, why))
+        if line is not None:
+            if spoilt:
+                yield lines, spoilt
+                lines, spoilt = [], []
+            lines.append(line)
         start = end
-    return lines, spoilt
+    yield lines, spoilt
 
 
-def _read(raw: bytes, place: int, lines: list[Line], spoilt: Spoilt) -> None:
+def line_of(raw: bytes) -> tuple[Line | None, str]:
+    """Return the transition that a line has, if any, and why something before it, or all of the line, is none."""
     if not raw.strip():
-        return
+        return None, ""
     if not raw.endswith(b"\n"):
-        spoilt.append((place, "it has no end"))
-        return
+        return None, "it has no end"
     try:
-        lines.append(_decoder.decode(raw))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        # A process that was killed within a line leaves a part of it, which the next one's first line follows.
-        again = raw.find(_BEGIN, 1)
-        spoilt.append((place, _why(error)))
-        if again > 0:
-            _read(raw[again:], place + again, lines, spoilt)
+        return _decoder.decode(raw), ""
+    except _NONE as error:
+        why = _why(error)
+    # A process that was killed within a line leaves a part of it, which the next one's first line follows.
+    again = raw.rfind(_BEGIN)
+    if again > 0:
+        with suppress(*_NONE):
+            return _decoder.decode(raw[again:]), why
+    return None, why
 
 
 def _why(error: Exception) -> str:
     # What msgspec says names fields and kinds, but may quote a value.
     text = str(error)
-    if isinstance(error, msgspec.ValidationError):
+    if isinstance(error, msgspec.ValidationError | RecursionError):
         return f"it is not a transition{text[text.rindex(' - at ') :] if ' - at ' in text else ''}"
     return "it is not JSON"
 
 
 def time_of(line: bytes) -> int | None:
-    """Return the time of a line (microseconds), if it has one."""
-    try:
-        return round(_timed.decode(line).ts * 1e6)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+    """Return the time of a line (microseconds), if it is a transition."""
+    told, _ = line_of(line)
+    return None if told is None else told.time
 
 
 def batch_of_lines(lines: Sequence[Line], schema: pa.Schema = TRANSITIONS) -> pa.RecordBatch:

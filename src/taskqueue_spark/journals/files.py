@@ -1,0 +1,99 @@
+"""Files of lines: where lines begin, and what a file is known by."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_spark.journals.parsing import Line, line_of, time_of
+
+__all__ = ["before", "files_of", "first_told", "line_start", "lines_from", "opened", "tag_of"]
+
+_BLOCK = 65_536
+_LONGEST = 16 * 1024 * 1024
+"""bytes of a line beyond which it is none of ours"""
+
+
+def files_of(path: str) -> list[str]:
+    """Return the files that a path names: one, those of a folder or those of a pattern."""
+    if Path(path).is_dir():
+        found = [str(one) for one in Path(path).iterdir() if not one.name.startswith((".", "_"))]
+    else:
+        found = [path] if Path(path).exists() else glob.glob(path)  # noqa: PTH207 - patterns may be absolute
+    return sorted(one for one in found if Path(one).is_file())
+
+
+def opened(path: str) -> BinaryIO:
+    """Open a file. Raises `BackendUnavailable`."""
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise BackendUnavailable(f"{path}: the file cannot be read: {error.strerror}") from error
+
+
+def tag_of(file: BinaryIO) -> str:
+    """Return what a file is known by; nothing as long as it has no line."""
+    file.seek(0)
+    line = file.readline(_BLOCK)
+    return hashlib.blake2b(line, digest_size=8).hexdigest() if line.endswith(b"\n") else ""
+
+
+def line_start(file: BinaryIO, position: int, end: int) -> int:
+    """Return where the first line begins that does so at a position or behind it."""
+    if position == 0:
+        return 0
+    file.seek(position - 1)
+    while position <= end and (block := file.read(_BLOCK)):
+        found = block.find(b"\n")
+        if found >= 0:
+            return min(end, position + found)
+        position += len(block)
+    return end
+
+
+def lines_from(file: BinaryIO, position: int) -> Iterator[tuple[int, bytes]]:
+    """Give the lines from a position on, each with its own."""
+    file.seek(position)
+    while line := file.readline(_LONGEST):
+        yield position, line
+        position += len(line)
+
+
+def first_told(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | None:
+    """Return where the first line with a time begins, that time, and where it ends."""
+    for place, line in lines_from(file, start):
+        if place >= end:
+            return None
+        if (told := time_of(line)) is not None:
+            return place, told, place + len(line)
+    return None
+
+
+def before(file: BinaryIO, position: int) -> tuple[Line | None, bool]:
+    """Return the last transition before a position, and whether lines behind it cannot be read.
+
+    None is found beyond as many bytes as no line has.
+    """
+    spoilt = False
+    end, rest = position, b""
+    while end > 0 and position - end < _LONGEST:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        data = file.read(end - start) + rest
+        cut = data.find(b"\n") + 1 if start else 0
+        rest, end = data[:cut], start
+        if start and not cut:
+            rest = data
+            continue
+        *lines, last = data[cut:].split(b"\n")
+        spoilt = spoilt or bool(last.strip())
+        for raw in reversed(lines):
+            line, why = line_of(raw + b"\n")
+            if line is not None:
+                return line, spoilt
+            spoilt = spoilt or bool(why)
+    return None, spoilt
