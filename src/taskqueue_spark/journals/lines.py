@@ -88,9 +88,6 @@ class LinesJournal:
     def mark(self, shard: str, position: int) -> str:  # noqa: ARG002 - a file that was replaced has another first line
         return ""
 
-    def mark(self, shard: str, position: int) -> str:  # noqa: ARG002 - a file is known by its first line
-        return ""
-
     def time(self, shard: str, position: int) -> int | None:
         with opened(shard) as file:
             for _, line in lines_from(file, position):
@@ -157,9 +154,6 @@ class LinesJournal:
                 yield _behind(part.shard, last, choice)
 
     def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - what follows shows it
-        return iter(())
-
-    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - a file ends where it ends
         return iter(())
 
     def _found(self, part: Range) -> BinaryIO | None:
