@@ -9,7 +9,7 @@ from typing import Any
 from taskqueue_core.errors import InvalidInput
 from taskqueue_spark.journals import HistoryMissing, Journal, Span
 
-__all__ = ["Offsets", "admitted", "checked"]
+__all__ = ["Offsets", "admitted", "checked", "renamed"]
 
 _ALLOWED = 'earliest, latest, or JSON: {"<shard>": {"run": "<run>", "next": <position>}, …}'
 _TRIALS = 4
@@ -55,13 +55,27 @@ class Offsets(dict[str, tuple[str, int]]):
         return json.dumps(self.plain)
 
 
+def renamed(places: Offsets, runs: Mapping[str, str]) -> dict[str, str]:
+    """Return the new names of shards that have another now, as a file that was moved: what they count tells.
+
+    ``runs``: what each shard counts now.
+    """
+    known = {run for shard, (run, _) in places.items() if runs.get(shard) == run}
+    names = {run: shard for shard, run in runs.items() if run and run not in known}
+    return {shard: names[run] for shard, (run, _) in places.items() if run in names}
+
+
 def checked(places: Offsets, spans: Mapping[str, Span], *, fail: bool) -> Offsets:
     """Return these places in what there is, each as near as can be.
 
     With ``fail`` it raises `HistoryMissing` if anything between is gone.
     """
     found = Offsets()
-    for shard, (run, position) in places.items():
+    names = renamed(places, {shard: span.run for shard, span in spans.items()})
+    # Who has a name now stands before who had it; of two that were the same, who was read further.
+    for former in sorted(places, key=lambda one: (one in names, places[one][1])):
+        run, position = places[former]
+        shard = names.get(former, former)
         span = spans.get(shard)
         wrong = _wrong(run, position, span)
         if wrong and fail:

@@ -37,7 +37,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.journals import Choice, Journal, Range, Span, Watch
 from taskqueue_spark.journals.opening import opened
-from taskqueue_spark.offsets import Offsets, checked
+from taskqueue_spark.offsets import Offsets, checked, renamed
 from taskqueue_spark.options import Places, ReadOptions, microseconds
 
 __all__ = [
@@ -57,7 +57,7 @@ class Part(InputPartition):
 
     range: Range
     last: bool
-    """whether the journal ends here"""
+    """whether what is read of the shard ends here"""
 
 
 def spark_schema() -> StructType:
@@ -129,6 +129,7 @@ class JournalReader(DataSourceReader):
             yield from journal.read(partition.range, self._choice, watch)
             if partition.last:
                 yield from journal.strays(partition.range, self._choice)
+                yield from journal.missing(partition.range, self._choice)
 
 
 class FilteringReader(JournalReader):
@@ -188,7 +189,10 @@ def starting(told: Places, spans: dict[str, Span]) -> Offsets:
     if told == "latest":
         return Offsets({shard: (span.run, span.end) for shard, span in spans.items()})
     first = Offsets({shard: (span.run, span.first) for shard, span in spans.items()})
-    return Offsets({**first, **told}) if isinstance(told, Offsets) else first
+    if not isinstance(told, Offsets):
+        return first
+    names = renamed(told, {shard: span.run for shard, span in spans.items()})
+    return Offsets({**first, **{names.get(shard, shard): place for shard, place in told.items()}})
 
 
 def ending(told: Places, spans: dict[str, Span]) -> Offsets:
@@ -214,11 +218,14 @@ def parts_of(
     journal: Journal, part: Range, splits: int, *, last: bool = False
 ) -> list[InputPartition]:
     """Return the tasks that read a range. ``splits``: how many; 0 for as many as it is worth."""
-    shard, _, start, end = part
+    shard, _, start, end, _ = part
     if start >= end:
         return [Part(part, last=True)] if last else []
     places = journal.split(shard, start, end, splits)
-    parts = [Part(part._replace(start=a, end=b), last=False) for a, b in pairwise(places)]
+    parts = [
+        Part(part._replace(start=a, end=b, mark=part.mark if a == start else ""), last=False)
+        for a, b in pairwise(places)
+    ]
     parts[-1].last = last
     return [*parts]
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from taskqueue_spark.journals import Journal, Range, Span, Watch
 from taskqueue_spark.journals.opening import opened
-from taskqueue_spark.offsets import Offsets, admitted, checked
+from taskqueue_spark.offsets import Offsets, admitted, checked, renamed
 from taskqueue_spark.options import ReadOptions
 from taskqueue_spark.reading import Part, choice_of, parts_of, starting
 
@@ -85,19 +85,26 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plan what lies between two offsets. Raises `HistoryMissing`."""
         journal, spans = self._now()
         begin, ends = Offsets.of(start), Offsets.of(end)
+        former = renamed(begin, {shard: run for shard, (run, _) in ends.items()})
+        begin = Offsets(
+            {former.get(one, one): begin[one] for one in sorted(begin, key=former.__contains__)}
+        )
+        later = renamed(ends, {shard: span.run for shard, span in spans.items()})
         parts: list[InputPartition] = []
-        for shard, (run, position) in ends.items():
+        for name, (run, position) in ends.items():
+            shard = later.get(name, name)
             if shard not in spans and not self._options.fail:
                 continue
-            before, low = begin.get(shard, ("", 0))
-            if shard in spans and ((before and before != run) or shard not in begin):
+            before, low = begin.get(name, ("", 0))
+            if shard in spans and ((before and before != run) or name not in begin):
                 low = spans[shard].first  # it began to count anew, and that was let pass
             places = checked(
                 Offsets({shard: (run, low)}), spans, fail=self._options.fail and low < position
             )
-            if places[shard][0] == run:
-                part = Range(shard, run, places[shard][1], position)
-                parts += parts_of(journal, part, self._options.splits)
+            for there, (found, first) in places.items():
+                if found == run:
+                    part = Range(there, run, first, position)
+                    parts += parts_of(journal, part, self._options.splits)
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -107,6 +114,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         watch = Watch.GAPS if self._options.fail else Watch.NOTHING
         with opened(self._options) as journal:
             yield from journal.read(partition.range, self._choice, watch)
+            if partition.last:
+                yield from journal.missing(partition.range, self._choice)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: a journal keeps what its settings say, whoever has read it."""

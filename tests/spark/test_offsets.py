@@ -140,9 +140,22 @@ def test_what_is_missing_is_said(place: Any, found: Any, why: str | None) -> Non
 
 def test_a_shard_that_is_gone() -> None:
     """A file that was read and is gone is missed; one that had nothing is not (G8)."""
-    assert checked(Offsets(z=("r", 0)), SPANS, fail=True) == {"z": ("r", 0)}
+    assert checked(Offsets(z=("q", 0)), SPANS, fail=True) == {"z": ("q", 0)}
     with pytest.raises(HistoryMissing, match="gone"):
-        checked(Offsets(z=("r", 9)), SPANS, fail=True)
+        checked(Offsets(z=("q", 9)), SPANS, fail=True)
+
+
+def test_a_shard_that_has_another_name() -> None:
+    """What a shard counts tells where it is now, unless another that was known has it (G8; fault L2)."""
+    assert checked(Offsets(z=("r", 12)), SPANS, fail=True) == {"a": ("r", 12)}
+    assert checked(Offsets(z=("r", 12), y=("r", 15)), SPANS, fail=True) == {"a": ("r", 15)}
+    taken = Offsets(z=("r", 12), a=("q", 11))
+    assert checked(taken, SPANS, fail=False) == {"a": ("r", 12)}
+    with pytest.raises(HistoryMissing, match="counts anew"):
+        checked(taken, SPANS, fail=True)
+    copied = Offsets(z=("r", 12), a=("r", 15))
+    assert checked(copied, SPANS, fail=False) == copied
+    assert checked(Offsets(z=("", 12)), {"a": Span("", 0, 0)}, fail=False) == {"z": ("", 12)}
 
 
 def test_offsets_are_json() -> None:

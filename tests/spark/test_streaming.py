@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -173,6 +174,56 @@ def test_files_grow_come_and_go(stream: Streams, tmp_path: Path) -> None:
     with pytest.raises(HistoryMissing, match="gone"):
         strict.latestOffset(start, ALL)
     assert step(loose, start) == (start, [])
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_file_that_was_renamed_is_known_again(stream: Streams, tmp_path: Path, fail: str) -> None:
+    """Files that are rotated, moved or named otherwise are read on, nothing twice or never (G8, G11; fault L2)."""
+    folder = tmp_path / "journals"
+    folder.mkdir()
+    options = {"path": str(folder), "failOnDataLoss": fail}
+    now, older, oldest = (folder / name for name in ("journal.jsonl", "journal.1", "journal.2"))
+    now.write_bytes(line(1) + line(2))
+    reader = stream(options)
+    start, names = step(reader, reader.initialOffset())
+    assert names == ["t1", "t2"]
+    now.write_bytes(now.read_bytes() + line(3))
+    now.rename(older)
+    now.write_bytes(line(1, "r2", task_id="u1"))
+    second, names = step(reader, start)
+    assert sorted(names) == ["t3", "u1"]
+    older.write_bytes(older.read_bytes() + line(4))
+    now.write_bytes(now.read_bytes() + line(2, "r2", task_id="u2"))
+    planned = reader.latestOffset(second, ALL)
+    older.rename(oldest)
+    now.rename(older)
+    # A batch that was planned, and one that was read, are the same again.
+    assert sorted(between(reader, second, planned)) == ["t4", "u2"]
+    assert sorted(between(reader, start, second)) == ["t3", "u1"]
+    third, names = step(stream(options), second)
+    assert sorted(names) == ["t4", "u2"]
+    assert third.keys() == {str(older), str(oldest)}
+    moved = folder.rename(tmp_path / "moved") / "journal.1"
+    moved.write_bytes(moved.read_bytes() + line(3, "r2", task_id="u3"))
+    last, names = step(stream(options | {"path": str(moved.parent)}), third)
+    assert (names, len(last)) == (["u3"], 2)
+    again = stream(options | {"path": str(moved.parent), "startingOffsets": json.dumps(third)})
+    assert step(again, again.initialOffset())[1] == ["u3"]
+
+
+def test_a_file_whose_name_another_took(stream: Streams, tmp_path: Path) -> None:
+    """Where the oldest of some files was dropped for the next, strict readers miss it, and others go on (G8, G11)."""
+    now, older = tmp_path / "journal.jsonl", tmp_path / "journal.1"
+    older.write_bytes(line(1, "r0", task_id="old"))
+    now.write_bytes(line(1))
+    strict = stream({"path": str(tmp_path)})
+    loose = stream({"path": str(tmp_path), "failOnDataLoss": "false"})
+    start = step(strict, strict.initialOffset())[0]
+    now.rename(older)
+    now.write_bytes(line(1, "r2", task_id="u1"))
+    with pytest.raises(HistoryMissing, match="replaced"):
+        strict.latestOffset(start, ALL)
+    assert step(loose, start)[1] == ["u1"]
 
 
 def test_only_journals_are_streams(stream: Streams) -> None:
