@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from taskqueue_spark.pipeline.audit import VERDICTS
-from taskqueue_spark.report.verdict import verdict_of
+from taskqueue_spark.report.verdict import COUNTED, verdict_of
 
 EVIL = "\"'><script>alert(1)</script><img src=x onerror=alert(2)></style></title>"
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -19,6 +19,13 @@ def conserved(key: str, **counts: Any) -> dict[str, Any]:
     """A row of the conservation table."""
     row = {"key": key, **dict.fromkeys(("published", "earlier", *VERDICTS), 0)}
     return row | {"balanced": True, "complete": True} | counts
+
+
+def total(*rows: dict[str, Any]) -> dict[str, Any]:
+    """What rows of the conservation table come to."""
+    counts = {name: sum(row[name] for row in rows) for name in COUNTED}
+    told = {name: all(row[name] for row in rows) for name in ("balanced", "complete")}
+    return {"queues": len(rows)} | counts | told
 
 
 def sample(**changes: Any) -> dict[str, Any]:
@@ -41,13 +48,15 @@ def sample(**changes: Any) -> dict[str, Any]:
         "source": f"lines of {EVIL}",
         "where": "--from here",
         "verdict": msgspec.to_builtins(
-            verdict_of(conservation, rules=rules, anomalies=anomalies, gaps=7, damaged=1)
+            verdict_of(total(*conservation), rules=rules, anomalies=anomalies, gaps=7, damaged=1)
         ),
         "extent": {
             "since": START, "until": START + 5 * MINUTE, "seconds": 300.0, "transitions": 4321, "runs": 1, "workers": 3,
         },
+        "figures": {"executions": 80, "wait_p95": 0.8, "run_p95": 0.8, "again": 4, "failed": 9, "peak": 8},
         "account": {
-            "conservation": conservation, "anomalies": anomalies, "missing": 7, "damaged": 1, "asked": True,
+            "total": total(*conservation), "conservation": conservation,
+            "anomalies": anomalies, "missing": 7, "damaged": 1, "asked": True,
             "lost": [
                 {"key": EVIL, "task_id": EVIL, "life": 1, "reason": "not in the store", "last_event": "delivered",
                  "last_at": START},

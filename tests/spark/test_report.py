@@ -16,7 +16,7 @@ from taskqueue_spark.report import scales
 from taskqueue_spark.report.page import page, written
 from taskqueue_spark.report.plots import Series, over_time
 from taskqueue_spark.report.verdict import verdict_of
-from tests.spark.report_sample import EVIL, START, conserved, sample
+from tests.spark.report_sample import EVIL, START, conserved, sample, total
 
 
 class Seen(HTMLParser):
@@ -108,7 +108,13 @@ def test_figures_are_those_of_the_tables() -> None:
 def test_a_report_of_nothing_is_a_page_too() -> None:
     """A journal without tasks says so (G10)."""
     nothing: list[Any] = []
-    account = {"conservation": nothing, "lost": nothing, "gaps": nothing, "ledgers": nothing}
+    account = {
+        "total": total(),
+        "conservation": nothing,
+        "lost": nothing,
+        "gaps": nothing,
+        "ledgers": nothing,
+    }
     extent = {
         "since": None,
         "until": None,
@@ -138,6 +144,7 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
         ([{"published": 2, "completed": 2}], {}, "balanced", "none is lost"),
         ([{"published": 2, "completed": 1, "lost": 1}], {}, "lost", "1 task is in no state"),
         ([{"published": 3, "completed": 2, "balanced": False}], {}, "unbalanced", "not the sum"),
+        ([{"published": 2, "completed": 2}], {"short": 1}, "unbalanced", "not in the books of the store"),
         ([{"published": 1, "completed": 1}], {"rules": [{"rule": "R3", "count": 1}]}, "violated", "1 violation "),
         ([{"published": 1, "completed": 1}], {"anomalies": {"duplicate_ack": 1}}, "violated", "completed twice"),
         ([{"published": 1, "unknown": 1}], {}, "unknown", "nobody knows it"),
@@ -152,7 +159,7 @@ def test_verdicts(
     rows: Sequence[dict[str, Any]], more: dict[str, Any], kind: str, words: str
 ) -> None:
     """The worst that was found is the title, everything is told, and what is unknown is never "no loss" (G9, G10)."""
-    verdict = verdict_of([conserved("k", **row) for row in rows], **more)
+    verdict = verdict_of(total(*(conserved("k", **row) for row in rows)), **more)
     assert verdict.kind == kind
     assert words in " ".join(verdict.sentences)
     assert verdict.ok == (kind in {"empty", "balanced", "unknown"})

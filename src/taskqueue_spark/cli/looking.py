@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,16 +137,16 @@ def audit(asked: Wanted, *, live: Live = None, grace: Grace = 60.0) -> None:
             console.print(Text(verdict.title, style))
             for sentence in verdict.sentences:
                 console.print(f"  {sentence}", highlight=False)
-            _zeros_away(found.conservation)
+            _zeros_away(found.conservation, found.total)
     if not verdict.ok:
         raise typer.Exit(FAILED)
 
 
-def _zeros_away(rows: Sequence[dict[str, Any]]) -> None:
+def _zeros_away(rows: Sequence[dict[str, Any]], total: Mapping[str, Any]) -> None:
     always = ("key", "published", "completed", "lost", "balanced", "complete")
     if rows:
-        names = [name for name in rows[0] if name in always or any(row[name] for row in rows)]
-        printed(rows, names)
+        names = [name for name in rows[0] if name in always or total.get(name)]
+        printed(rows, names, of=total["queues"])
 
 
 def history(asked: Wanted) -> None:

@@ -11,8 +11,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from taskqueue_spark.pipeline.audit import ANOMALIES
+from taskqueue_spark.pipeline.spells import steps
 from taskqueue_spark.report.making import Making
-from taskqueue_spark.report.verdict import Verdict, verdict_of
+from taskqueue_spark.report.verdict import COUNTED, Verdict, verdict_of
 
 __all__ = ["Account", "Extent", "account", "extent", "gathered", "length_of"]
 
@@ -27,8 +28,9 @@ _LENGTHS = (
 )  # fmt: skip
 """seconds that a person reads off an axis"""
 _DAY = 86_400
-_COMES = ("published", "redriven")
-_GOES = ("acked", "dead_lettered", "expired", "cancelled")
+_ALIVE = ("waiting", "scheduled", "in_flight")
+_BEGINS = ("published", "redriven", "discarded")
+"""what follows on no live state"""
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,10 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 class Account(msgspec.Struct, frozen=True, kw_only=True):
     """What was audited."""
 
+    total: dict[str, Any]
+    """over all queues: ``queues``, what is counted of them, and whether all are ``balanced`` and ``complete``"""
     conservation: list[dict[str, Any]]
+    """of some queues: first those that are not as they must be, then the busiest"""
     anomalies: dict[str, int]
     lost: list[dict[str, Any]]
     """some of the lost tasks"""
@@ -61,16 +66,19 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     asked: bool
     """whether the store was asked"""
     ledgers: list[dict[str, Any]] = []
+    short: int = 0
+    """how many tasks fewer the ledgers have as published than the journal has"""
 
     def verdict(self, rules: Iterable[Mapping[str, Any]] = ()) -> Verdict:
         """Return what it comes to."""
         return verdict_of(
-            self.conservation,
+            self.total,
             rules=rules,
             anomalies=self.anomalies,
             gaps=self.missing,
             damaged=self.damaged,
             asked=self.asked,
+            short=self.short,
         )
 
 
@@ -92,12 +100,22 @@ def extent(transitions: DataFrame) -> Extent:
         F.count_distinct("run").alias("runs"),
         F.count_distinct("worker").alias("workers"),
     )
-    return Extent(**found.toArrow().to_pylist()[0])
+    return Extent(**_one(found))
 
 
 def account(making: Making, damaged: int) -> Account:
     """Audit, and take what a verdict is made of."""
-    conservation = _rows(making.table("conservation"), "-published", "key")
+    table = making.table("conservation")
+    total = _one(
+        table.agg(
+            F.count("*").alias("queues"),
+            *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTED),
+            *(F.coalesce(F.bool_and(name), F.expr("true")).alias(name) for name in ("balanced", "complete")),
+        )
+    )  # fmt: skip
+    wrong = (F.col("lost") > 0) | ~F.col("balanced")
+    shown = _rows(table.withColumn("wrong", wrong), "-wrong", "-published", "key")
+    conservation = [{name: row[name] for name in table.columns} for row in shown]
     odd = (
         making.table("audit")
         .select(F.explode("anomalies").alias("name"))
@@ -110,6 +128,7 @@ def account(making: Making, damaged: int) -> Account:
     missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0)).alias("missing"))
     store = making.wishes.store is not None
     return Account(
+        total=total,
         conservation=conservation,
         anomalies={name: counts.get(name, 0) for name in ANOMALIES},
         lost=_rows(
@@ -119,11 +138,20 @@ def account(making: Making, damaged: int) -> Account:
             most=20,
         ),
         gaps=_rows(gaps, "run", "shard", "first", most=20),
-        missing=missing.toArrow().to_pylist()[0]["missing"],
+        missing=_one(missing)["missing"],
         damaged=damaged,
         asked=store,
-        ledgers=_rows(making.table("ledgers"), "key") if store else [],
+        ledgers=_rows(making.table("ledgers"), "more_published", "key") if store else [],
+        short=_short(making) if store else 0,
     )
+
+
+def _short(making: Making) -> int:
+    less = F.sum(F.greatest(-F.col("more_published"), F.lit(0)))
+    short: int = _one(making.table("ledgers").agg(F.coalesce(less, F.lit(0)).alias("short")))[
+        "short"
+    ]
+    return short
 
 
 def gathered(making: Making, damaged: int, source: str, where: str = "") -> dict[str, Any]:
@@ -134,7 +162,8 @@ def gathered(making: Making, damaged: int, source: str, where: str = "") -> dict
     found = extent(making.mine(making.transitions))
     account_of = account(making, damaged)
     rules = sorted(_rows(making.table("rules")), key=lambda row: int(row["rule"].strip("R") or 0))
-    keys = [row["key"] for row in account_of.conservation[:_KEYS]]
+    throughput = _rows(_whole(making.table("throughput")), "-published", "key")
+    keys = [row["key"] for row in throughput[:_KEYS]]
     return {
         "report": 1,
         "made_at": datetime.now(UTC),
@@ -145,18 +174,46 @@ def gathered(making: Making, damaged: int, source: str, where: str = "") -> dict
         "account": msgspec.structs.asdict(account_of),
         "rules": rules,
         "violations": _rows(making.table("violations"), "rule", "key", "seq", most=50),
+        "figures": _figures(making),
         "flow": _flow(making, found, keys),
-        "throughput": _rows(_whole(making.table("throughput")), "-published", "key"),
+        "throughput": throughput,
         "latency": _rows(_whole(making.table("latency")), "-tasks", "key"),
         "latency_over_time": _over_time(making.table("latency"), keys),
         "window": making.wishes.window,
         "classes": _rows(making.table("classes"), "-tasks", "key", "priority", "tenant", most=60),
-        "concurrency": _rows(making.table("concurrency"), "key", "worker"),
-        "fairness": _rows(making.table("fairness"), "key", "by"),
+        "concurrency": _concurrency(making),
+        "fairness": _rows(making.table("fairness"), "-deliveries", "key", "by"),
         "failures": _rows(making.table("failures"), "-attempts", "key", "fingerprint", most=50),
         "capacity": _rows(making.table("capacity"), "key"),
         "target": {"wait": making.wishes.target_wait, "percentile": making.wishes.percentile},
-    }
+    }  # fmt: skip
+
+
+def _figures(making: Making) -> dict[str, Any]:
+    """Return what is told at first sight, over all queues."""
+    latency = _whole(making.table("latency")).agg(
+        F.coalesce(F.sum("executions"), F.lit(0)).alias("executions"),
+        F.max("queue_wait_p95").alias("wait_p95"),
+        F.max("run_p95").alias("run_p95"),
+    )
+    again = F.sum(F.col("lost") + F.col("redelivered"))
+    throughput = _whole(making.table("throughput")).agg(F.coalesce(again, F.lit(0)).alias("again"))
+    failed = making.table("failures").agg(F.coalesce(F.sum("attempts"), F.lit(0)).alias("failed"))
+    peak = _of_queues(making).agg(F.coalesce(F.max("peak"), F.lit(0)).alias("peak"))
+    return _one(latency.crossJoin(throughput).crossJoin(failed).crossJoin(peak))
+
+
+def _concurrency(making: Making) -> list[dict[str, Any]]:
+    """Return what is told of queues, and then of workers: neither takes the other's place."""
+    workers = making.table("concurrency").where("worker is not null")
+    return [
+        *_rows(_of_queues(making), "-executions", "key"),
+        *_rows(workers, "-executions", "key", "worker"),
+    ]
+
+
+def _of_queues(making: Making) -> DataFrame:
+    return making.table("concurrency").where("worker is null")
 
 
 def _flow(making: Making, found: Extent, keys: Sequence[str]) -> dict[str, Any]:
@@ -166,17 +223,19 @@ def _flow(making: Making, found: Extent, keys: Sequence[str]) -> dict[str, Any]:
     length = length_of(found.seconds)
     origin = found.since.timestamp() // length * length
     place = F.floor((F.unix_micros("ts") / 1e6 - origin) / length).cast("int")
-    event = F.col("event")
+    event, before = F.col("event"), F.col("before_state")
+    # A task that is first seen later than its beginning was there already.
+    was = F.coalesce(before.isin(*_ALIVE), ~event.isin(*_BEGINS))
     counted = (
-        making.mine(making.transitions)
-        .where(event.isin(*_COMES, *_GOES, "delivered", "retried", "lost", "redelivered"))
+        making.mine(steps(making.transitions))
         .groupBy(F.when(F.col("key").isin(*keys), F.col("key")).alias("key"), place.alias("place"))
         .agg(
             F.count_if(event == "published").alias("published"),
             F.count_if(event == "acked").alias("completed"),
             F.count_if(event.isin("retried", "dead_lettered")).alias("failed"),
             F.count_if(event.isin("lost", "redelivered")).alias("redelivered"),
-            (F.count_if(event.isin(*_COMES)) - F.count_if(event.isin(*_GOES))).alias("change"),
+            (F.count_if(F.col("state").isin(*_ALIVE)) - F.count_if(was)).alias("change"),
+            F.count_if(before.isNull() & was).alias("earlier"),
         )
     )
     rows = counted.toArrow().to_pylist()
@@ -199,19 +258,14 @@ def _flow(making: Making, found: Extent, keys: Sequence[str]) -> dict[str, Any]:
     }
 
 
-_SERIES = ("published", "completed", "failed", "redelivered", "change")
+_SERIES = ("published", "completed", "failed", "redelivered", "change", "earlier")
 
 
 def _series(rows: Mapping[int, Mapping[str, Any]], windows: int) -> dict[str, list[int]]:
     """Return a list per name with a value for each window, and the backlog at the end of each."""
     told = {name: [int(rows.get(n, {}).get(name, 0)) for n in range(windows)] for name in _SERIES}
-    backlog, level = [], 0
-    for change in told.pop("change"):
-        level += change
-        backlog.append(level)
-    # Where history begins later than the tasks, more go than have come.
-    least = min([0, *backlog])
-    return told | {"backlog": [level - least for level in backlog]}
+    level = sum(told.pop("earlier"))
+    return told | {"backlog": [level := level + change for change in told.pop("change")]}
 
 
 def _whole(frame: DataFrame) -> DataFrame:
@@ -235,6 +289,12 @@ def _over_time(frame: DataFrame, keys: Sequence[str]) -> list[dict[str, Any]]:
         "window_start",
         most=_POINTS * _KEYS,
     )
+
+
+def _one(frame: DataFrame) -> dict[str, Any]:
+    """Return the one row that there is."""
+    row: dict[str, Any] = frame.toArrow().to_pylist()[0]
+    return row
 
 
 def _rows(frame: DataFrame, *order: str, most: int = _MOST) -> list[dict[str, Any]]:

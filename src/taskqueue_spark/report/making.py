@@ -23,7 +23,8 @@ from taskqueue_spark.pipeline.throughput import concurrency, throughput
 
 __all__ = ["TABLES", "Making", "Telling", "Wishes", "audited"]
 
-_OPEN = ("waiting", "scheduled", "in_flight")
+_THERE = ("waiting", "scheduled", "in_flight", "dead_lettered")
+"""verdicts on what the store still has"""
 _CHUNK = 8
 """tasks of Spark that ask the store at once: it has other work"""
 
@@ -98,7 +99,7 @@ def audited(making: Making) -> DataFrame:
 
 
 def _live(making: Making) -> DataFrame:
-    found = audit(making.transitions).where(F.col("verdict").isin(*_OPEN))
+    found = audit(making.transitions).where(F.col("verdict").isin(*_THERE))
     ids = found.select("key", "task_id").distinct().coalesce(_CHUNK)
     return live_states(ids, **making.wishes.store or {})
 

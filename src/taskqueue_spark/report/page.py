@@ -52,7 +52,7 @@ def page(told: Mapping[str, Any]) -> str:
     return _template().render(
         told=told,
         rules=[row | {"what": _RULES.get(row["rule"], "")} for row in told["rules"]],
-        shares=_shares(told["account"]["conservation"]),
+        shares=_shares(told["account"]["total"]),
         tiles=list(_tiles(told)),
         flow=_flow(told["flow"]),
         days=told["extent"]["seconds"] >= _HALF_A_DAY,
@@ -96,27 +96,19 @@ def _template() -> Template:
 
 def _tiles(told: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
     """Return what is told at first sight: a figure, what it is, and a remark."""
-    rows = told["account"]["conservation"]
-    latency = {row["key"]: row for row in told["latency"]}
-    seconds = told["extent"]["seconds"]
-    done = sum(row["completed"] for row in rows)
-    failed = sum(row["attempts"] for row in told["failures"])
-    executions = sum(row["executions"] for row in told["latency"])
-    waits = [row["queue_wait_p95"] for row in latency.values() if row["queue_wait_p95"] is not None]
-    runs = [row["run_p95"] for row in latency.values() if row["run_p95"] is not None]
-    peak = max((row["peak"] for row in told["concurrency"] if row["worker"] is None), default=0)
-    again = sum(row["lost"] + row["redelivered"] for row in told["throughput"])
-    of = "of the slowest queue" if len(latency) > 1 else ""
+    total, figures, seconds = told["account"]["total"], told["figures"], told["extent"]["seconds"]
+    of = "of the slowest queue" if total["queues"] > 1 else ""
+    done, failed = total["completed"], figures["failed"]
     return [
-        (scales.count(sum(row["published"] for row in rows)), "published", ""),
+        (scales.count(total["published"]), "published", ""),
         (scales.count(done), "completed", scales.rate(done / seconds) if seconds else ""),
-        (scales.seconds(max(waits, default=None)), "wait, p95", of),
-        (scales.seconds(max(runs, default=None)), "run, p95", of),
-        (scales.count(failed), "attempts failed", _share(failed, executions)),
-        (scales.count(sum(row["dead_lettered"] for row in rows)), "given up", "dead letters"),
-        (scales.count(again), "delivered again", "by no fault of theirs"),
-        (scales.count(peak), "at once, at the most", f"{told['extent']['workers']:,} workers"),
-    ]
+        (scales.seconds(figures["wait_p95"]), "wait, p95", of),
+        (scales.seconds(figures["run_p95"]), "run, p95", of),
+        (scales.count(failed), "attempts failed", _share(failed, figures["executions"])),
+        (scales.count(total["dead_lettered"]), "given up", "dead letters"),
+        (scales.count(figures["again"]), "delivered again", "by no fault of theirs"),
+        (scales.count(figures["peak"]), "at once, at the most", f"{told['extent']['workers']:,} workers"),
+    ]  # fmt: skip
 
 
 def _part(share: float | None, number: int) -> str:
@@ -127,9 +119,9 @@ def _share(part: int, whole: int) -> str:
     return f"{scales.percent(part / whole)} of executions" if whole else ""
 
 
-def _shares(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, float, int]]:
+def _shares(total: Mapping[str, Any]) -> list[tuple[str, int, float, int]]:
     """Return each verdict with its count, its share of the width and its colour."""
-    totals = [(name, sum(row[name] for row in rows), colour) for name, colour in _VERDICTS]
+    totals = [(name, total[name], colour) for name, colour in _VERDICTS]
     whole = sum(total for _, total, _ in totals) or 1
     return [(name, total, 100 * total / whole, colour) for name, total, colour in totals if total]
 

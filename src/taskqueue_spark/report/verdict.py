@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["Verdict", "verdict_of"]
+__all__ = ["COUNTED", "Verdict", "verdict_of"]
 
 Kind = Literal["lost", "unbalanced", "violated", "unknown", "balanced", "empty"]
 _ENDS = ("completed", "dead_lettered", "discarded", "expired", "cancelled")
 _LIVE = ("waiting", "scheduled", "in_flight")
+COUNTED = ("published", "earlier", *_ENDS, *_LIVE, "unknown", "lost")
+"""what the conservation table counts of each queue"""
 _TITLES: dict[Kind, str] = {
     "lost": "Tasks were lost",
     "unbalanced": "The books do not balance",
@@ -46,41 +48,41 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(
-    conservation: Sequence[Mapping[str, Any]],
+    total: Mapping[str, Any],
     *,
     rules: Iterable[Mapping[str, Any]] = (),
     anomalies: Mapping[str, int] | None = None,
     gaps: int = 0,
     damaged: int = 0,
     asked: bool = False,
+    short: int = 0,
 ) -> Verdict:
-    """Return the verdict on rows of the conservation table.
+    """Return the verdict on what all queues come to: ``queues``, each of `COUNTED`, ``balanced`` and ``complete``.
 
     ``rules``: each rule with its ``count`` of violations. ``gaps``: transitions that are missing. ``asked``: whether
-    the store was asked where tasks without an end are.
+    the store was asked where tasks without an end are. ``short``: how many tasks fewer the ledgers of the store have
+    as published than the journal has; what they have more is from before it.
     """
-    total = {
-        name: sum(row[name] for row in conservation)
-        for name in ("published", "earlier", *_ENDS, *_LIVE, "unknown", "lost")
-    }
     violations = sum(rule["count"] for rule in rules)
     odd = {name: count for name, count in (anomalies or {}).items() if count}
-    balanced = all(row["balanced"] for row in conservation)
-    complete = all(row["complete"] for row in conservation) and not gaps and not damaged
+    complete = total["complete"] and not gaps and not damaged
     kind: Kind = "balanced"
-    if not conservation:
-        kind = "empty"
-    elif total["lost"]:
+    if total["lost"]:
         kind = "lost"
-    elif not balanced:
+    elif not total["balanced"] or short:
         kind = "unbalanced"
+    elif not total["queues"]:
+        kind = "empty"
     elif violations or odd:
         kind = "violated"
     elif total["unknown"] or not complete:
         kind = "unknown"
-    sentences = [*_account(total, asked=asked), *_faults(total, odd, violations, balanced=balanced)]
-    sentences += _missing(total, gaps, damaged, complete=complete)
-    if not conservation:
+    sentences = [
+        *_account(total, asked=asked),
+        *_faults(total, odd, violations, short),
+        *_missing(total, gaps, damaged, complete=complete),
+    ]
+    if not total["queues"]:
         sentences = [
             "The journal has no task in this time, or none of these queues.",
             *sentences[1:],
@@ -102,14 +104,16 @@ def _account(total: Mapping[str, int], *, asked: bool) -> Iterable[str]:
 
 
 def _faults(
-    total: Mapping[str, int], odd: Mapping[str, int], violations: int, *, balanced: bool
+    total: Mapping[str, int], odd: Mapping[str, int], violations: int, short: int
 ) -> Iterable[str]:
     if total["lost"]:
         yield f"{_tasks(total['lost']).capitalize()} {_is(total['lost'])} in no state and had no end: lost."
-    elif balanced:
+    elif total["balanced"] and not short:
         yield "Each task has exactly one verdict, and none is lost."
-    if not balanced:
+    if not total["balanced"]:
         yield "What was published is not the sum of the verdicts."
+    if short:
+        yield f"{_tasks(short).capitalize()} of the journal {_is(short)} not in the books of the store."
     for name, count in odd.items():
         yield f"{_tasks(count)} {_ODD.get(name, name)}."
     if violations:
