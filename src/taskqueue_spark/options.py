@@ -27,6 +27,7 @@ _NAMES = (
     "startingTimestamp", "endingTimestamp", "events", "keys", "splitsPerShard", "fetchSize", "batchSize", "pushdown",
     "maxEventsPerTrigger", "maxSpanPerTrigger", "failOnDataLoss",
 )  # fmt: skip
+_OF_REDIS = ("url", "urlEnv", "prefix", "partitions", "fetchSize")
 _MOST = 2**40
 
 
@@ -72,6 +73,11 @@ class ReadOptions:
             raise InvalidInput(
                 "path", "nothing", "a file, a folder or a pattern, with backend=lines"
             )
+        strange = ("path",) if backend == "redis" else _OF_REDIS
+        for name in strange:
+            if told.get(name.lower()):
+                other = "lines" if backend == "redis" else "redis"
+                raise InvalidInput(name, f"set, with backend={backend}", f"with backend={other}")
         starting = _places(told, "startingOffsets", "earliest")
         ending = _places(told, "endingOffsets", "latest")
         url, url_env = told.get("url"), told.get("urlenv")
@@ -97,6 +103,19 @@ class ReadOptions:
             max_span=_span(told),
             fail=flag(told, "failOnDataLoss", default=True),
         )
+
+    def check(self, *, stream: bool) -> None:
+        """Raise `InvalidInput` where something is set that has no meaning for a stream, or for a read at once."""
+        ignored = {
+            "endingOffsets": stream and self.ending != "latest",
+            "pushdown": stream and self.pushdown,
+            "maxEventsPerTrigger": not stream and self.max_events is not None,
+            "maxSpanPerTrigger": not stream and self.max_span is not None,
+        }
+        for name, wrong in ignored.items():
+            if wrong:
+                here, there = ("read", "readStream")[:: -1 if stream else 1]
+                raise InvalidInput(name, f"set, with {here}", f"with {there}")
 
 
 def redis_settings(

@@ -41,8 +41,8 @@ from taskqueue_spark.offsets import Offsets, checked, renamed
 from taskqueue_spark.options import Places, ReadOptions, microseconds
 
 __all__ = [
-    "FilteringReader", "JournalReader", "Part", "choice_of", "parts_of", "pinned", "read_journal", "spark_schema",
-    "starting",
+    "FilteringReader", "JournalReader", "Part", "choice_of", "parts_of", "pinned", "read_journal", "spans_of",
+    "spark_schema", "starting",
 ]  # fmt: skip
 
 _KINDS: dict[str, DataType] = {
@@ -98,6 +98,7 @@ class JournalReader(DataSourceReader):
     """Reads a journal once: what there is when it is planned, if nothing else is told."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        options.check(stream=False)
         self._options = options
         self._choice = choice_of(options, schema)
 
@@ -105,7 +106,7 @@ class JournalReader(DataSourceReader):
         """Plan."""
         options, choice = self._options, self._choice
         with opened(options, torn=True) as journal:
-            spans = _there(options, journal)
+            spans = spans_of(options, journal)
             start = checked(starting(options.starting, spans), spans, fail=options.fail)
             ends = checked(ending(options.ending, spans), spans, fail=options.fail)
             parts: list[InputPartition] = []
@@ -176,7 +177,8 @@ def _within(choice: Choice, since: int | None, until: int | None) -> Choice:
     return choice._replace(since=max(low, default=None), until=min(high, default=None))
 
 
-def _there(options: ReadOptions, journal: Journal) -> dict[str, Span]:
+def spans_of(options: ReadOptions, journal: Journal) -> dict[str, Span]:
+    """Return what there is. Raises `InvalidInput` where a path names nothing at all, as it may be mistyped."""
     spans = journal.spans()
     if not spans and not Path(options.path.removeprefix("file://")).is_dir():
         allowed = "a file, a folder or a pattern, as this machine and all executors see it"
@@ -235,7 +237,7 @@ def pinned(options: ReadOptions) -> str:
 
     def look() -> dict[str, Span]:
         with opened(options, torn=True) as journal:
-            return _there(options, journal)
+            return spans_of(options, journal)
 
     with ThreadPoolExecutor(1) as thread:  # a notebook's own has an event loop that runs
         spans = thread.submit(look).result()

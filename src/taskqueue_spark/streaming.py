@@ -19,7 +19,7 @@ from taskqueue_spark.journals import Journal, Range, Span, Watch
 from taskqueue_spark.journals.opening import opened
 from taskqueue_spark.offsets import Offsets, admitted, checked, renamed
 from taskqueue_spark.options import ReadOptions
-from taskqueue_spark.reading import Part, choice_of, parts_of, starting
+from taskqueue_spark.reading import Part, choice_of, parts_of, spans_of, starting
 
 __all__ = ["JournalStream"]
 
@@ -30,6 +30,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a journal as it grows. The same two offsets always give the same rows, as long as these are there."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        options.check(stream=True)
         self._options = options
         self._choice = choice_of(options, schema)
         self._journal: Journal | None = None
@@ -46,7 +47,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         since = self._options.since
         if since is not None:
             for shard, (run, position) in places.items():
-                places[shard] = run, journal.at(shard, since, position, spans[shard].end)
+                if shard in spans:
+                    places[shard] = run, journal.at(shard, since, position, spans[shard].end)
         return places.plain
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -128,7 +130,9 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _now(self, *, quick: bool = False) -> tuple[Journal, dict[str, Span]]:
         if self._journal is None:
-            self._journal = opened(self._options).__enter__()
+            journal = opened(self._options).__enter__()
+            spans_of(self._options, journal)
+            self._journal = journal
         return self._journal, self._journal.spans(quick=quick)
 
     def _ends(self, spans: dict[str, Span]) -> dict[str, Span]:

@@ -68,6 +68,46 @@ def test_what_is_not_known_is_refused() -> None:
         resource_of({"resource": "secret"})
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"path": "x", "backend": "redis"}, {"url": "redis://h", "path": "x", "backend": "lines"},
+        {"prefix": "x", "path": "x"}, {"fetchSize": "5", "path": "x"}, {"urlEnv": "X", "backend": "lines", "path": "x"},
+        {"partitions": "2", "path": "x"}, {"path": "x", "url": "redis://h"},
+    ],
+)  # fmt: skip
+def test_what_another_backend_has_is_not_passed_over(told: dict[str, str]) -> None:
+    """An option that would be for nothing is refused (G8)."""
+    with pytest.raises(
+        InvalidInput, match=f"^({'|'.join(told)}): got set, with backend="
+    ) as raised:
+        ReadOptions.of(told)
+    assert "allowed: with backend=" in str(raised.value)
+
+
+def test_what_has_no_meaning_is_not_passed_over() -> None:
+    """A stream has no end, and a read at once has no triggers; what is usual may be told all the same (G8)."""
+    for name, value in (
+        ("endingOffsets", '{"a": 5}'),
+        ("endingOffsets", "earliest"),
+        ("pushdown", "true"),
+    ):
+        options = ReadOptions.of({name: value})
+        options.check(stream=False)
+        with pytest.raises(
+            InvalidInput, match=f"^{name}: got set, with readStream; allowed: with read$"
+        ):
+            options.check(stream=True)
+    for name, value in (("maxEventsPerTrigger", "5"), ("maxSpanPerTrigger", "5m")):
+        options = ReadOptions.of({name: value})
+        options.check(stream=True)
+        with pytest.raises(
+            InvalidInput, match=f"^{name}: got set, with read; allowed: with readStream$"
+        ):
+            options.check(stream=False)
+    ReadOptions.of({"endingOffsets": "latest", "pushdown": "false"}).check(stream=True)
+
+
 def test_a_password_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark shows options to whoever sees a plan, so a URL with a password comes by the environment (G8)."""
     with pytest.raises(TaskQueueError, match="TASKQUEUE_REDIS_PASSWORD") as raised:

@@ -127,6 +127,7 @@ def test_a_schema_is_refused_early(schema: spark.StructType, queue: str | None, 
         ({"backend": "x.y", "url": "redis://h"}, "allowed with the backends redis and server"),
         ({"backend": "server", "prefix": "x"}, "options prefix and partitions"),
         ({"partitions": "many"}, "option partitions: got text"),
+        ({"path": "x"}, "option path: set"),
     ],
 )
 def test_options_are_checked(options: dict[str, str], words: str) -> None:

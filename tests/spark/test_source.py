@@ -198,6 +198,12 @@ def test_spark_reads_files(spark: SparkSession, tmp_path: Path) -> None:
         read_journal(spark, {"path": str(tmp_path / "*.nothing")})
 
 
+def test_what_a_stream_alone_has_is_refused() -> None:
+    """A read at once has no triggers (G8)."""
+    with pytest.raises(InvalidInput, match="maxEventsPerTrigger"):
+        reader({"maxEventsPerTrigger": "5"})
+
+
 def test_a_part_of_nothing_is_nothing() -> None:
     """Spark makes a part of its own where there is none (G8; fault L2)."""
     assert list(reader({"path": "/nowhere"}).read(InputPartition(None))) == []

@@ -226,6 +226,33 @@ def test_a_file_whose_name_another_took(stream: Streams, tmp_path: Path) -> None
     assert step(loose, start)[1] == ["u1"]
 
 
+def test_a_stream_of_nothing_is_refused(stream: Streams, tmp_path: Path) -> None:
+    """A path that was mistyped is not waited for, at whichever start; a folder may have no file yet (G8, G11)."""
+    reader = stream({"path": str(tmp_path / "nothing.jsonl")})
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="path: got one where nothing is"):
+            reader.initialOffset()
+    with pytest.raises(InvalidInput, match="path"):
+        stream({"path": str(tmp_path / "*.jsonl"), "failOnDataLoss": "false"}).latestOffset({}, ALL)
+    empty = stream({"path": str(tmp_path)})
+    assert step(empty, empty.initialOffset()) == ({}, [])
+    for name, value in (("endingOffsets", "earliest"), ("pushdown", "true")):
+        with pytest.raises(InvalidInput, match=name):
+            stream({"path": str(tmp_path), name: value})
+
+
+def test_a_shard_that_is_not_there_yet(stream: Streams, tmp_path: Path) -> None:
+    """Places of a person may name a file that is to come, and a time besides (G8)."""
+    (tmp_path / "a.jsonl").write_bytes(line(1) + line(2))
+    coming = str(tmp_path / "b.jsonl")
+    told = {"startingOffsets": json.dumps({coming: 0}), "startingTimestamp": "2026-09-21T14:13:22Z"}
+    reader = stream({"path": str(tmp_path)} | told)
+    start, names = step(reader, reader.initialOffset())
+    assert names == ["t2"]
+    Path(coming).write_bytes(line(3, "r2"))
+    assert step(reader, start)[1] == ["t3"]
+
+
 def test_only_journals_are_streams(stream: Streams) -> None:
     """Dead letters are read at once (G8)."""
     with pytest.raises(InvalidInput, match="resource"):

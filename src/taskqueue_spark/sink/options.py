@@ -126,6 +126,8 @@ def given_options(options: Mapping[str, str], mine: Sequence[str]) -> dict[str, 
     if unknown:
         shown = ", ".join(name[:50] for name in unknown)
         raise ConfigurationError(f"unknown options: {shown}; allowed: {', '.join(names)}")
+    if given.get("path"):
+        raise ConfigurationError("option path: set; allowed: save() and load() without one")
     return given
 
 
