@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_core.tasks import State
 from taskqueue_spark.pipeline.gaps import Holes, gaps
-from taskqueue_spark.pipeline.steps import ENDED, OVER, TASK, code_of, name_of, steps
+from taskqueue_spark.pipeline.steps import ENDED, OVER, TASK, code_of, name_of, steps, words
 
 __all__ = ["ANOMALIES", "VERDICTS", "against", "audit", "conservation", "gaps"]
 
@@ -75,67 +75,64 @@ def audit(
     """
     found = _lives(steps(transitions))
     if live is None:
-        return found.select(*_columns(_verdict(None)))
-    told = live.select("key", "task_id", F.col("state").alias("_now")).dropDuplicates(
-        ["key", "task_id"]
-    )
+        return found.selectExpr(*_columns(looked=False))
+    told = live.selectExpr("key", "task_id", "state as _now").dropDuplicates(["key", "task_id"])
     found = found.join(told, ["key", "task_id"], "left")
     found = found.crossJoin(F.broadcast(_asked(transitions, live, as_of)))
-    old = F.unix_micros("_asked") - F.unix_micros("last_at") > round(grace_seconds * 1e6)
-    return found.select(*_columns(_verdict(old)))
+    old = f"unix_micros(_asked) - unix_micros(last_at) > {round(grace_seconds * 1e6)} as _old"
+    return found.selectExpr("*", old).selectExpr(*_columns(looked=True))
+
+
+_STARTS = "(begins or (event = 'retried' and before_seq is null and not hidden))"
+_WAS_ENDED = f"before_state in ({words(ENDED)})"
+_AGAIN = "(event = 'acked' and before_state <=> 'done')"
+_ODD = {
+    "orphan": f"before_seq is null and not {_STARTS}",
+    "duplicate_ack": _AGAIN,
+    "conflict": f"event in ({words(_ENDS)}) and event != 'discarded' and {_WAS_ENDED} and not {_AGAIN}",
+    "after_end": f"event in ('available', 'delivered', 'redelivered', 'lost') and {_WAS_ENDED}",
+    "not_delivered": "event in ('acked', 'redelivered', 'lost') and before_state in ('waiting', 'scheduled')",
+    "published_again": f"event = 'published' and before_state not in ({words(OVER)})",
+}
+"""of a step before which nothing is hidden"""
+_OF_LIFE = {
+    "shard": "min(shard)",
+    "first_seq": "min(seq)",
+    "last_seq": "max(seq)",
+    "last_at": "max_by(ts, seq)",
+    "published_at": f"min(ts) filter (where {_STARTS})",
+    "ended_at": f"max(ts) filter (where event in ({words(_ENDS)}))",
+    "attempts": "max(attempt)",
+    "_event": f"max_by({code_of('event', _EVENTS)}, seq)",
+    "_state": f"max_by({code_of('state', _STATES)}, seq)",
+    "_hole": "max_by(_hole, seq)",
+    "_flags": "bit_or(_flags)",
+    "_whole": "bool_and(_whole)",
+    "_over": "bool_or(over)",
+    "_began": "min(began)",
+    **{column: f"count_if(event = '{name}')" for column, name in _COUNTED.items()},
+}
 
 
 def _lives(rows: DataFrame) -> DataFrame:
     """Return a row per life, of which names are still numbers: those are aggregated many times faster."""
-    event, before = F.col("event"), F.col("before_state")
-    sure = ~F.col("hidden")
-    starts = F.col("begins") | ((event == "retried") & F.col("before_seq").isNull() & sure)
-    was_ended, again = before.isin(*ENDED), (event == "acked") & (before == "done")
-    odd = {
-        "orphan": F.col("before_seq").isNull() & ~starts,
-        "duplicate_ack": again,
-        "conflict": event.isin(*_ENDS) & (event != "discarded") & was_ended & ~again,
-        "after_end": event.isin("available", "delivered", "redelivered", "lost") & was_ended,
-        "not_delivered": event.isin("acked", "redelivered", "lost")
-        & before.isin("waiting", "scheduled"),
-        "published_again": (event == "published") & ~before.isin(*OVER),
-    }
-    flags = [F.when(odd[name] & sure, 1 << bit).otherwise(0) for bit, name in enumerate(ANOMALIES)]
-    marked = rows.select(
-        *TASK, "shard", "life", "seq", "ts", "attempt", "next_seq", "began", "event",
-        code_of("event", _EVENTS).alias("_event"),
-        code_of("state", _STATES).alias("_state"),
-        F.when(starts, F.col("ts")).alias("_begun"),
-        F.when(event.isin(*_ENDS), F.col("ts")).alias("_end"),
-        sum(flags[1:], flags[0]).alias("_flags"),
-        Holes.after(F.col("seq")).alias("_hole"),
-        F.col("holes").isNull().cast("int").alias("_whole"),
-        F.col("over").cast("int").alias("_over"),
-    )  # fmt: skip
-    counts = [F.sum((event == name).cast("int")).alias(column) for column, name in _COUNTED.items()]
-    lives = marked.groupBy(*TASK, "life").agg(
-        F.min("shard").alias("shard"),
-        F.min("seq").alias("first_seq"),
-        F.max("seq").alias("last_seq"),
-        F.max_by("ts", "seq").alias("last_at"),
-        F.min("_begun").alias("published_at"),
-        F.max("_end").alias("ended_at"),
-        F.max("attempt").alias("attempts"),
-        F.max_by("_event", "seq").alias("_event"),
-        F.max_by("_state", "seq").alias("_state"),
-        F.max_by("next_seq", "seq").alias("_next"),
-        F.max_by("_hole", "seq").alias("_hole"),
-        F.bit_or("_flags").alias("_flags"),
-        F.min("_whole").alias("_whole"),
-        F.max("_over").alias("_over"),
-        F.min("began").alias("_began"),
-        *counts,
+    flags = " + ".join(
+        f"if({told} and not hidden, {1 << bit}, 0)" for bit, told in enumerate(_ODD.values())
     )
-    same = Window.partitionBy("_hash", "key", "task_id")
-    by_task = same.orderBy("_began", "run", "life")
-    lives = lives.withColumn("_hash", F.xxhash64("key", "task_id"))
-    return lives.withColumn("_latest", F.lead("life").over(by_task).isNull()).withColumn(
-        "life", F.row_number().over(by_task)
+    # In the order of the groups, those of a task lie together.
+    same = "partition by _hash, key, task_id order by _began, run, life"
+    return (
+        rows.withColumn("_hole", Holes.after(F.col("seq")))
+        .selectExpr("*", f"{flags} as _flags", "holes is null as _whole")
+        .groupBy(*TASK, "life")
+        .agg(*(F.expr(told).alias(name) for name, told in _OF_LIFE.items()))
+        .selectExpr("*", "xxhash64(key, task_id) as _hash")
+        .selectExpr(
+            "* except (life)",
+            f"lead(life) over ({same}) is null as _latest",
+            f"if(lead(run) over ({same}) = run, lead(first_seq) over ({same}), null) as _next",
+            f"row_number() over ({same}) as life",
+        )
     )
 
 
@@ -150,60 +147,29 @@ def _asked(transitions: DataFrame, live: DataFrame, as_of: datetime | None) -> D
     return told.crossJoin(asked).select(F.coalesce("_told", "_asked").alias("_asked"))
 
 
-def _verdict(old: Column | None) -> tuple[Column, Column]:
-    """Return the verdict on a life, and how a loss is known. ``old``: whether what the store lacks is lost."""
-    state = name_of(F.col("_state"), _STATES)
-    hidden = F.coalesce(F.col("_hole") < F.coalesce("_next", F.lit(2**62)), F.expr("false"))
-    again, ran_out = F.col("_next").isNotNull(), F.col("_over") == 1
-    absent = F.expr("false") if old is None else F.col("_now").isNull() & F.col("_latest") & old
-    found = F.expr("false") if old is None else F.col("_now").isNotNull() & F.col("_latest")
-    reason = (
-        F.when(state.isin(*ENDED) | found | hidden, None)
-        .when(again, "published again")
-        .when(ran_out, "its run ended")
-        .when(absent, "not in the store")
-    )
-    now = (
-        state
-        if old is None
-        else F.when(found & ~state.isin(*ENDED), F.col("_now")).otherwise(state)
-    )
-    named = F.create_map(*(F.lit(word) for pair in _OF_STATE.items() for word in pair))
-    verdict = (
-        F.when(reason.isNotNull(), "lost")
-        .when(~state.isin(*ENDED) & hidden & ~found, "unknown")
-        .otherwise(F.coalesce(named[now], now))
-    )
-    return verdict, reason
-
-
-def _columns(verdict: tuple[Column, Column]) -> list[Column]:
-    odd = F.array_compact(
-        F.array(
-            *(
-                F.when(F.col("_flags").bitwiseAND(1 << bit) > 0, name)
-                for bit, name in enumerate(ANOMALIES)
-            )
-        )
-    )
-    orphan = F.col("_flags").bitwiseAND(1 << ANOMALIES.index("orphan")) > 0
-    known = ("published_at", "first_seq", "last_seq", "last_at")
-    ended = F.when(name_of(F.col("_state"), _STATES).isin(*ENDED), F.col("ended_at"))
-    counts = [F.col(name).cast("int").alias(name) for name in ("attempts", *_COUNTED)]
+def _columns(*, looked: bool) -> list[str]:
+    """Return what an audit tells of each life. ``looked``: the store was asked, and ``_now`` is what it said."""
+    state = name_of("_state", _STATES)
+    ended, over = (f"coalesce({state} in ({words(names)}), false)" for names in (ENDED, OVER))
+    hidden = f"coalesce(_hole < coalesce(_next, {2**62}), false)"
+    found = "(_latest and _now is not null)" if looked else "false"
+    absent = "(_latest and _now is null and _old)" if looked else "false"
+    reason = f"""case when {ended} or {found} or {hidden} then null when _next is not null then 'published again'
+        when _over then 'its run ended' when {absent} then 'not in the store' end"""
+    now = f"if({found} and not {over}, _now, {state})" if looked else state
+    named = " ".join(f"when '{name}' then '{verdict}'" for name, verdict in _OF_STATE.items())
+    verdict = f"""case when ({reason}) is not null then 'lost' when not {over} and {hidden} and not {found}
+        then 'unknown' else case {now} {named} else {now} end end"""
+    odd = ", ".join(f"if(_flags & {1 << bit} > 0, '{name}', null)" for bit, name in enumerate(_ODD))
+    orphan = f"_flags & {1 << ANOMALIES.index('orphan')} > 0"
     return [
-        *map(F.col, ("key", "task_id", "life")),
-        verdict[0].alias("verdict"),
-        verdict[1].alias("reason"),
-        *map(F.col, known),
-        ended.alias("ended_at"),
-        name_of(F.col("_event"), _EVENTS).alias("last_event"),
-        *counts,
-        odd.alias("anomalies"),
-        (F.col("published_at").isNull() & ~orphan).alias("earlier"),
-        (F.col("_whole") == 1).alias("complete"),
-        F.col("run"),
-        F.col("shard"),
-    ]
+        "key", "task_id", "life", f"{verdict} as verdict", f"{reason} as reason",
+        "published_at", "first_seq", "last_seq", "last_at", f"if({ended}, ended_at, null) as ended_at",
+        f"{name_of('_event', _EVENTS)} as last_event",
+        *(f"cast({name} as int) as {name}" for name in ("attempts", *_COUNTED)),
+        f"if(_flags = 0, cast(array() as array<string>), array_compact(array({odd}))) as anomalies",
+        f"published_at is null and not ({orphan}) as earlier", "_whole as complete", "run", "shard",
+    ]  # fmt: skip
 
 
 def conservation(audited: DataFrame) -> DataFrame:
@@ -213,19 +179,22 @@ def conservation(audited: DataFrame) -> DataFrame:
     the verdicts. Only where a queue is ``complete`` too does no loss mean that nothing was lost: of what is missing
     nobody knows.
     """
-    verdicts = [F.count_if(F.col("verdict") == name).alias(name) for name in VERDICTS]
-    sums = audited.groupBy("key").agg(
-        F.count("published_at").alias("published"),
-        F.count_if("earlier").alias("earlier"),
-        *verdicts,
-        F.count("*").alias("_lives"),
-        F.bool_and("complete").alias("complete"),
-    )
-    total = sum((F.col(name) for name in VERDICTS[1:]), F.col(VERDICTS[0]))
-    counted = (F.col("published") + F.col("earlier") == total) & (total == F.col("_lives"))
-    return sums.select(
-        "key", "published", "earlier", *VERDICTS, counted.alias("balanced"), "complete"
-    )
+    sums = {
+        "published": "count(published_at)",
+        "earlier": "count_if(earlier)",
+        **{name: f"count_if(verdict = '{name}')" for name in VERDICTS},
+        "_lives": "count(*)",
+        "complete": "bool_and(complete)",
+    }
+    total = " + ".join(VERDICTS)
+    return (
+        audited.groupBy("key")
+        .agg(*(F.expr(told).alias(name) for name, told in sums.items()))
+        .selectExpr(
+            "key", "published", "earlier", *VERDICTS,
+            f"published + earlier = {total} and {total} = _lives as balanced", "complete",
+        )
+    )  # fmt: skip
 
 
 def against(conserved: DataFrame, ledgers: DataFrame) -> DataFrame:

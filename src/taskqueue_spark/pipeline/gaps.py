@@ -6,7 +6,7 @@ tell of any more. Rows that are there twice (a copied file) count once; what is 
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 __all__ = ["Holes", "gaps", "spans"]
@@ -16,6 +16,13 @@ _MANY = 64
 _BITS = 64
 """of a word"""
 _COUNT = ("run", "shard")
+_OF_WORD = {
+    "bits": f"bit_or(shiftleft(1L, cast(seq & {_BITS - 1} as int)))",
+    "low": "min(seq)",
+    "high": "max(seq)",
+    "began": "min(ts)",
+    "ended": "max(ts)",
+}
 
 
 def gaps(transitions: DataFrame) -> DataFrame:
@@ -34,18 +41,21 @@ def spans(transitions: DataFrame) -> DataFrame:
     ``began``, ``ended``: its first and last time. ``holes``: an array of ``first`` and ``last``, sorted, null where
     nothing is missing. ``over``: another run of the shard began after all that this one tells.
     """
-    known = _words(transitions).groupBy(*_COUNT).agg(
-        F.min("began").alias("began"),
-        F.max("ended").alias("ended"),
-        F.sort_array(F.flatten(F.collect_list("holes"))).alias("all"),
-    )  # fmt: skip
-    following = F.lead("began").over(Window.partitionBy("shard").orderBy("began", "run"))
-    covering = F.struct(
-        F.col("all")[0]["first"].alias("first"), F.array_max("all.last").alias("last")
+    later = (
+        "partition by shard order by began, run rows between 1 following and unbounded following"
     )
-    few = F.when(F.size("all") > _MANY, F.array(covering)).when(F.size("all") > 0, F.col("all"))
-    over = F.coalesce(following >= F.col("ended"), F.expr("false"))
-    return known.select(*_COUNT, "began", "ended", over.alias("over"), few.alias("holes"))
+    covering = "array(named_struct('first', all[0].first, 'last', array_max(all.last)))"
+    return (
+        _words(transitions)
+        .groupBy(*_COUNT)
+        .agg(F.expr("min(began)").alias("began"), F.expr("max(ended)").alias("ended"),
+             F.expr("sort_array(flatten(collect_list(holes)))").alias("all"))
+        .selectExpr(
+            *_COUNT, "began", "ended",
+            f"coalesce(max(began) over ({later}) >= ended, false) as over",
+            f"case when size(all) > {_MANY} then {covering} when size(all) > 0 then all end as holes",
+        )
+    )  # fmt: skip
 
 
 class Holes:
@@ -73,32 +83,24 @@ def _words(transitions: DataFrame) -> DataFrame:
 
     ``holes``: what is missing before and within each, an array of ``first`` and ``last``.
     """
-    sound = transitions.where((F.col("event") != "damaged") & (F.col("seq") > 0))
-    words = sound.groupBy(*_COUNT, F.shiftright("seq", 6).alias("word")).agg(
-        F.bit_or(F.expr(f"shiftleft(1L, cast(seq & {_BITS - 1} as int))")).alias("bits"),
-        F.min("seq").alias("low"),
-        F.max("seq").alias("high"),
-        F.min("ts").alias("began"),
-        F.max("ts").alias("ended"),
-    )
-    before = F.coalesce(F.lag("high").over(Window.partitionBy(*_COUNT).orderBy("word")), F.lit(0))
-    start = F.col("word") * _BITS
-    there = F.expr(f"filter(sequence(0, {_BITS - 1}), place -> (shiftright(bits, place) & 1) = 1)")
-    pairs = F.zip_with(
-        F.col("there"),
-        F.expr("slice(there, 2, size(there))"),
-        lambda one, two: F.struct(
-            (start + one + 1).alias("first"), (start + two - 1).alias("last")
-        ),
-    )
-    inner = F.filter(pairs, lambda hole: hole["first"] <= hole["last"])
-    holed = F.bit_count("bits") < F.col("high") - F.col("low") + 1
-    none = F.expr("cast(array() as array<struct<first: bigint, last: bigint>>)")
-    outer = F.struct((F.col("before") + 1).alias("first"), (F.col("low") - 1).alias("last"))
-    gap = F.when(F.col("low") > F.col("before") + 1, F.array(outer)).otherwise(none)
-    holes = F.concat(gap, F.when(holed, inner).otherwise(none))
+    none = "cast(array() as array<struct<first: bigint, last: bigint>>)"
     return (
-        words.withColumn("before", before)
-        .withColumn("there", F.when(holed, there))
-        .select(*_COUNT, "began", "ended", holes.alias("holes"))
-    )
+        transitions.where("event != 'damaged' and seq > 0")
+        .groupBy(*_COUNT, F.expr("shiftright(seq, 6)").alias("word"))
+        .agg(*(F.expr(told).alias(name) for name, told in _OF_WORD.items()))
+        .selectExpr(
+            "*",
+            "coalesce(lag(high) over (partition by run, shard order by word), 0) as before",
+            f"""if(bit_count(bits) < high - low + 1,
+                filter(sequence(0, {_BITS - 1}), place -> (shiftright(bits, place) & 1) = 1), null) as there""",
+        )
+        .selectExpr(
+            *_COUNT, "began", "ended",
+            f"""concat(
+                if(low > before + 1, array(named_struct('first', before + 1, 'last', low - 1)), {none}),
+                coalesce(filter(
+                    zip_with(there, slice(there, 2, size(there)), (one, two) -> named_struct(
+                        'first', word * {_BITS} + one + 1, 'last', word * {_BITS} + two - 1)),
+                    hole -> hole.first <= hole.last), {none})) as holes""",
+        )
+    )  # fmt: skip

@@ -18,9 +18,10 @@
 
 Where the chaos tests' checker must leave room for what a client cannot see, the journal is exact: numbers order what
 one partition did, so there is no room but for rounding. R10 and R11 are told of once per limit and change of settings.
-A rule that looks back holds its tongue where something is missing in between (see `gaps`). A sharded queue's shards are
-queues of their own: R8 is not followed over a change of their number. Attempts beyond ``max_attempts`` are the retry
-policy's matter, and not the store's.
+A rule that looks back holds its tongue where something is missing in between (see `gaps`), and one that needs settings
+where these may be what is missing: R7 looks at each tenant alone then. A sharded queue's shards are queues of their
+own: R8 is not followed over a change of their number. Attempts beyond ``max_attempts`` are the retry policy's matter,
+and not the store's.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from taskqueue_spark.pipeline.gaps import Holes
 from taskqueue_spark.pipeline.rules import fate, flow
-from taskqueue_spark.pipeline.steps import of_task, steps
+from taskqueue_spark.pipeline.steps import OF_TASK, steps
 from taskqueue_spark.pipeline.switches import settings
 
 __all__ = ["RULES", "counts", "violations"]
@@ -37,7 +39,7 @@ __all__ = ["RULES", "counts", "violations"]
 RULES = tuple(f"R{number}" for number in range(14))
 _COLUMNS = ("rule", "key", "task_id", "run", "shard", "seq", "text")
 _SPAN = (
-    "seq", "ts", "max_losses", "dedupe_window", "paused", "order", "max_inflight", "rate", "burst",
+    "seq", "ts", "version", "max_losses", "dedupe_window", "paused", "order", "max_inflight", "rate", "burst",
     "tenant_max_inflight", "tenant_rate", "tenant_burst",
 )  # fmt: skip
 
@@ -79,8 +81,12 @@ def counts(found: DataFrame) -> DataFrame:
 
 
 def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
-    """Add whose each task is, and what its queue was told: ever, and last."""
-    owner = F.when(F.col("begins"), F.struct("tenant", "ordering_key"))
+    """Add whose each task is, and what its queue was told: ever (``spans``), and last (``span``).
+
+    ``blind``: what it was told last may be missing; ``unset``: what it was told first. Versions grow by one, so the
+    settings of the next one say that nothing was told in between.
+    """
+    owner = f"last(if(begins, struct(tenant, ordering_key), null), true) over ({OF_TASK})"
     spans = (
         settings(transitions)
         .groupBy("run", "key")
@@ -88,10 +94,19 @@ def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
     )
     in_force = F.filter("spans", lambda span: span["seq"] < F.col("seq"))
     return (
-        rows.withColumn("owner", F.last(owner, ignorenulls=True).over(of_task()))
+        rows.withColumn("owner", F.expr(owner))
         .join(F.broadcast(spans), ["run", "key"], "left")
         .withColumn("span", F.try_element_at(in_force, F.lit(-1)))
-    )
+        .withColumn("coming", F.expr("get(filter(spans, one -> one.seq > seq), 0)"))
+        .withColumn("blind", Holes.between(F.col("span.seq"), F.col("seq")) & ~_follows("span", "coming"))
+        .withColumn("first", F.expr("get(spans, 0)"))
+        .withColumn("unset", Holes.between(F.lit(None), F.least("seq", "first.seq")) & ~_follows(None, "first"))
+    )  # fmt: skip
+
+
+def _follows(one: str | None, other: str) -> Column:
+    version = "0" if one is None else f"coalesce({one}.version, 0)"
+    return F.expr(f"coalesce({other}.version = {version} + 1, false)")
 
 
 def _entries(rows: DataFrame) -> DataFrame:

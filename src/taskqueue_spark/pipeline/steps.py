@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_spark.pipeline.gaps import Holes, spans
 from taskqueue_spark.pipeline.switches import switches
 
-__all__ = ["ENDED", "OVER", "TASK", "code_of", "name_of", "of_task", "steps"]
+__all__ = ["ENDED", "OF_TASK", "OVER", "TASK", "code_of", "name_of", "steps", "words"]
 
 OVER = ("done", "expired", "cancelled", "discarded")
 """states after which an id may come again"""
 ENDED = (*OVER, "dead")
 TASK = ("run", "key", "task_id")
+OF_TASK = "partition by task_hash, run, key, task_id order by seq"
+"""the window of a task's steps within a run, in their order: numbers are sorted faster than names"""
 _CARRIED = ("event", "state", "ts", "attempt", "losses", "due_at", "worker")
-_NO_TASK = ("configured", "damaged", "missing")
 
 
 def steps(transitions: DataFrame) -> DataFrame:
@@ -28,49 +29,43 @@ def steps(transitions: DataFrame) -> DataFrame:
 
     A key lives in one shard of a run, so within both the number is the order. Rows are spread by key and id.
     """
+    before = [f"lag({name}) over ({OF_TASK}) as before_{name}" for name in ("seq", *_CARRIED)]
     rows = (
-        transitions.where((F.col("task_id") != "") & ~F.col("event").isin(*_NO_TASK))
+        transitions.where("task_id != '' and event not in ('configured', 'damaged', 'missing')")
         .repartition("key", "task_id")
-        .withColumn("task_hash", F.xxhash64(*TASK))
-        .withColumn("before_seq", F.lag("seq").over(of_task()))
-        .where(F.col("before_seq").isNull() | (F.col("before_seq") != F.col("seq")))
-    )
-    order = of_task()
-    for name in _CARRIED:
-        rows = rows.withColumn(f"before_{name}", F.lag(name).over(order))
-    again = (F.col("event") == "retried") & F.coalesce(
-        F.col("before_state").isin(*OVER), F.expr("false")
-    )
-    rows = (
-        rows.withColumn("next_seq", F.lead("seq").over(order))
-        .withColumn("begins", (F.col("event") == "published") | again)
-        .withColumn(
-            "life",
-            F.sum(F.when(F.col("begins") | F.col("before_seq").isNull(), 1).otherwise(0))
-            .over(order.rowsBetween(Window.unboundedPreceding, 0)),
+        .selectExpr("*", "xxhash64(run, key, task_id) as task_hash")
+        .selectExpr("*", *before)
+        # One that is there twice says the same twice: what comes behind sees no difference.
+        .where("before_seq is null or before_seq != seq")
+        .selectExpr(
+            "*",
+            f"""event = 'published' or (event = 'retried' and coalesce(before_state in ({words(OVER)}), false))
+            as begins""",
         )
-    )  # fmt: skip
-    rows = rows.join(F.broadcast(spans(transitions)), ["run", "shard"], "left")
-    rows = rows.join(F.broadcast(switches(transitions)), ["run", "key"], "left")
-    return (
-        rows.withColumn("holes", F.coalesce(F.concat("holes", "dark"), "holes", "dark"))
-        .drop("dark")
-        .withColumn("hidden", Holes.between(F.col("before_seq"), F.col("seq")))
+        .selectExpr(
+            "*",
+            f"lead(seq) over ({OF_TASK}) as next_seq",
+            f"count_if(begins or before_seq is null) over ({OF_TASK}) as life",
+        )
     )
+    rows = rows.join(spans(transitions).hint("broadcast"), ["run", "shard"], "left")
+    rows = rows.join(switches(transitions).hint("broadcast"), ["run", "key"], "left")
+    rows = rows.selectExpr(
+        "* except (holes, dark)", "coalesce(concat(holes, dark), holes, dark) as holes"
+    )
+    return rows.withColumn("hidden", Holes.between(F.col("before_seq"), F.col("seq")))
 
 
-def of_task() -> WindowSpec:
-    """Return the window of a task's steps within a run, in their order."""
-    return Window.partitionBy("task_hash", *TASK).orderBy(
-        "seq"
-    )  # numbers are sorted faster than names
+def words(names: tuple[str, ...]) -> str:
+    """Return names as a list within an expression."""
+    return ", ".join(f"'{name}'" for name in names)
 
 
-def code_of(column: str, names: tuple[str, ...]) -> Column:
+def code_of(column: str, names: tuple[str, ...]) -> str:
     """Return the place of a name among some, from 1; 0 for another. Numbers are aggregated faster than names."""
-    return F.array_position(F.array(*map(F.lit, names)), F.col(column)).cast("int")
+    return f"array_position(array({words(names)}), {column})"
 
 
-def name_of(code: Column, names: tuple[str, ...]) -> Column:
+def name_of(code: str, names: tuple[str, ...]) -> str:
     """Return the name at a place; null for none."""
-    return F.when(code > 0, F.element_at(F.array(*map(F.lit, names)), code))
+    return f"if({code} > 0, element_at(array({words(names)}), cast({code} as int)), null)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_core.flow import IntervalUnit
@@ -15,6 +15,7 @@ _SETTINGS = f"""
     max_inflight int, rate_limit {_RATE}, tenant_max_inflight int, tenant_rate_limit {_RATE}
 """
 _EVER = 2**62
+_OF_KEY = "partition by run, key order by seq"
 
 
 def settings(transitions: DataFrame) -> DataFrame:
@@ -23,23 +24,25 @@ def settings(transitions: DataFrame) -> DataFrame:
     ``until``: the number of the queue's next change, null for none. Rates are tokens (``burst``) and tokens per second
     (``rate``).
     """
-    told = F.from_json("reason", _SETTINGS)
     chosen = ["run", "shard", "key", "seq", "ts"]
-    changes = (
-        transitions.where(F.col("event") == "configured")
-        .select(*chosen, told.alias("told"))
-        .dropDuplicates(["run", "shard", "seq"])
-        .select(*chosen, "told.*")
-    )
-    for name in ("", "tenant_"):
-        limit = F.col(f"{name}rate_limit")
-        changes = changes.withColumn(f"{name}burst", limit["max_tokens"]).withColumn(
-            f"{name}rate",
-            limit["max_tokens"] / (limit["interval"] * _seconds(limit["interval_unit"])),
+    limits = [
+        expression
+        for name in ("", "tenant_")
+        for expression in (
+            f"{name}rate_limit.max_tokens as {name}burst",
+            f"try_divide({name}rate_limit.max_tokens, {name}rate_limit.interval * {_seconds(name)}) as {name}rate",
         )
-    by_key = Window.partitionBy("run", "key").orderBy("seq")
-    return changes.drop("rate_limit", "tenant_rate_limit").withColumn(
-        "until", F.lead("seq").over(by_key)
+    ]
+    return (
+        transitions.where("event = 'configured'")
+        .selectExpr(*chosen, f"from_json(reason, '{_SETTINGS}') as told")
+        .dropDuplicates(["run", "shard", "seq"])
+        .selectExpr(*chosen, "told.*")
+        .selectExpr(
+            "* except (rate_limit, tenant_rate_limit)",
+            *limits,
+            f"lead(seq) over ({_OF_KEY}) as until",
+        )
     )
 
 
@@ -50,39 +53,33 @@ def switches(transitions: DataFrame) -> DataFrame:
     A queue's first settings that are not its version 1 say that it was there before its journal was; settings without a
     journal that it is not noted from there on, unless it plainly is; and a version that is missing, that it was not.
     """
-    by_key = Window.partitionBy("run", "key").orderBy("seq")
-    changes = (
-        settings(transitions)
-        .withColumn("was", F.lag("seq").over(by_key))
-        .withColumn("was_version", F.coalesce(F.lag("version").over(by_key), F.lit(0)))
-        .withColumn("was_on", F.coalesce(F.lag("journal").over(by_key), F.expr("true")))
+    changes = settings(transitions).selectExpr(
+        "*",
+        f"lag(seq) over ({_OF_KEY}) as was",
+        f"coalesce(lag(version) over ({_OF_KEY}), 0) as was_version",
+        f"coalesce(lag(journal) over ({_OF_KEY}), true) as was_on",
     )
-    noted = (
-        transitions.where(F.col("key").isNotNull())
+    latest = (
+        transitions.where("key is not null")
         .groupBy("run", "key")
-        .agg(F.max("seq").alias("latest"))
+        .agg(F.expr("max(seq)").alias("latest"))
     )
-    opened = (F.col("version") > F.col("was_version") + 1) | (~F.col("was_on") & F.col("journal"))
-    closed = ~F.col("journal") & F.col("until").isNull() & (F.col("seq") == F.col("latest"))
-    dark = F.array_compact(
-        F.array(
-            F.when(opened, _span(F.coalesce("was", F.lit(-1)) + 1, F.col("seq") - 1)),
-            F.when(closed, _span(F.col("seq") + 1, F.lit(_EVER - 1))),
-        )
-    )
+    span = "named_struct('first', cast({} as bigint), 'last', cast({} as bigint))"
+    opened = "version > was_version + 1 or (not was_on and journal)"
+    closed = "not journal and until is null and seq = latest"
+    dark = f"""array_compact(array(
+        if({opened}, {span.format("coalesce(was, -1) + 1", "seq - 1")}, null),
+        if({closed}, {span.format("seq + 1", _EVER - 1)}, null)))"""
     return (
-        changes.join(noted, ["run", "key"])
-        .select("run", "key", F.explode(dark).alias("one"))
-        .where(F.col("one.last") >= F.col("one.first"))
+        changes.join(latest, ["run", "key"])
+        .selectExpr("run", "key", f"explode({dark}) as one")
+        .where("one.last >= one.first")
         .groupBy("run", "key")
-        .agg(F.sort_array(F.collect_list("one")).alias("dark"))
+        .agg(F.expr("sort_array(collect_list(one))").alias("dark"))
     )
 
 
-def _span(first: Column, last: Column) -> Column:
-    return F.struct(first.cast("long").alias("first"), last.cast("long").alias("last"))
-
-
-def _seconds(unit: Column) -> Column:
-    pairs = [F.lit(part) for one in IntervalUnit for part in (one.value, float(one.seconds))]
-    return F.create_map(*pairs)[unit]
+def _seconds(name: str) -> str:
+    """Return how long the unit of a limit is."""
+    units = " ".join(f"when '{unit.value}' then {float(unit.seconds)}D" for unit in IntervalUnit)
+    return f"case {name}rate_limit.interval_unit {units} end"
