@@ -283,6 +283,57 @@ def something_is_missing(journal: SmallJournal) -> None:
     journal.tell(6, "delivered", "c")
 
 
+@breaks()
+def settings_were_cut_off(journal: SmallJournal) -> None:
+    """The turns of tenants, a short window, patience with losses: what allows all of this is not there any more."""
+    _set(journal, 0, 1, order="fair", dedupe_window=10, max_losses=10)
+    del journal.rows[0]
+    for task, tenant in (("a", "x"), ("b", "x"), ("c", "y")):
+        journal.tell(0, "published", task, tenant=tenant)
+    for task in "acb":
+        journal.tell(1, "delivered", task)
+    for losses in range(1, 8):
+        journal.tell(2, "lost", "b", losses=losses)
+        journal.tell(2, "delivered", "b", losses=losses)
+    journal.tell(2, "acked", "b", losses=7)
+    journal.tell(20, "published", "b")
+    _set(journal, 30, 2)
+    journal.tell(30, "lost", "c", losses=1)
+    for losses in range(2, 8):
+        journal.tell(30, "delivered", "c", losses=losses - 1)
+        journal.tell(31, "lost", "c", losses=losses)
+    journal.tell(32, "delivered", "c", losses=7)
+
+
+@breaks("R7")
+def whatever_was_cut_off(journal: SmallJournal) -> None:
+    """Nothing makes a tenant's later task come first."""
+    _set(journal, 0, 1)
+    del journal.rows[0]
+    overtaken(journal)
+
+
+@breaks()
+def new_settings_may_be_missing(journal: SmallJournal) -> None:
+    """The pause may be over, and the limits may be gone."""
+    limits = {"max_inflight": 1, "rate_limit": RateLimit(max_tokens=1, interval=60)}
+    _set(journal, 0, 1, paused=True, order="fair", tenant_max_inflight=1, **limits)
+    journal._seqs[journal.run, journal.shard] += 1
+    for task in "abc":
+        journal.tell(1, "published", task, tenant="x")
+        journal.tell(1, "delivered", task)
+
+
+@breaks("R12")
+def no_settings_can_be_missing(journal: SmallJournal) -> None:
+    """The next ones have the next number."""
+    _set(journal, 0, 1, paused=True)
+    journal._seqs[journal.run, journal.shard] += 1
+    journal.tell(1, "published", "a")
+    journal.tell(1, "delivered", "a")
+    _set(journal, 2, 2)
+
+
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> dict[str, list[Row]]:
     """The violations of all tales and of some synthetic journals, by run: looked for together."""

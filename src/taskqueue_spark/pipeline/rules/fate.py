@@ -21,8 +21,8 @@ _POISON = "max_losses_exceeded"
 def broken() -> list[tuple[str, Column, Column]]:
     """Return each way to break a rule: the rule, whether a row does so, and a text.
 
-    For the rows of `steps` with their queue's ``spans`` and ``span``. What has something hidden before it breaks none
-    that looks back.
+    For the rows of `steps` with what history adds of their queue's settings. What has something hidden before it breaks
+    none that looks back.
     """
     return [
         (rule, F.coalesce(condition & (~F.col("hidden") if looks_back else F.expr("true")), F.expr("false")), text)
@@ -48,7 +48,10 @@ def _identity() -> _Rules:
         ),
         (
             "R0",
-            (event == "published") & before.isin(*OVER) & (gone_for < window - ROUNDING),
+            (event == "published")
+            & before.isin(*OVER)
+            & ~F.col("blind")
+            & (gone_for < window - ROUNDING),
             _said("accepted again ", F.round(gone_for, 3), " s after its end"),
         ),
         ("R1", first & ~begins, _said("phantom: ", event, ", and nobody published it")),
@@ -122,10 +125,14 @@ def _alone() -> _Rules:
         ("R6", fresh, _said("published as attempt ", attempt, " with ", losses, " losses")),
         (
             "R6",
-            (event == "delivered") & (losses > most),
+            (event == "delivered") & (losses > most) & ~F.col("blind") & ~F.col("unset"),
             _said("delivered after ", losses, " losses"),
         ),
-        ("R12", (event == "delivered") & paused, F.lit("handed out while its queue was paused")),
+        (
+            "R12",
+            (event == "delivered") & paused & ~F.col("blind"),
+            F.lit("handed out while its queue was paused"),
+        ),
     ]
 
 

@@ -46,13 +46,14 @@ def _entry(rule: str, condition: Column, **fields: Column) -> Entry:
 
 
 def entries() -> list[Entry]:
-    """Return what the rows of `steps` with their task's ``owner`` and their queue's ``spans`` and ``span`` may be."""
+    """Return what the rows of `steps` with their task's ``owner`` and what history adds of their settings may be."""
     given, seq = F.col("event") == "delivered", F.col("seq")
     tenant, entity = F.coalesce("owner.tenant", F.lit("")), F.col("owner.ordering_key")
     # The first hand-out of a task comes straight after that which made it available.
     came = F.col("before_event").isin("published", "available") & (F.col("before_attempt") == 1)
     first = given & came & (F.col("attempt") == 1) & F.col("owner").isNotNull() & ~F.col("hidden")
     fair = F.coalesce(F.exists("spans.order", lambda order: order == "fair"), F.expr("false"))
+    fair |= F.col("blind") | F.col("unset")
     lane = F.concat_ws("/", F.col("priority").cast("string"), F.when(fair, tenant))
     order = {"place": F.col("before_seq"), "value": seq}
     row, turn = F.concat(F.lit("order/"), entity), F.concat(F.lit("turn/"), entity)
@@ -79,15 +80,15 @@ def _limits(prefix: str, given: Column, lane: Column) -> list[Entry]:
     held = F.concat(lane, F.lit("/"), span["seq"].cast("string")) if prefix else lane
     limited = given & (span[most] > 0 if prefix else ever)
     part = {"part": span["seq"]}
-    limit = F.when(span[most] > 0, span[most])
+    limit = F.when((span[most] > 0) & ~F.col("blind"), span[most])
     at = (F.unix_micros("ts") - F.unix_micros(span["ts"])) / 1e6
     spent = F.concat(lane, F.lit("/"), span["seq"].cast("string"))
     return [
         _entry("R10", limited, lane=held, place=seq, step=F.lit(1), limit=limit, **part),
         _entry("R10", limited & left.isNotNull(), lane=held, place=left, step=F.lit(-1)),
         _entry(
-            "R11", given & (span[rate] > 0), lane=spent, place=seq, step=F.lit(1), limit=span[f"{prefix}burst"],
-            rate=span[rate], at=at, **part,
+            "R11", given & (span[rate] > 0) & ~F.col("blind"), lane=spent, place=seq, step=F.lit(1),
+            limit=span[f"{prefix}burst"], rate=span[rate], at=at, **part,
         ),
     ]  # fmt: skip
 
