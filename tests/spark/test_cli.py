@@ -149,6 +149,13 @@ def test_from_a_journal_to_a_report(cli: Cli, tmp_path: Path) -> None:
         (["redrive", "--journal", "x"], "--all"),
         (["load", "x.txt"], "--format"),
         (["report", "--journal", "x", "--out", "a*b"], "without them"),
+        (["report", "--journal", "x", "--out", "a", "--percentile", "95"], "percentile"),
+        (["capacity", "--journal", "x", "--target-wait", "0"], "target_wait"),
+        (["latency", "--journal", "x", "--window", "late"], "window"),
+        (["fairness", "--journal", "x", "--window", "0 days"], "window"),
+        (["audit", "--journal", "x", "--master", "spark://host:7077"], "--out DIR"),
+        (["history", "--journal", "x", "--remote", "sc://host:15002"], "--out DIR"),
+        (["failures", "--journal", "x", "--conf", "spark.master=yarn"], "--out DIR"),
     ],
 )
 def test_what_cannot_be_done_is_told_before_spark_starts(

@@ -104,6 +104,21 @@ def _nullable() -> pa.Schema:
     return pa.schema([field.with_nullable(nullable=True) for field in TRANSITIONS])
 
 
+def test_a_folder_that_is_not_shared_is_told(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the workers wrote where this process does not see it is no empty table: the former one stays (G12)."""
+    first, second = tables.folder(tmp_path / "here"), tmp_path / "there"
+    tables.write(spark.range(3).toDF("n"), first, "one")
+    monkeypatch.setattr(tables, "_uri", lambda path: f"file://{second}/{path.name}")
+    with pytest.raises(ConfigurationError, match=r"of 5 rows .* 0 are in .*same path"):
+        tables.write(spark.range(5).toDF("n"), first, "one")
+    with pytest.raises(ConfigurationError, match=r"of 1 rows .* 0 are in .*same path"):
+        tables.snapshot(frame(spark, row(1)), first)
+    assert tables.rows(first, "one") == 3
+    assert not tables.there(first, "transitions")
+
+
 def test_an_empty_journal_is_one_too(spark: SparkSession, tmp_path: Path) -> None:
     """No rows, no day and nothing damaged: read back as that (G10)."""
     assert tables.snapshot(frame(spark), tmp_path) == tables.Snapshot(0, 0)

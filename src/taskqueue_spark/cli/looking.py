@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -16,6 +16,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.showing import printed, rows_of
 from taskqueue_spark.cli.snapshots import Taken, store_options, taken
 from taskqueue_spark.cli.wanted import Wanted, told, wanted
+from taskqueue_spark.cli.working import needed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,13 +76,13 @@ def store_of(shot: Taken, live: bool | None) -> dict[str, str] | None:  # noqa: 
 def making(
     asked: Wanted, *, live: bool | None = False, **wishes: Any
 ) -> Iterator[tuple[Taken, Making]]:
-    """Take a snapshot to make tables of. Raises as `taken` does."""
-    with taken(asked) as shot:
+    """Take a snapshot to make tables of. Raises as `taken` does, and `InvalidInput` for wishes, before Spark starts."""
+    with needed():
         from taskqueue_spark.report.making import Making, Wishes  # noqa: PLC0415 - Spark takes its time
-
-        whole = asked.since is None
-        wishes = {"store": store_of(shot, live), "whole": whole} | wishes
-        yield shot, Making(shot.transitions(), shot.results, Wishes(**wishes), shot.of_keys)
+    wished = Wishes(**wishes, whole=asked.since is None)
+    with taken(asked, makes=True) as shot:
+        wished = msgspec.structs.replace(wished, store=store_of(shot, live))
+        yield shot, Making(shot.transitions(), shot.results, wished, shot.of_keys)
 
 
 def snapshot(asked: Wanted) -> None:
@@ -189,7 +190,7 @@ def latency(
 
         return module.latency(making.transitions, window, by=split)
 
-    _table(asked, "latency", made, (*order, *names), order)
+    _table(asked, "latency", made, (*order, *names), order, **_windows(window))
 
 
 def throughput(asked: Wanted, *, window: Window = None) -> None:
@@ -204,13 +205,13 @@ def throughput(asked: Wanted, *, window: Window = None) -> None:
 
         return module.throughput(making.transitions, window)
 
-    _table(asked, "throughput", made, columns, ("key", "window_start"))
+    _table(asked, "throughput", made, columns, ("key", "window_start"), **_windows(window))
 
 
 def fairness(
     asked: Wanted,
     *,
-    by: Annotated[str, typer.Option(metavar="tenant|worker", help="Who competes.")] = "tenant",
+    by: Annotated[Literal["tenant", "worker"], typer.Option(help="Who competes.")] = "tenant",
     window: Annotated[str, typer.Option(help="In which they compete.")] = "1 minute",
 ) -> None:
     """Does everybody get a share? Jain's index over tenants, or workers, where they competed: 1 is even."""
@@ -221,7 +222,7 @@ def fairness(
 
         return module.fairness(making.transitions, by, window)
 
-    _table(asked, "fairness", made, columns, ("key",))
+    _table(asked, "fairness", made, columns, ("key",), window=window)
 
 
 def failures(asked: Wanted) -> None:
@@ -253,6 +254,10 @@ def capacity(
     _table(
         asked, "capacity", None, columns, ("key",), target_wait=target_wait, percentile=percentile
     )
+
+
+def _windows(window: str | None) -> dict[str, str]:
+    return {} if window is None else {"window": window}
 
 
 def _table(

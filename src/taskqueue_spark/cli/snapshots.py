@@ -93,14 +93,18 @@ def store_options() -> dict[str, str]:
 
 
 @contextmanager
-def taken(wanted: Wanted) -> Iterator[Taken]:
-    """Start Spark and take a snapshot, unless there is one (``--from``).
+def taken(wanted: Wanted, *, makes: bool = False) -> Iterator[Taken]:
+    """Start Spark and take a snapshot, unless there is one (``--from``). ``makes``: tables are made of it.
 
     Raises `ConfigurationError`, `BackendUnavailable` and `SparkFailed`.
     """
     source = None if wanted.saved else source_of(wanted)
     if wanted.saved is not None and not (wanted.saved.expanduser() / "transitions").is_dir():
         raise ConfigurationError(f"there is no table transitions in {wanted.saved}")
+    if wanted.out is None and wanted.elsewhere and (makes or source is not None):
+        raise ConfigurationError(
+            "--master, --remote: need --out DIR, a folder that every machine sees under the same path"
+        )
     with needed():
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - it imports Spark
     if wanted.out is not None:

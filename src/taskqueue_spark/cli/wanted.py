@@ -31,6 +31,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     conf: dict[str, str] = {}
     as_json: bool = False
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether Spark may work on other machines than this one."""
+        named = (self.conf.get(f"spark.{name}") for name in ("master", "remote"))
+        return any(not one.startswith("local") for one in (self.master, self.remote, *named) if one)
+
 
 class Wanted(Engine, frozen=True, kw_only=True):
     """And where the journal is."""

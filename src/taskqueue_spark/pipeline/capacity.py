@@ -22,7 +22,7 @@ from taskqueue_core.limits import kind_of
 from taskqueue_core.tasks import State
 from taskqueue_spark.pipeline.forecast import advise
 
-__all__ = ["ADVICE", "LEAST", "SAMPLE", "advice"]
+__all__ = ["ADVICE", "LEAST", "SAMPLE", "advice", "check_target"]
 
 SAMPLE = 50_000
 """deliveries of a key that are replayed at most: its busiest stretch"""
@@ -84,10 +84,7 @@ def advice(
 
     Rates are per second, times in seconds. Raises `InvalidInput` for arguments out of range.
     """
-    if not 0 < target_wait < math.inf:
-        raise InvalidInput("target_wait", kind_of(target_wait), "above 0, seconds")
-    if not 0.5 <= percentile <= 0.999:  # noqa: PLR2004 - said right here
-        raise InvalidInput("percentile", kind_of(percentile), "0.5 to 0.999")
+    check_target(target_wait, percentile)
     if sample < LEAST:
         raise InvalidInput("sample", kind_of(sample), f"{LEAST} or more")
     rows = _rows(transitions)
@@ -114,6 +111,14 @@ def advice(
     )
     names = [column.split()[0] for column in ADVICE.split(", ")]
     return full.select(*(F.col("why" if name == "reason" else name).alias(name) for name in names))
+
+
+def check_target(target_wait: float, percentile: float) -> None:
+    """Raise `InvalidInput` for what `advice` cannot be asked for."""
+    if not 0 < target_wait < math.inf:
+        raise InvalidInput("target_wait", kind_of(target_wait), "above 0, seconds")
+    if not 0.5 <= percentile <= 0.999:  # noqa: PLR2004 - said right here
+        raise InvalidInput("percentile", kind_of(percentile), "0.5 to 0.999")
 
 
 def _rows(transitions: DataFrame) -> DataFrame:

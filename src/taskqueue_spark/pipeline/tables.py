@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DateType
@@ -71,7 +71,7 @@ def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
     """Write a journal, read once: ``transitions`` by date, and apart from them what was ``damaged``.
 
     Whoever works on a snapshot works on one state of the journal. Doing it again gives the same rows, if nothing has
-    happened.
+    happened. Raises `ConfigurationError` where this process does not see what the workers of Spark have written.
     """
     place = folder(out)
     kind = F.when(F.col("event") == _DAMAGED, _DAMAGED).otherwise(_TRANSITIONS)
@@ -80,7 +80,7 @@ def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
     )
     with _locked(place):
         staged = _version(place, "staged")
-        split.write.partitionBy("kind", "date").parquet(_uri(staged))
+        _writing(split, place, staged, "kind", "date")
         for name in (_DAMAGED, _TRANSITIONS):
             version = _version(place, name)
             part = staged / f"kind={name}"
@@ -95,11 +95,11 @@ def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
 
 
 def write(table: DataFrame, out: str | Path, name: str) -> DataFrame:
-    """Write a table in the place of its former version, and return it as it is read back."""
+    """Write a table in the place of its former version, and return it as it is read back. Raises as `snapshot` does."""
     place = folder(out)
     with _locked(place):
         version = _version(place, name)
-        table.write.parquet(_uri(version))
+        _writing(table, place, version)
         _put(place, name, version)
         _sweep(place)
     return read(table.sparkSession, place, name)
@@ -142,9 +142,24 @@ def there(out: str | Path, name: str) -> bool:
 
 def rows(out: str | Path, name: str) -> int:
     """Return how many rows a table has, which its files say without being read."""
-    if not there(out, name):
-        return 0
-    return int(ds.dataset(Path(out).expanduser() / name, format="parquet").count_rows())
+    return _rows(Path(out).expanduser() / name)
+
+
+def _rows(path: Path) -> int:
+    return int(ds.dataset(path, format="parquet").count_rows()) if path.is_dir() else 0
+
+
+def _writing(table: DataFrame, place: Path, version: Path, *by: str) -> None:
+    """Write a version, and look that all of it is there: who writes and who reads may be different machines."""
+    seen = Observation()
+    told = table.observe(seen, F.count(F.lit(1)).alias("rows"))
+    told.write.partitionBy(*by).parquet(_uri(version))
+    written, found = seen.get["rows"], _rows(version)
+    if written != found:
+        raise ConfigurationError(
+            f"of {written:,} rows that were written {found:,} are in {place}: needed is a folder that every machine "
+            "of Spark sees under the same path"
+        )
 
 
 def _journal(spark: SparkSession, path: Path) -> DataFrame:

@@ -14,11 +14,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from taskqueue_spark.live import ledgers, live_states
 from taskqueue_spark.pipeline import tables
 from taskqueue_spark.pipeline.audit import against, audit, conservation, gaps
-from taskqueue_spark.pipeline.capacity import advice
+from taskqueue_spark.pipeline.capacity import advice, check_target
 from taskqueue_spark.pipeline.failures import failures
 from taskqueue_spark.pipeline.fairness import fairness
 from taskqueue_spark.pipeline.history import counts, violations
 from taskqueue_spark.pipeline.latency import latency
+from taskqueue_spark.pipeline.spells import seconds_of
 from taskqueue_spark.pipeline.throughput import concurrency, throughput
 
 __all__ = ["TABLES", "Making", "Telling", "Wishes", "audited"]
@@ -30,7 +31,7 @@ _CHUNK = 8
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What tables are made for."""
+    """What tables are made for. Raises `InvalidInput` for what no table can be made for."""
 
     window: str = "1 minute"
     """of what is shown over time"""
@@ -41,6 +42,11 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     """whether the transitions are all there is of their runs, none of them chosen by key"""
     store: dict[str, str] | None = None
     """options by which the store is asked what it has now; none: it is not asked"""
+
+    def __post_init__(self) -> None:
+        """Look at them now: some are needed late."""
+        seconds_of(self.window)
+        check_target(self.target_wait, self.percentile)
 
 
 class _Said(Protocol):
