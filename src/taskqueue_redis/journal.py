@@ -37,6 +37,8 @@ _AT_ONCE = 512 * 1024
 """bytes that a reply is meant to have: Redis serves nobody else while it writes one"""
 _MOST = 500
 """entries in a reply, each of which takes Redis some microseconds"""
+_FIRST = 100
+"""entries in the first reply, which has the numbers of twenty times as many"""
 _SAMPLE = 20
 """entries whose size is taken for that of all"""
 
@@ -138,6 +140,31 @@ def entries_of(reply: Reply) -> list[Entry]:
     ]
 
 
+class _Window(NamedTuple):
+    """What is asked for at once, so that the reply has about as many bytes as it is meant to have."""
+
+    place: str
+    """where it begins"""
+    most: int
+    """no entry in it begins behind this number"""
+    entries: int
+    """how many at most"""
+
+    def following(self, reply: Reply, place: str, at_once: int) -> Self:
+        """Return the one behind a reply, from a place on: at most twice as much, as the next may be larger."""
+        number = len(reply)
+        some = reply[:: max(1, number // _SAMPLE)]
+        size = max(1, sum(sum(map(len, words)) for _, words in some) * number // len(some))
+        last, words = reply[-1]
+        behind = int(last.partition(b"-")[0])
+        behind += words[_IDS].count(b"\0") + 1 if len(words) == _WORDS else 0
+        told = max(1, behind - int(reply[0][0].partition(b"-")[0]))
+        if place[0] != "(":
+            behind = int(place)
+        count = max(1, min(at_once, 2 * self.entries, _AT_ONCE * number // size))
+        return type(self)(place, behind + max(1, min(2 * told, _AT_ONCE * told // size)), count)
+
+
 class JournalReader:
     """Reads the journals of an installation. An async context manager; belongs to one event loop."""
 
@@ -216,23 +243,21 @@ class JournalReader:
         """
         # An entry that has the numbers of the one before it is known by what comes before.
         first = await self._around(partition, start - 1) or await self._around(partition, start)
-        place = str(start if first is None else first.seq)
-        count = min(100, self._at_once)
-        asked = asyncio.ensure_future(self._some(partition, place, end, count))
+        low = start if first is None else first.seq
+        window = _Window(str(low), low + 20 * _FIRST, min(_FIRST, self._at_once))
+        asked = asyncio.ensure_future(self._some(partition, window, end))
         try:
-            while told := await asked:
-                number = len(told)
-                if number < count:
-                    yield told
+            while True:
+                reply, place = await asked
+                if place is None:
+                    if reply:
+                        yield reply
                     return
-                place = "(" + told[-1][0].decode()
-                some = told[:: max(1, number // _SAMPLE)]
-                size = sum(sum(map(len, words)) for _, words in some)
-                count = max(1, min(self._at_once, _AT_ONCE * len(some) // max(size, 1)))
+                window = window.following(reply, place, self._at_once)
                 # The next are on their way while these are worked on.
-                asked = asyncio.ensure_future(self._some(partition, place, end, count))
+                asked = asyncio.ensure_future(self._some(partition, window, end))
                 await asyncio.sleep(0)
-                yield told
+                yield reply
         finally:
             asked.cancel()
 
@@ -240,15 +265,25 @@ class JournalReader:
         """Return the last entry that begins with a number or before it; ``None`` if there is none."""
         return await self._ours(partition, "XREVRANGE", f"{number}", "-")
 
-    async def strays(self, partition: str, last: int) -> list[Entry]:
-        """Return up to 100 foreign entries whose ids are beyond a number, as those of a plain XADD are."""
-        told = await self._ask(
-            partition, "XREVRANGE", _journal(partition), "+", last + 1, "COUNT", 100
-        )
-        return [entry for entry in reversed(entries_of(told)) if not entry.size]
+    async def strays(self, partition: str, last: int) -> AsyncGenerator[list[bytes]]:
+        """Give the ids of foreign entries that are beyond a number, as those of a plain XADD are; some at a time."""
+        place = str(last + 1)
+        while told := await self._range(partition, place, "+", _FIRST):
+            yield [entry.values[0] for entry in entries_of(told) if not entry.size]
+            place = "(" + told[-1][0].decode()
 
-    async def _some(self, partition: str, start: str, end: int, count: int) -> list[Any]:
-        told: list[Any] = await self._ask(
+    async def _some(self, partition: str, window: _Window, end: int) -> tuple[Reply, str | None]:
+        """Return what a window has, else what comes next; and where it goes on, ``None`` at the end."""
+        most, count = min(window.most, end), window.entries
+        told = await self._range(partition, window.place, most, count)
+        if not told and most < end:
+            told, count = await self._range(partition, str(most + 1), end, 1), 1
+        if len(told) == count:
+            return told, "(" + told[-1][0].decode()
+        return told, str(most + 1) if told and most < end else None
+
+    async def _range(self, partition: str, start: str, end: int | str, count: int) -> Reply:
+        told: Reply = await self._ask(
             partition, "XRANGE", _journal(partition), start, end, "COUNT", count
         )
         return told

@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
-from taskqueue_redis.journal import Entry, Steps
+from taskqueue_redis.journal import Entry, JournalReader, Steps
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS, batch_of
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
 from taskqueue_spark.journals.redis import RedisJournal
@@ -46,7 +46,7 @@ def told(
             for batch in journal.read(part, choice, watch):
                 rows += batch.to_pylist()
             if end is None:
-                for batch in journal.strays(part, choice):
+                for batch in [*journal.strays(part, choice), *journal.missing(part, choice)]:
                     rows += batch.to_pylist()
     return rows
 
@@ -180,6 +180,81 @@ def test_what_is_missing_is_told(store: Store) -> None:
     with journal_of(store) as journal:
         ((_, span),) = journal.spans().items()
         assert (span.first, span.end) == (12, 21)
+
+
+def test_only_what_was_to_be_read_is_missed(store: Store) -> None:
+    """At the end of a range a row tells of what is missing within it, of the count that was asked for (G8, G9)."""
+    store.write([(START + n, [f"t{n}"]) for n in range(20)])
+    store.call("", "XTRIM", store.journal(), "MINID", "99-0")
+    with journal_of(store) as journal:
+        ((shard, span),) = journal.spans().items()
+        part = Range(shard, span.run, 15, 21)
+        (row,) = [row for batch in journal.missing(part, Choice()) for row in batch.to_pylist()]
+        assert (row["event"], row["run"], row["seq"]) == (MISSING, span.run, 21)
+        assert row["reason"].endswith("the transitions 15 to 20 are missing")
+        assert list(journal.missing(part._replace(start=21), Choice())) == []
+        assert list(journal.missing(part, Choice(events=frozenset({"acked"})))) == []
+        store.call("", "DEL", store.journal(), f"{store.names[0]}:meta")
+        Store(store.server, store.prefix).write([(START, ["b"])])
+        store.call("", "XADD", store.journal(), "*", "f", "v")
+        assert [*journal.missing(part, Choice()), *journal.strays(part, Choice())] == []
+
+
+def test_a_store_that_lost_its_latest_is_noticed(store: Store) -> None:
+    """Numbers that stand for others than they did are not read on as if nothing had been (G8; faults F10, L2)."""
+    store.write([(START + n, [f"t{n}"]) for n in range(20)])
+    with journal_of(store) as journal:
+        shard, part = store.names[0], Range(store.names[0], store.epoch, 16, 21)
+        assert (journal.mark(shard, 1), journal.mark(shard, 16)) == ("", str(START + 14))
+        marked = part._replace(mark=journal.mark(shard, 16))
+        assert sum(map(len, journal.read(marked, Choice(), Watch.RESET))) == 5
+        store.call("", "DEL", store.journal())
+        store.last[shard] = 0
+        store.write([(START + n, [f"t{n}"]) for n in range(10)])
+        store.write([(START + 100 + n, [f"n{n}"]) for n in range(10)])
+        with pytest.raises(HistoryMissing, match="told before 16 is lost"):
+            list(journal.read(marked, Choice(), Watch.RESET))
+        rows = [row for b in journal.read(marked, Choice(), Watch.NOTHING) for row in b.to_pylist()]
+        assert [row["event"] for row in rows] == [DAMAGED, *["published"] * 5]
+        assert "its numbers stand for others now" in rows[0]["reason"]
+        assert sum(map(len, journal.read(part, Choice(), Watch.GAPS))) == 5
+
+
+def test_replies_and_batches_have_a_size(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small steps before large ones make no reply of megabytes, and no batch of all that came at once (G8)."""
+    sizes: list[int] = []
+    asked = JournalReader._some
+
+    async def some(*given: Any) -> Any:
+        told = await asked(*given)
+        sizes.append(sum(sum(map(len, words)) for _, words in told[0]))
+        return told
+
+    monkeypatch.setattr(JournalReader, "_some", some)
+    names = [f"{n:032x}" for n in range(1000)]
+    store.write([(START, [f"t{n}"]) for n in range(1000)])
+    store.write([(START, names)] * 100)
+    store.last[store.names[0]] = 10**15  # far behind
+    store.write([(START, [f"t{n}"]) for n in range(1000)])
+    with journal_of(store) as journal:
+        part = Range(store.names[0], store.epoch, 1, 10**15 + 1001)
+        rows = [len(batch) for batch in journal.read(part, Choice(), Watch.NOTHING)]
+    assert sum(rows) == 102_000
+    assert max(rows) <= 15_000
+    assert max(sizes) < 1_100_000
+    assert len(sizes) < 40
+
+
+def test_damage_has_a_time(store: Store) -> None:
+    """What cannot be read is of the time of its neighbours, whatever range it begins (G8, G9; fault L2)."""
+    store.call("", "XADD", store.journal(), "1-0", "f", "v")
+    store.last[store.names[0]] = 1
+    store.write([(START, ["a"])])
+    for _ in range(250):
+        store.call("", "XADD", store.journal(), "*", "hello", "world")
+    damage = [row for row in told(store, 1) if row["event"] == DAMAGED]
+    assert len(damage) == 251
+    assert {round(row["ts"].timestamp() * 1e6) for row in damage} == {START}
 
 
 def test_a_store_that_was_emptied_counts_anew(store: Store) -> None:

@@ -56,6 +56,8 @@ class Range(NamedTuple):
     run: str
     start: int
     end: int
+    mark: str = ""
+    """what stood before ``start`` when it was read up to there, as `Journal.mark` told it"""
 
 
 class Watch(Enum):
@@ -64,7 +66,7 @@ class Watch(Enum):
     NOTHING = "nothing"
     """it gives what there is"""
     RESET = "reset"
-    """that it counts anew, or is not there at all"""
+    """that it counts anew, was taken back to before where it was read, or is not there at all"""
     CUT = "cut"
     """besides, what was there when it was planned to be read and has been cut off since"""
     GAPS = "gaps"
@@ -133,6 +135,10 @@ class Journal(Protocol):
         """Return the position that lies about so many transitions further, at most ``end``."""
         ...
 
+    def mark(self, shard: str, position: int) -> str:
+        """Return what stands right before a position, to know it again; nothing where it cannot be told."""
+        ...
+
     def time(self, shard: str, position: int) -> int | None:
         """Return when the first transition from a position on was (microseconds); ``None`` if there is none."""
         ...
@@ -161,5 +167,9 @@ class Journal(Protocol):
         ...
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
-        """Give rows for what stands beyond the end of a journal's last range, and for what is missing there."""
+        """Give rows for what stands beyond the end of a journal's last range."""
+        ...
+
+    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
+        """Give a row where the last transitions of a range are missing, which no number within it shows."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -13,12 +13,13 @@ import pyarrow as pa
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.journal import Entry, JournalReader, Reply, Steps, entries_of, steps_of
 from taskqueue_redis.journal import Span as Numbers
-from taskqueue_spark.columns import MISSING, Damaged, batch_of, damage
+from taskqueue_spark.columns import BEYOND, MISSING, Damaged, batch_of, damage
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch, worth
 
 __all__ = ["RedisJournal"]
 
 Result = TypeVar("Result")
+_FOREIGN = "it is not one of the journal's"
 
 
 class RedisJournal:
@@ -77,6 +78,10 @@ class RedisJournal:
     def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - numbers need no look
         return min(position + rows, end)
 
+    def mark(self, shard: str, position: int) -> str:
+        time = self._run(lambda reader: reader.time(shard, position - 1))
+        return "" if time is None else str(time)
+
     def time(self, shard: str, position: int) -> int | None:
         return self._run(lambda reader: reader.time_from(shard, position))
 
@@ -91,15 +96,21 @@ class RedisJournal:
         return [start + (end - start) * part // parts for part in range(parts + 1)]
 
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
-        shard, run, start, end = part
-        if self._run(lambda reader: reader.span(shard)).epoch != run:
+        shard, run, start, end, mark = part
+        if self._span(shard).epoch != run:
             if watch is not Watch.NOTHING:
                 raise HistoryMissing(shard, "the store was emptied, and counts anew")
             return
         assert self._opened is not None  # noqa: S101 - it was asked just now
         number = self._opened.partitions.index(shard)
+        if mark and self.mark(shard, start) not in {mark, ""}:
+            text = f"what was told before {start} is lost, and its numbers stand for others now"
+            if watch is not Watch.NOTHING:
+                raise HistoryMissing(shard, text)
+            if choice.tells():
+                yield damage([(number, int(mark), f"{shard}: {text}")], choice.schema)
         told = self._opened.read(shard, start, end - 1)
-        seen = _Seen(part, number, choice)
+        seen = _Seen(part, number, choice, lambda: self.time(shard, start) or 0)
         try:
             while (reply := self._runner.run(_more(told))) is not None:
                 yield from seen.batches(reply)
@@ -107,43 +118,56 @@ class RedisJournal:
         finally:
             self._runner.run(told.aclose())
         if watch in {Watch.CUT, Watch.GAPS} and (missing := seen.missing):
-            first = self._run(lambda reader: reader.span(shard)).first
+            first = self._span(shard).first
             cut = [gap for gap in missing if watch is Watch.GAPS or gap[0] < first]
             if cut:
                 gaps = ", ".join(f"{low} to {high}" for low, high in cut[:5])
                 raise HistoryMissing(shard, f"the transitions {gaps} are no longer there")
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
-        shard, end = part.shard, part.end
-        if not (choice.tells() or choice.tells(MISSING)):
+        shard, run = part.shard, part.run
+        span = self._span(shard)
+        if not choice.tells() or span.epoch != run:
             return
+        assert self._opened is not None  # noqa: S101 - it was asked just now
+        number, time = self._opened.partitions.index(shard), self._last(shard, span.last)[1]
+        told = self._opened.strays(shard, span.last)
+        try:
+            while (places := self._runner.run(_more(told))) is not None:
+                rows = [(number, time, _told(shard, place.decode(), _FOREIGN)) for place in places]
+                yield damage(rows, choice.schema)
+        finally:
+            self._runner.run(told.aclose())
 
-        async def ask(reader: JournalReader) -> tuple[int, list[Entry], Entry | None]:
-            number = reader.partitions.index(shard)
-            return number, await reader.strays(shard, end), await reader.before(shard, end - 1)
+    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
+        shard, run, start, end, _ = part
+        if not choice.tells(MISSING) or self._span(shard).epoch != run:
+            return
+        assert self._opened is not None  # noqa: S101 - it was asked just now
+        last, time = self._last(shard, end - 1)
+        low = max(last + 1, start)
+        if low < end:
+            text = f"{shard}: the transitions {low} to {end - 1} are missing"
+            row = self._opened.partitions.index(shard), time, text
+            yield damage([row], choice.schema, run, end)
 
-        number, foreign, last = self._run(ask)
-        behind = 0 if last is None else int(last.values[1])
-        if foreign and choice.tells():
-            yield damage(
-                [
-                    (
-                        number,
-                        behind,
-                        _told(shard, entry.values[0].decode(), "it is not one of the journal's"),
-                    )
-                    for entry in foreign
-                ],
-                choice.schema,
-            )
-        there = 0 if last is None else last.seq + last.size - 1
-        if there < end - 1 and choice.tells(MISSING):
-            text = f"{shard}: the transitions {there + 1} to {end - 1} are missing"
-            yield damage([(number, behind, text)], choice.schema, part.run, end)
+    def _span(self, shard: str) -> Numbers:
+        return self._run(lambda reader: reader.span(shard))
+
+    def _last(self, shard: str, number: int) -> tuple[int, int]:
+        """Return the number and the time of the last transition up to a number; 0 where there is none."""
+        entry = self._run(lambda reader: reader.before(shard, number))
+        if entry is None:
+            return 0, 0
+        return entry.seq + entry.size - 1, _sound(int(entry.values[1]))
 
 
-async def _more(told: AsyncGenerator[Reply]) -> Reply | None:
+async def _more(told: AsyncGenerator[Result]) -> Result | None:
     return await anext(told, None)
+
+
+def _sound(time: int) -> int:
+    return time if time < BEYOND else 0
 
 
 def _told(shard: str, place: str, why: str) -> str:
@@ -153,9 +177,9 @@ def _told(shard: str, place: str, why: str) -> str:
 class _Seen:
     """Makes batches of the entries of a range, and keeps count of what is missing."""
 
-    def __init__(self, part: Range, number: int, choice: Choice) -> None:
-        self._shard, self._run, self._start, self._end = part
-        self._number, self._choice = number, choice
+    def __init__(self, part: Range, number: int, choice: Choice, began: Callable[[], int]) -> None:
+        self._shard, self._run, self._start, self._end, _ = part
+        self._number, self._choice, self._began = number, choice, began
         self._everything = choice.everything
         self._kept: list[Steps] = []
         self._damage: list[str] = []
@@ -188,7 +212,7 @@ class _Seen:
         for entry in entries:
             seq, values, size = entry
             if not size or self._start < self._expected > seq:
-                why = "its numbers are another's" if size else "it is not one of the journal's"
+                why = "its numbers are another's" if size else _FOREIGN
                 self._spoilt(seq, why, values[0] if not size else b"")
                 self._excused = True
                 continue
@@ -218,6 +242,7 @@ class _Seen:
         if kept:
             yield from self._sound(Steps.joined(kept))
         if self._damage:
+            self._time = self._time or _sound(self._began())
             rows = [(self._number, self._time, told) for told in self._damage]
             self._damage = []
             yield damage(rows, self._choice.schema)
@@ -238,8 +263,12 @@ class _Seen:
             yield from self._sound(steps.part(middle, number))
         else:
             self._time = int(steps.columns[1][-1])
-            if len(batch):
-                yield batch
+            # One reply may have more than is meant for a batch.
+            number = len(batch)
+            pieces = max(1, round(number / self._choice.rows))
+            for low, high in pairwise(number * n // pieces for n in range(pieces + 1)):
+                if low < high:
+                    yield batch.slice(low, high - low)
 
     def _spoilt(self, seq: int, why: str, place: bytes = b"") -> None:
         # One that begins before belongs to the range before.
