@@ -28,9 +28,11 @@ class Store:
         self.prefix = prefix
         self.names = [f"{{{prefix}:{number}}}" for number in range(partitions)]
         self.epoch = epoch or secrets.token_hex(8)
+        """of the first partition: each has one of its own"""
         self.last = dict.fromkeys(self.names, 0)
-        for name in self.names:
-            self.call(name, "HSET", f"{name}:meta", "epoch", self.epoch, "partitions", partitions)
+        for number, name in enumerate(self.names):
+            own = f"{self.epoch}{number or ''}"
+            self.call(name, "HSET", f"{name}:meta", "epoch", own, "partitions", partitions)
 
     @property
     def options(self) -> dict[str, str]:

@@ -10,21 +10,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_spark.service import StreamOptions, running
+from taskqueue_spark.service import StreamOptions
 from taskqueue_spark.service.advancing import Alive, advance, note_positions, without_old_windows
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
-from taskqueue_spark.service.balance import Asked, probe
+from taskqueue_spark.service.balance import Asked, probe, resolve
 from taskqueue_spark.service.batches import sweep
-from taskqueue_spark.service.folding import Count, Read
+from taskqueue_spark.service.folding import Beginning, Count, Read
 from taskqueue_spark.service.state import Books, Position, State, Window, load, save
 from taskqueue_spark.service.windows import LEAST, METRICS, quantile, seconds_of, write_hours
 
 NOW = 1_790_000_000.0
 HOUR = int(NOW) // 3600 * 3600
 KEY = "images"
+FIRST, LATER = (Beginning(0, whole=whole, dark=False) for whole in (True, False))
 OPEN = pa.schema(
     [
         ("key", pa.string()),
@@ -46,7 +46,7 @@ def after(state: State, *counts: tuple[str, int], live: int = 0, window: int = H
     """Count what a batch did to one queue."""
     given = [Count(KEY, window, name, None, number) for name, number in counts]
     alive = [Alive(KEY, "waiting", here=True, number=live)] if live else []
-    advance(state, counts=given, alive=alive, beginnings={KEY: "published"}, cut=False)
+    advance(state, counts=given, alive=alive, beginnings={KEY: FIRST}, cut=False)
     return state
 
 
@@ -77,24 +77,84 @@ def test_books_balance() -> None:
 def test_what_is_missing() -> None:
     """A gap is told with its numbers, and nobody's books can be whole then (G11)."""
     state = State()
-    assert note_positions(state, [read(1, 10)]) is False
-    assert note_positions(state, [read(11, 12)]) is False
-    assert note_positions(state, [read(15, 20, without=1)]) is True
+    assert note_positions(state, [read(1, 10)], NOW) is False
+    assert note_positions(state, [read(11, 12)], NOW) is False
+    assert note_positions(state, [read(15, 20, without=1)], NOW) is True
     (gap,) = state.gaps
     assert (gap.kind, gap.first, gap.last, gap.number) == ("missing", 13, 20, 3)
-    advance(state, counts=(), alive=(), beginnings={KEY: "published"}, cut=True)
+    advance(state, counts=(), alive=(), beginnings={KEY: FIRST}, cut=True)
     assert state.books[KEY].balanced is None
+
+
+def test_a_tail_that_is_missing() -> None:
+    """What is missing at the end is one gap as long as it goes on; a transition with the next number is sound (G11).
+
+    Its row has the number behind what is missing, and no time of its own (fault L2).
+    """
+    state = State()
+    note_positions(state, [read(1, 12)], NOW)
+    for last in (15, 18):
+        assert note_positions(state, [Read(0, "r1", last + 1, last, 0, 0.0, 0.0)], NOW) is True
+    (gap,) = state.gaps
+    assert (gap.kind, gap.first, gap.last, gap.number) == ("missing", 13, 18, 6)
+    assert (state.positions["r1/0"].last, state.positions["r1/0"].since) == (18, NOW)
+    assert note_positions(state, [read(19, 20)], NOW) is False
+    assert note_positions(state, [Read(0, "r1", 24, 23, 0, 0.0, 0.0)], NOW) is True
+    assert [one.first for one in state.gaps] == [13, 21]
+
+
+def test_a_journal_that_went_back() -> None:
+    """Numbers that are given again are told once, and nobody's books can be whole then (G11; fault L2)."""
+    state = State()
+    note_positions(state, [read(1, 100)], NOW)
+    assert note_positions(state, [read(91, 95, at=NOW + 5)], NOW) is True
+    assert note_positions(state, [read(96, 110, at=NOW + 6)], NOW) is True
+    assert [(gap.kind, gap.first, gap.last, gap.number) for gap in state.gaps] == [
+        ("back", 91, 100, 5), ("back", 96, 100, 5),
+    ]  # fmt: skip
+    found = conditions(state, StreamOptions(out=Path("x")), NOW)
+    assert {(one.kind, one.of) for one in found} == {("reset", "r1/0/100")}
+    assert note_positions(state, [read(111, 112, at=NOW + 7)], NOW) is False
+
+
+def test_a_queue_that_is_seen_later() -> None:
+    """A queue that begins in a journal that was cut, or noted for some time only, is not known to balance (G11)."""
+    state = State()
+    cut = note_positions(state, [read(101, 110), Read(1, "s", 1, 5, 5, NOW, NOW)], NOW)
+    advance(state, counts=(), alive=(), beginnings={}, cut=cut)
+    cut = note_positions(state, [read(111, 112), Read(1, "s", 6, 7, 2, NOW, NOW)], NOW)
+    there = {
+        "of_the_cut": Beginning(0, whole=True, dark=False),
+        "of_the_whole": Beginning(1, whole=True, dark=False),
+        "had_settings": Beginning(1, whole=False, dark=False),
+        "switched_off": Beginning(1, whole=True, dark=True),
+    }
+    advance(state, counts=(), alive=(), beginnings=there, cut=cut)
+    assert {key: books.balanced for key, books in state.books.items()} == {
+        "of_the_cut": None, "of_the_whole": True, "had_settings": None, "switched_off": None,
+    }  # fmt: skip
+
+
+def test_times_that_are_yet_to_come() -> None:
+    """One time far ahead closes no window and ends no count (G11; fault L3)."""
+    state = State()
+    note_positions(state, [read(1, 10)], NOW)
+    note_positions(state, [Read(0, "r1", 11, 12, 2, NOW, NOW + 86_400 * 365)], NOW)
+    assert NOW <= state.frontier <= NOW + 60
+    note_positions(state, [read(1, 5, run="r2", at=NOW + 100)], NOW + 100)
+    assert state.current() == {0: ["r2"]}
+    assert state.frontier == NOW + 100
 
 
 def test_what_was_cut_off_before() -> None:
     """A journal that was cut before anybody read it is no alert, and its books are not known to balance (G11)."""
     state = State()
-    cut = note_positions(state, [read(100, 120)])
+    cut = note_positions(state, [read(100, 120)], NOW)
     advance(
         state,
         counts=[Count(KEY, HOUR, "adopted", None, 3), Count(KEY, HOUR, "done", None, 3)],
         alive=(),
-        beginnings={KEY: "delivered"},
+        beginnings={KEY: LATER},
         cut=cut,
     )
     assert (state.gaps, state.books[KEY].balanced) == ([], None)
@@ -103,14 +163,14 @@ def test_what_was_cut_off_before() -> None:
 def test_a_store_that_began_anew() -> None:
     """A count that begins after the last of another takes its place; two that go on side by side stay (G11)."""
     state = State()
-    note_positions(state, [read(1, 10)])
-    note_positions(state, [read(1, 5, run="r2", at=NOW + 1)])
+    note_positions(state, [read(1, 10)], NOW)
+    note_positions(state, [read(1, 5, run="r2", at=NOW + 1)], NOW)
     assert state.current() == {0: ["r2"]}
-    note_positions(state, [read(11, 12, at=NOW + 2)])
+    note_positions(state, [read(11, 12, at=NOW + 2)], NOW)
     assert state.current() == {0: ["r1", "r2"]}
     alive = [Alive(KEY, "waiting", here=False, number=4)]
     counts = [Count(KEY, HOUR, "published", None, 4)]
-    advance(state, counts=counts, alive=alive, beginnings={KEY: "published"}, cut=False)
+    advance(state, counts=counts, alive=alive, beginnings={KEY: FIRST}, cut=False)
     assert (state.books[KEY].gone, state.books[KEY].balanced) == (4, True)
     assert [(gap.kind, gap.number) for gap in state.gaps] == [("reset", 4)]
 
@@ -182,7 +242,8 @@ def test_rising_failure(tmp_path: Path) -> None:
             start - 60: Window(events={"acked": before[0], "retried": before[1]}),
             start: Window(events={"acked": now[0], "dead_lettered": now[1]}),
         }
-        return kinds(conditions(State(windows={KEY: windows}), told, as_of))
+        found = conditions(State(windows={KEY: windows}), told, as_of)
+        return kinds([one for one in found if not one.over])
 
     assert failing((95, 5), (70, 30)) == ["failing"]
     assert failing((95, 5), (70, 30), HOUR + 59.0) == []  # the window is not over
@@ -224,7 +285,7 @@ def read_to(number: int) -> State:
 
 def asked(before: int, after_it: int, told: dict[str, int]) -> Asked:
     """Return what a store told between two looks at its journal."""
-    return Asked("r1", {0: before}, {0: after_it}, {KEY: told})
+    return Asked({0: "r1"}, {0: "{a:0}"}, {0: before}, {0: after_it}, {KEY: told})
 
 
 def test_the_ledger_agrees(tmp_path: Path) -> None:
@@ -236,7 +297,7 @@ def test_the_ledger_agrees(tmp_path: Path) -> None:
     assert (
         len(state.probe.ledgers) == 1 if state.probe else False
     )  # it was not read up to there yet
-    note_positions(state, [read(21, 40)])
+    note_positions(state, [read(21, 40)], NOW)
     up_to = (("low:published", 4), ("high:published", 6), ("high:done", 1))
     after(state, ("published", 9), ("done", 2), *up_to, live=17)
     assert state.probe is None
@@ -248,6 +309,22 @@ def test_the_ledger_agrees(tmp_path: Path) -> None:
     assert state.differing == {}
     probe(state, asked(40, 40, ledger(19, 2, 16)))
     assert state.differing == {KEY: "the store's ledger has 19 published and accounts for 18"}
+
+
+def test_ledgers_of_a_store_of_several_parts() -> None:
+    """Each part has a count of its own; one that has nothing to tell for good keeps nobody waiting (G11; fault L2)."""
+    state = after(read_to(20), ("published", 10), live=10)
+    state.offsets = {"r2/{a:1}": 8}
+    two = asked(20, 20, ledger(10, 0, 10))._replace(
+        runs={0: "r1", 1: "r2"}, names={0: "{a:0}", 1: "{a:1}"}, before={0: 20, 1: 7}, after={0: 20, 1: 8}
+    )  # fmt: skip
+    probe(state, two)
+    assert state.probe is not None
+    state.offsets = {"r2/{a:1}": 9}
+    resolve(state)
+    assert [state.probe, state.differing, [*state.baselines]] == [None, {}, [KEY]]
+    probe(state, two._replace(runs={0: "another", 1: "r2"}))
+    assert [state.probe, state.baselines] == [None, {}]
 
 
 def test_a_journal_that_began_later() -> None:
@@ -289,7 +366,8 @@ def test_a_batch_that_nobody_gives_again(tmp_path: Path) -> None:
     "given",
     [
         {"trigger": -1.0}, {"stuck_after": float("nan")}, {"failure_share": 1.5}, {"window": 0}, {"max_events": 0},
-        {"waiting_after": -5.0}, {"source": {"Keys": "a"}},
+        {"waiting_after": -5.0}, {"source": {"Keys": "a"}}, {"source": {"endingTimestamp": "2026-01-31"}},
+        {"stuck_after": 1e12}, {"trigger": 1e10}, {"waiting_after": 1e10},
     ],
 )  # fmt: skip
 def test_options_are_checked(tmp_path: Path, given: dict[str, Any]) -> None:
@@ -297,37 +375,6 @@ def test_options_are_checked(tmp_path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         StreamOptions(out=tmp_path, **given)
     assert caught.value.field == next(iter(given))
-
-
-class Query:
-    """A query that failed before anybody looked."""
-
-    isActive = False  # noqa: N815 - Spark's name
-    stopped = False
-
-    def exception(self) -> Exception:
-        """Say why."""
-        return RuntimeError("out of reach")
-
-    def stop(self) -> None:
-        """Note that it was called."""
-        self.stopped = True
-
-
-def test_a_query_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service fails with its query, whenever that was (G11)."""
-    query, spark = Query(), SparkSession.__new__(SparkSession)
-    monkeypatch.setattr(running, "_start", lambda *_: query)
-    with pytest.raises(RuntimeError, match="out of reach"):
-        running.run(spark, StreamOptions(out=tmp_path))
-    assert query.stopped
-
-
-def test_a_folder_with_a_snapshot(tmp_path: Path) -> None:
-    """Where a snapshot lies no archive is begun (G11)."""
-    (tmp_path / "transitions/date=2026-01-31").mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match="snapshot"):
-        running.run(SparkSession.__new__(SparkSession), StreamOptions(out=tmp_path))
 
 
 def test_books_are_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import shutil
@@ -23,13 +24,15 @@ from pyspark.sql import SparkSession
 
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
+from taskqueue_redis.keys import Partitions
 from taskqueue_spark.columns import TRANSITIONS
-from taskqueue_spark.pipeline.tables import read_transitions
+from taskqueue_spark.pipeline.tables import read_damaged, read_transitions
 from taskqueue_spark.service import StreamOptions, Summary, batches, run
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.state import State, load
 from tests.redis.servers import RedisServer, wait_until
 from tests.spark.as_lines import lines_of
+from tests.spark.small_journals import Row, SmallJournal
 from tests.spark.synthetic import Made, made
 
 _SERVICE = """
@@ -120,6 +123,62 @@ def test_crashes_between_any_two_steps(
     assert read_transitions(spark, options.out).count() == table.num_rows
 
 
+def test_what_began_anew_and_what_is_missing(spark: SparkSession, tmp_path: Path) -> None:
+    """An id of a store that began anew is another task, be that seen at once or later (G11; faults L1, L2).
+
+    What the end of a journal lacks is missing, and is not told when the next number comes. Settings that are not the
+    first say that there were others. A lost checkpoint doubles no damage; numbers that are given again are kept.
+    """
+    options = StreamOptions(out=tmp_path / "out")
+    for folder in (options.archive, options.folder / "open", options.checkpoint):
+        folder.mkdir(parents=True)
+    work = Batches(options)
+
+    def give(query: str, number: int, rows: list[Row]) -> State:
+        (options.checkpoint / "metadata").write_text(json.dumps({"id": query * 8}))
+        work(spark.createDataFrame(pa.Table.from_pylist(rows, schema=TRANSITIONS)), number)
+        return load(options.state)
+
+    def run_of(run: str, second: float) -> SmallJournal:
+        journal = SmallJournal(run=run)
+        for task in "tu":
+            journal.tell(second, "published", task)
+        return journal
+
+    first, second, third = run_of("a", 0), run_of("b", 10), run_of("c", 20)
+    spoilt: Any = {"run": "", "seq": 0, "key": "", "reason": "line 3"}
+    second.tell(11, "damaged", "", **spoilt)
+    state = give("a", 0, first.rows + second.rows)
+    assert (state.books["k"].gone, state.books["k"].balanced, state.damaged) == (2, True, 1)
+    third.tell(21, "delivered", "t")
+    third.tell(21, "acked", "t")
+    state = give("a", 1, third.rows)
+    books = state.books["k"]
+    assert (books.published, books.gone, books.balanced) == (6, 4, True)
+    assert (books.live, books.ended) == ({"waiting": 1}, {"done": 1})
+    state = give("b", 0, [*first.rows, *second.rows, *third.rows])
+    assert (state.transitions, state.damaged, state.books["k"]) == (8, 1, books)
+    nothing = {"task_id": "", "key": "", "state": "", "ts": dt.datetime.fromtimestamp(0, dt.UTC)}
+    third.rows.append(third.rows[-1] | nothing | {"event": "missing", "seq": 7})
+    for number in (1, 2):
+        state = give("b", number, third.rows[-1:])
+    assert [(gap.first, gap.last, gap.number) for gap in state.gaps if gap.kind == "missing"] == [
+        (5, 6, 2)
+    ]
+    later = SmallJournal(key="later", run="c")
+    later.tell(30, "configured", "", seq=7, reason='{"version": 2, "journal": true}')
+    later.tell(31, "published", "t", seq=8)
+    state = give("b", 3, later.rows)
+    assert (len(state.gaps), state.positions["c/0"].last) == (3, 8)
+    assert (state.books["later"].balanced, state.books["later"].live) == (None, {"waiting": 1})
+    later.tell(40, "published", "v", seq=8)
+    state = give("b", 4, later.rows)
+    assert (state.gaps[-1].kind, state.gaps[-1].number) == ("back", 1)
+    assert state.books["later"].live == {"waiting": 2}
+    assert archived(options.out).num_rows == state.transitions + 1 == 12
+    assert read_damaged(spark, options.out).count() == 1
+
+
 def until_killed(journal: Path, out: Path) -> None:
     """Run the service in a process of its own, and kill it in the midst of its third batch."""
     service = subprocess.Popen(
@@ -199,8 +258,9 @@ async def test_a_store_is_watched(
     spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
 ) -> None:
     """The live ledger agrees with the journal; where that was cut, both are told (G11; law 1)."""
-    settings = RedisSettings(url=SecretStr(redis_server.url), prefix=redis_prefix)
+    settings = RedisSettings(url=SecretStr(redis_server.url), prefix=redis_prefix, partitions=2)
     backend = RedisBackend(settings=settings)
+    place = Partitions(redis_prefix, 2).of("resize")
     queue = await backend.control.settings("resize")
     await backend.control.configure("resize", queue.model_copy(update={"journal": True}))
     source = {"url": redis_server.url, "prefix": redis_prefix}
@@ -217,16 +277,16 @@ async def test_a_store_is_watched(
     (base,) = state.baselines.values()
     assert (base.ledger["published"], base.ledger["done"], state.differing) == (5, 4, {})
     await work(3)
-    partition = f"{{{redis_prefix}:0}}"
-    position = state.position(base.run, 0)
+    number = int(place.removesuffix("}").rpartition(":")[2])
+    position = state.position(base.runs[number], number)
     assert position is not None
-    redis_server.call("XTRIM", f"{partition}:journal", "MINID", position.last + 2)
+    redis_server.call("XTRIM", f"{place}:journal", "MINID", position.last + 2)
     summary = run(spark, options)
     await backend.aclose()
-    assert summary.balanced is None
+    assert (summary.balanced, len(summary.alerts)) == (False, 2)
     told = [json.loads(line) for line in (options.folder / "alerts.jsonl").read_text().splitlines()]
     assert [(one["phase"], one["kind"], one["of"].partition("/")[0]) for one in told] == [
-        ("once", "missing", base.run), ("start", "imbalance", "resize"),
+        ("once", "missing", base.runs[number]), ("start", "imbalance", "resize"),
     ]  # fmt: skip
     assert told[0]["first"] == position.last + 1
     assert "published: 3 more by the ledger" in told[1]["text"]

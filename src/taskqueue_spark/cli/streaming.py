@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from taskqueue_core.cli.failures import FAILED
+from taskqueue_core.cli.logs import LogLevel, set_up
 from taskqueue_core.cli.output import console, paragraphs, print_json
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.snapshots import source_of
@@ -44,12 +45,17 @@ def stream(
         float,
         typer.Option(min=0, max=1, help="Share of executions that fail from which on it is told."),
     ] = 0.1,
+    failure_least: Annotated[
+        int, typer.Option(min=1, help="Executions of a window that are enough to tell.")
+    ] = 20,
+    log_level: LogLevel = "info",
 ) -> None:
     """Archive the journal as it grows, keep metrics, and tell what is amiss; until Ctrl-C or SIGTERM.
 
     DIR/transitions is an archive for --from, DIR/metrics has windows, DIR/stream/alerts.jsonl each alert once: an
     imbalance or a gap, tasks that are stuck, failures that rise. The next run with the same --out goes on where this
-    one ended, however that was: nothing is lost or doubled.
+    one ended, however that was: nothing is lost or doubled. Exits with 1 if tasks were lost or the books do not
+    balance.
     """
     if asked.out is None or asked.saved is not None or asked.keys or asked.until is not None:
         raise ConfigurationError(
@@ -68,7 +74,9 @@ def stream(
         stuck_after=stuck_after,
         waiting_after=waiting_after,
         failure_share=failure_share,
+        failure_least=failure_least,
     )
+    set_up(log_level)
     with work(asked) as running:
         done = run(running.spark, options, say=running.stages.note)
     if asked.as_json:
@@ -77,7 +85,11 @@ def stream(
         console.print(
             f"{done.transitions:,} transitions in the archive, {done.batches:,} batches this time"
         )
+        if done.lost:
+            console.print(
+                f"{done.lost:,} tasks were gone when their store began anew", style="bold red"
+            )
         for alert in done.alerts:
             console.print(alert, style="bold red", markup=False)
-    if done.balanced is False:
+    if not done.sound:
         raise typer.Exit(FAILED)

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from taskqueue_spark.service.balance import resolve
-from taskqueue_spark.service.folding import Count, Read
+from taskqueue_spark.service.folding import Beginning, Count, Read
 from taskqueue_spark.service.state import ENDS, Books, Gap, Position, State, Window
 
-__all__ = ["Alive", "advance", "note_positions", "without_old_windows"]
+__all__ = ["Alive", "advance", "horizon_of", "note_positions", "without_old_windows"]
 
 _HOUR = 3600
 _GAPS = 100
 """breaks that are remembered"""
-_FIRST = ("published", "configured")
-"""what a queue begins with that has its journal from the first task on"""
+_AHEAD = 60.0
+"""seconds by which the clock of a store may be ahead of this one's"""
 
 
 class Alive(msgspec.Struct, frozen=True):
@@ -28,31 +28,61 @@ class Alive(msgspec.Struct, frozen=True):
     number: int
 
 
-def note_positions(state: State, read: Sequence[Read]) -> bool:
-    """Note how far each count was read; return whether anything is missing."""
+def horizon_of(now: float) -> float:
+    """Return behind which time (Unix seconds) nothing can have happened: no clock is that far ahead."""
+    return now + _AHEAD
+
+
+def note_positions(state: State, read: Sequence[Read], now: float) -> bool:
+    """Note how far each count was read; return whether anything is missing. ``now``: in Unix seconds."""
     cut = False
+    ahead = horizon_of(now)
     for one in read:
         place = f"{one.run}/{one.shard}"
         known = state.positions.get(place)
         former = any(other.endswith(f"/{one.shard}") for other in state.positions)
         lacking = _lacking(one, known)
-        cut |= lacking > 0
+        again = known is not None and one.different > 0 and one.first <= known.last
+        cut |= lacking > 0 or again
+        if known is not None and again:
+            back = Gap(
+                kind="back", shard=one.shard, run=one.run, first=one.first, last=known.last,
+                number=min(one.last, known.last) - one.first + 1, at=one.since,
+            )  # fmt: skip
+            state.gaps.append(back)
         # What was cut off before anybody read it is nothing that happened now.
         if lacking and former:
-            expected = known.last + 1 if known else 1
-            gap = Gap(
-                kind="missing", shard=one.shard, run=one.run, first=min(expected, one.first), last=one.last,
-                number=lacking, at=one.since,
-            )  # fmt: skip
-            state.gaps.append(gap)
+            _missing(state, one, known, lacking)
+        heard = one if one.different or known is None else known  # what is missing has no time
+        since, until = min(heard.since, ahead), min(heard.until, ahead)
         state.positions[place] = Position(
             last=max(one.last, known.last if known else 0),
             missing=lacking + (known.missing if known else 0),
-            since=min(one.since, known.since if known else one.since),
-            until=max(one.until, known.until if known else one.until),
+            since=min(since, known.since if known else since),
+            until=max(until, known.until if known else until),
         )
-        state.frontier = max(state.frontier, one.until)
+        state.frontier = max(state.frontier, until)
     return cut
+
+
+def _missing(state: State, one: Read, known: Position | None, lacking: int) -> None:
+    expected = known.last + 1 if known else 1
+    gap = Gap(
+        kind="missing", shard=one.shard, run=one.run, first=min(expected, one.first), last=one.last,
+        number=lacking, at=one.since,
+    )  # fmt: skip
+    latest = state.gaps[-1] if state.gaps else None
+    if (
+        latest is not None
+        and (latest.kind, latest.run, latest.shard, latest.last + 1)
+        == ("missing", one.run, one.shard, gap.first)
+        and latest.number == latest.last - latest.first + 1
+        and not one.different
+    ):  # one that goes on
+        number = latest.number + lacking
+        state.gaps[-1] = msgspec.structs.replace(latest, last=gap.last, number=number)
+    else:
+        state.gaps.append(gap)
 
 
 def advance(
@@ -60,15 +90,22 @@ def advance(
     *,
     counts: Iterable[Count],
     alive: Iterable[Alive],
-    beginnings: Mapping[str, str],
+    beginnings: Mapping[str, Beginning],
     cut: bool,
 ) -> set[int]:
     """Bring what is known up to a batch, of which `note_positions` was told; return the hours whose windows changed.
 
     Hours are the Unix seconds of their beginnings. ``cut``: something is missing, so no queue's books can be whole.
     """
-    for key, event in beginnings.items():
-        state.books.setdefault(key, Books(whole=event in _FIRST))
+    torn = {
+        shard
+        for shard, runs in state.current().items()
+        for run in runs
+        if state.positions[f"{run}/{shard}"].missing
+    }
+    for key, begin in beginnings.items():
+        books = state.books.setdefault(key, Books(whole=begin.whole and begin.shard not in torn))
+        books.whole &= not begin.dark
     if cut:
         for books in state.books.values():
             books.whole = False

@@ -14,12 +14,22 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import Books, State, Window
-from taskqueue_spark.service.windows import failed
+from taskqueue_spark.service.rising import judge
+from taskqueue_spark.service.state import Books, State
 
 __all__ = ["Alerts", "Condition", "conditions", "stuck"]
 
 _SAMPLES = 10
+_PLACES = {
+    "missing": "{gap.run}/{gap.shard}/{gap.first}",
+    "reset": "{gap.at:.6f}",
+    "back": "{gap.run}/{gap.shard}/{gap.last}",
+}
+_TEXTS = {
+    "missing": "{gap.number} transitions are missing in a journal",
+    "reset": "a journal began anew; {gap.number} tasks that lived before are gone",
+    "back": "a journal went back; {gap.number} numbers were given a second time",
+}
 _log = logging.getLogger("taskqueue.pipeline")
 
 
@@ -34,17 +44,19 @@ class Condition(NamedTuple):
     details: Mapping[str, Any]
     passing: bool = False
     """it has happened, and has no end of its own"""
+    episode: int = 0
+    """where more is known of it than that it is so now: its number, higher than those before"""
+    over: bool = False
+    """that episode is"""
 
 
 def conditions(state: State, options: StreamOptions, as_of: float) -> list[Condition]:
     """Return what is amiss. ``as_of``: the time (Unix seconds) up to which everything that happened is known."""
     found = [
         Condition(
-            gap.kind,
-            f"{gap.run}/{gap.shard}/{gap.first}" if gap.kind == "missing" else f"{gap.at:.6f}",
-            f"{gap.number} transitions are missing in a journal"
-            if gap.kind == "missing"
-            else f"a journal began anew; {gap.number} tasks that lived before are gone",
+            "missing" if gap.kind == "missing" else "reset",
+            _PLACES[gap.kind].format(gap=gap),
+            _TEXTS[gap.kind].format(gap=gap),
             {
                 "shard": gap.shard,
                 "run": gap.run,
@@ -58,8 +70,23 @@ def conditions(state: State, options: StreamOptions, as_of: float) -> list[Condi
     ]
     for key, books in sorted(state.books.items()):
         found += _imbalance(key, books, state.differing.get(key))
-    for key, windows in sorted(state.windows.items()):
-        found += _failing(key, windows, options, as_of)
+    judge(state, options, as_of)
+    found += [
+        Condition(
+            "failing",
+            rise.key,
+            f"{rise.share:.0%} of {rise.executions} executions failed, before that {rise.usual:.0%}",
+            {
+                "share": rise.share,
+                "usual": rise.usual,
+                "executions": rise.executions,
+                "window_start": rise.window,
+            },
+            episode=rise.window,
+            over=rise.over,
+        )
+        for rise in state.rises
+    ]
     if state.open:
         opened = options.folder / "open" / state.open
         found += stuck(opened, "in_flight", options.stuck_after, as_of)
@@ -125,28 +152,6 @@ def _imbalance(key: str, books: Books, differing: str | None) -> list[Condition]
     return [Condition("imbalance", key, "the books do not balance: " + "; ".join(parts), details)]
 
 
-def _failing(
-    key: str, windows: Mapping[int, Window], options: StreamOptions, as_of: float
-) -> Iterable[Condition]:
-    """Compare the last whole window with those before it."""
-    start = int(as_of // options.window - 1) * options.window
-    bad, all_of_them = failed(windows.get(start, Window()))
-    if all_of_them < options.failure_least:
-        return
-    share = bad / all_of_them
-    first = start - options.keep * options.window
-    before = [failed(window) for other, window in windows.items() if first <= other < start]
-    executions = sum(number for _, number in before)
-    usual = sum(number for number, _ in before) / executions if executions else 0.0
-    if share >= options.failure_share and share > options.failure_growth * usual:
-        yield Condition(
-            "failing",
-            key,
-            f"{share:.0%} of {all_of_them} executions failed, before that {usual:.0%}",
-            {"share": share, "usual": usual, "executions": all_of_them, "window_start": start},
-        )
-
-
 class Alerts:
     """Tells conditions once per episode: a line of JSON at its start and one at its end, and the same in the log.
 
@@ -158,7 +163,10 @@ class Alerts:
         self._path = path
         self.current: dict[tuple[str, str], str] = {}
         """the texts of the episodes that last"""
+        self.told: list[str] = []
+        """what was told here of that which has no end"""
         self._passed: set[tuple[str, str]] = set()
+        self._episodes: dict[tuple[str, str], int] = {}
         whole = b""
         if path.exists():
             told = path.read_bytes()
@@ -170,6 +178,7 @@ class Alerts:
             place = (record["kind"], record["of"])
             if record["phase"] == "start":
                 self.current[place] = record["text"]
+                self._episodes[place] = record.get("episode", 0)
             elif record["phase"] == "end":
                 self.current.pop(place, None)
             else:
@@ -184,15 +193,25 @@ class Alerts:
             if one.passing:
                 if place not in self._passed:
                     self._passed.add(place)
+                    self.told.append(f"{one.kind} ({one.of}): {one.text}")
                     lines.append(_line("once", one, now))
                 continue
-            lasting.add(place)
+            told = self._episodes.get(place, 0)
+            if one.episode and (
+                one.episode < told or (one.episode == told and place not in self.current)
+            ):
+                continue  # it was told to its end
+            if place in self.current and one.episode > told:
+                lines.append(self._end(place, now))
             if place not in self.current:
                 lines.append(_line("start", one, now))
+                self._episodes[place] = one.episode
             self.current[place] = one.text
-        for place in sorted(set(self.current) - lasting):
-            ended = Condition(*place, self.current.pop(place), {})
-            lines.append(_line("end", ended, now))
+            if not one.over:
+                lasting.add(place)
+            else:
+                lines.append(self._end(place, now))
+        lines += [self._end(place, now) for place in sorted(set(self.current) - lasting)]
         if lines:
             with self._path.open("ab") as file:
                 file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
@@ -203,9 +222,13 @@ class Alerts:
             _log.log(level, "%s %s (%s): %s", line["phase"], line["kind"], line["of"], line["text"])
         return len(lines)
 
+    def _end(self, place: tuple[str, str], now: float) -> dict[str, Any]:
+        return _line("end", Condition(*place, self.current.pop(place), {}), now)
+
 
 def _line(phase: str, one: Condition, now: float) -> dict[str, Any]:
     moment = dt.datetime.fromtimestamp(now, dt.UTC).isoformat()
+    episode = {"episode": one.episode} if one.episode else {}
     return {
-        "phase": phase, "kind": one.kind, "of": one.of, "at": moment, "text": one.text, **one.details,
+        "phase": phase, "kind": one.kind, "of": one.of, "at": moment, "text": one.text, **episode, **one.details,
     }  # fmt: skip

@@ -24,9 +24,10 @@ _COUNTERS = ("published", *ENDS)
 
 
 class Asked(NamedTuple):
-    """Ledgers by key, and by shard how far the journal was just before and just after they were read."""
+    """Ledgers by key; and by shard its run, its name, and how far it was just before and just after these were read."""
 
-    run: str
+    runs: dict[int, str]
+    names: dict[int, str]
     before: dict[int, int]
     after: dict[int, int]
     ledgers: dict[str, dict[str, int]]
@@ -47,18 +48,19 @@ class RedisLedgers:
 
     async def _ask(self, keys: Sequence[str]) -> Asked | None:
         settings = redis_settings(self.url, self.url_env, self.prefix, self.partitions)
-        backend = RedisBackend(settings=settings)
         try:
             async with JournalReader(settings) as reader:
-                before = [await reader.span(partition) for partition in reader.partitions]
-                ledgers = await asyncio.gather(*(backend.control.ledger(key) for key in keys))
-                after = [await reader.span(partition) for partition in reader.partitions]
+                number = len(await reader.discover())
+                backend = RedisBackend(settings=settings.model_copy(update={"partitions": number}))
+                try:
+                    before = [await reader.span(partition) for partition in reader.partitions]
+                    ledgers = await asyncio.gather(*(backend.control.ledger(key) for key in keys))
+                    after = [await reader.span(partition) for partition in reader.partitions]
+                finally:
+                    await backend.aclose()
         except BackendUnavailable:
             return None
-        finally:
-            await backend.aclose()
-        runs = {span.epoch for span in (*before, *after) if span.epoch}
-        if len(runs) != 1:
+        if [span.epoch for span in before] != [span.epoch for span in after]:
             return None
         told = {
             key: {
@@ -70,13 +72,15 @@ class RedisLedgers:
         first, second = (
             {n: span.last for n, span in enumerate(spans)} for spans in (before, after)
         )
-        return Asked(runs.pop(), first, second, told)
+        runs = {n: span.epoch for n, span in enumerate(before)}
+        return Asked(runs, dict(enumerate(reader.partitions)), first, second, told)
 
 
 def probe(state: State, asked: Asked) -> None:
     """Remember ledgers until the journal has been read up to where they were; compare at once if it has."""
     state.probe = Probe(
-        run=asked.run,
+        runs=asked.runs,
+        names=asked.names,
         before=asked.before,
         after=asked.after,
         ledgers=asked.ledgers,
@@ -91,22 +95,25 @@ def resolve(state: State) -> None:
     pending = state.probe
     if pending is None:
         return
-    if state.current() and any(pending.run not in runs for runs in state.current().values()):
+    current = state.current()
+    if any(run not in current.get(shard, [run]) for shard, run in pending.runs.items()):
         state.probe, state.baselines, state.differing = None, {}, {}
         return
     for shard, number in pending.after.items():
-        position = state.position(pending.run, shard)
-        if (position.last if position else 0) < number:
+        run = pending.runs[shard]
+        position = state.position(run, shard)
+        passed = state.offsets.get(f"{run}/{pending.names[shard]}", 0) - 1
+        if max(position.last if position else 0, passed) < number:
             return
     for key, ledger in pending.ledgers.items():
         now = Baseline(
-            run=pending.run,
+            runs=pending.runs,
             ledger=ledger,
             low=pending.low.get(key, {}),
             high=pending.high.get(key, {}),
         )
         base = state.baselines.get(key)
-        if base is None or base.run != now.run or ledger["published"] < base.ledger["published"]:
+        if base is None or base.runs != now.runs or ledger["published"] < base.ledger["published"]:
             state.baselines[key] = base = now
             if ledger["published"] > now.high.get("published", 0):
                 state.books[key].whole = False  # there were tasks before there was a journal

@@ -7,27 +7,35 @@ same from there.
 
 from __future__ import annotations
 
-import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 
-from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_spark.columns import DAMAGED
+from taskqueue_spark.offsets import Offsets
 from taskqueue_spark.service import folding
-from taskqueue_spark.service.advancing import Alive, advance, note_positions, without_old_windows
-from taskqueue_spark.service.balance import Asked, probe
+from taskqueue_spark.service.advancing import (
+    Alive,
+    advance,
+    horizon_of,
+    note_positions,
+    without_old_windows,
+)
+from taskqueue_spark.service.balance import Asked, probe, resolve
 from taskqueue_spark.service.options import StreamOptions
+from taskqueue_spark.service.rising import judge
 from taskqueue_spark.service.state import State, load, save
 from taskqueue_spark.service.windows import write_hours
 
 __all__ = ["Batches"]
-
-_DAMAGED = "damaged"
 
 
 @dataclass(frozen=True)
@@ -39,17 +47,20 @@ class Batches:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Work a batch off. Given again, it changes nothing."""
-        state = load(self.options.state)
-        query = json.loads((self.options.checkpoint / "metadata").read_text())["id"]
+        state, now = load(self.options.state), time.time()
+        query = msgspec.json.decode((self.options.checkpoint / "metadata").read_bytes())["id"]
         if number <= state.queries.get(query, -1):
             return
         if query not in state.queries:
             sweep(self.options, state, query)
-        if state.queries.keys() - {query}:  # a checkpoint was lost: numbers tell what was read
-            batch = folding.new_ones(batch, state.positions)
+        batch = folding.new_ones(batch, state.positions, horizon_of(now))
+        if state.queries.keys() - {query}:  # a checkpoint was lost
+            batch = self._unseen(batch)
         name = _name(query, number)
         self._archive(batch, name)
-        self._fold(batch, name, state)
+        state.offsets = ended(self.options.checkpoint / "offsets" / str(number))
+        former = state.open
+        self._fold(batch, name, state, now)
         state.queries[query] = number
         if self.ledgers is not None and state.probe is None and state.books:
             asked = self.ledgers(sorted(state.books))
@@ -57,37 +68,45 @@ class Batches:
                 probe(state, asked)
         save(self.options.state, state)
         for folder in (self.options.folder / "open").iterdir():
-            if folder.name != state.open:
+            if folder.name not in {state.open, former}:  # somebody may be reading that
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _unseen(self, batch: DataFrame) -> DataFrame:
+        known = self.options.out / DAMAGED
+        if not known.exists():
+            return batch
+        told = batch.sparkSession.read.schema(batch.schema).parquet(str(known))
+        return folding.unseen_damage(batch, told)
 
     def _archive(self, batch: DataFrame, name: str) -> None:
         """Write the transitions where no reader looks, then show them by one rename."""
         places = {
             "transitions": self.options.archive / f"batch={name}",
-            _DAMAGED: self.options.out / _DAMAGED / f"batch={name}",
+            DAMAGED: self.options.out / DAMAGED / f"batch={name}",
         }
         if places["transitions"].exists():  # shown last: it was all there
             return
         staging = self.options.folder / "staging"
         shutil.rmtree(staging, ignore_errors=True)
-        kind = F.when(F.col("event") == _DAMAGED, _DAMAGED).otherwise("transitions")
+        kind = F.when(F.col("event") == DAMAGED, DAMAGED).otherwise("transitions")
         (
             batch.withColumns({"kind": kind, "date": F.to_date("ts")})
             .write.partitionBy("kind", "date")
             .parquet(str(staging))
         )
-        for part in (_DAMAGED, "transitions"):
+        for part in (DAMAGED, "transitions"):
             if (staging / f"kind={part}").exists():
                 _show(staging / f"kind={part}", places[part])
         shutil.rmtree(staging, ignore_errors=True)
 
-    def _fold(self, batch: DataFrame, name: str, state: State) -> None:
+    def _fold(self, batch: DataFrame, name: str, state: State, now: float) -> None:
         """Bring what is known up to the batch, whose transitions are read from the archive."""
         spark = batch.sparkSession
         archived = self.options.archive / f"batch={name}"
-        lines = _rows(self.options.out / _DAMAGED / f"batch={name}")
+        lines = _rows(self.options.out / DAMAGED / f"batch={name}")
         if not archived.exists():
             state.damaged += lines
+            resolve(state)
             return
         transitions = spark.read.schema(batch.schema).parquet(str(archived))
         read, beginnings = folding.reads(transitions)
@@ -100,8 +119,8 @@ class Batches:
             if state.open
             else spark.createDataFrame([], folding.OPEN)
         )
-        cut = note_positions(state, read)
-        told = folding.steps(transitions, live, [one.run for one in read]).persist()
+        cut = note_positions(state, read, now)
+        told = folding.steps(transitions, live).persist()
         try:
             opened = self.options.folder / "open" / name
             folding.following(told, state.current()).write.mode("overwrite").parquet(str(opened))
@@ -113,6 +132,7 @@ class Batches:
         state.transitions += sum(one.different for one in read)
         state.damaged += lines
         write_hours(self.options.out / "metrics", state.windows, self.options.window, hours)
+        judge(state, self.options, state.frontier)
         without_old_windows(state, self.options.window, self.options.keep)
 
 
@@ -124,20 +144,32 @@ def sweep(options: StreamOptions, state: State, query: str) -> None:
     known = {
         _name(other, number) for other, last in state.queries.items() for number in range(last + 1)
     }
-    unknown = [
-        place
-        for place in options.archive.glob("batch=*")
+    folders = (options.out / DAMAGED, options.archive)
+    unknown = {
+        place.name
+        for folder in folders
+        for place in folder.glob("batch=*")
         if place.name.partition("=")[2] not in known
         and not place.name.startswith(f"batch={query[:8]}")
-    ]
+    }
     if len(unknown) > 1:
         raise ConfigurationError(
             f"{options.archive}: {len(unknown)} batches are there of which {options.state} knows nothing; "
             "bring that file back, or begin in another folder"
         )
-    for place in unknown:
-        shutil.rmtree(options.out / _DAMAGED / place.name, ignore_errors=True)
-        shutil.rmtree(place)
+    for name in unknown:
+        for folder in folders:
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def ended(path: Path) -> dict[str, int]:
+    """Return where a batch ends, by run and name of each shard; nothing where its offsets are another source's."""
+    try:
+        told = msgspec.json.decode(path.read_text().splitlines()[-1])
+        places = Offsets.of(told).plain
+        return {f"{place['run']}/{shard}": int(place["next"]) for shard, place in places.items()}
+    except (OSError, IndexError, msgspec.DecodeError, InvalidInput):
+        return {}
 
 
 def _show(written: Path, place: Path) -> None:

@@ -7,6 +7,7 @@ where nobody else can read it. So the tasks that live are a table of their own, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
@@ -14,11 +15,13 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 
+from taskqueue_spark.columns import DAMAGED, MISSING
 from taskqueue_spark.service.state import ENDS, LIVE, Position, Probe
 from taskqueue_spark.service.windows import CLASSES_PER_E, LEAST
 
 __all__ = [
     "OPEN",
+    "Beginning",
     "Count",
     "Read",
     "counted",
@@ -26,6 +29,7 @@ __all__ = [
     "new_ones",
     "reads",
     "steps",
+    "unseen_damage",
 ]
 
 OPEN = (
@@ -33,6 +37,8 @@ OPEN = (
     "tenant string, worker string, shard int, run string, seq bigint"
 )
 """the schema of the tasks that live; ``since`` is when they came into their state"""
+_POSITIONS = "run string, shard int, read bigint, heard timestamp"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Read(NamedTuple):
@@ -42,9 +48,21 @@ class Read(NamedTuple):
     run: str
     first: int
     last: int
+    """as far as it was read, be that there or missing"""
     different: int
+    """numbers that are there"""
     since: float
     until: float
+
+
+class Beginning(NamedTuple):
+    """What a batch has first of a queue."""
+
+    shard: int
+    whole: bool
+    """whether a queue begins so that has its journal from the first task on"""
+    dark: bool
+    """whether its journal was switched off"""
 
 
 class Count(NamedTuple):
@@ -58,33 +76,55 @@ class Count(NamedTuple):
     number: int
 
 
-def new_ones(batch: DataFrame, positions: Mapping[str, Position]) -> DataFrame:
-    """Leave out the transitions that were read before, by their numbers."""
+def new_ones(batch: DataFrame, positions: Mapping[str, Position], ahead: float) -> DataFrame:
+    """Leave out the transitions that were read before, by their numbers.
+
+    A number that comes with a later time than all that was read was given a second time, so that is no such; times
+    after ``ahead`` (Unix seconds) are none.
+    """
     if not positions:
         return batch
-    read = _of_each({place: position.last for place, position in positions.items()})
-    place = F.concat_ws("/", "run", F.col("shard").cast("string"))
-    return batch.where(
-        (F.col("event") == "damaged") | (F.col("seq") > F.coalesce(read[place], F.lit(0)))
+    rows = [(*_parted(place), one.last, _moment(one.until)) for place, one in positions.items()]
+    read = F.broadcast(batch.sparkSession.createDataFrame(rows, _POSITIONS))
+    fresh = (
+        (F.col("event") == DAMAGED)
+        | F.col("read").isNull()
+        | (F.col("seq") > F.col("read") + F.when(F.col("event") == MISSING, 1).otherwise(0))
+        | ((F.col("ts") > F.col("heard")) & (F.col("ts") <= F.lit(_moment(ahead))))
     )
+    return batch.join(read, ["run", "shard"], "left").where(fresh).select(*batch.columns)
 
 
-def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, str]]:
-    """Say what a batch has of each count, in the order in which they began; and the first event of each queue."""
+def unseen_damage(batch: DataFrame, known: DataFrame) -> DataFrame:
+    """Leave out what could not be read before either; ``reason`` tells one such place from another."""
+    told = F.broadcast(known.select(F.col("reason").alias("told")).distinct())
+    same = (F.col("event") == DAMAGED) & (F.col("reason") == F.col("told"))
+    return batch.join(told, same, "left_anti")
+
+
+def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
+    """Say what a batch has of each count, in the order in which they began; and how each queue begins."""
+    there = F.when(F.col("event") != MISSING, F.col("seq"))
+    settings = F.when(F.col("event") == "configured", F.col("reason"))
+    version = F.get_json_object(settings, "$.version").cast("int")
+    first = (F.col("event") == "published") | (version == 1)
     rows = (
         transitions.groupBy("shard", "run", "key")
         .agg(
-            F.min("seq").alias("first"),
-            F.max("seq").alias("last"),
-            F.count_distinct("seq").alias("different"),
+            F.min(there).alias("first"),
+            F.max(there).alias("last"),
+            F.max(F.when(F.col("event") == MISSING, F.col("seq"))).alias("behind"),
+            F.count_distinct(there).alias("different"),
             (F.unix_micros(F.min("ts")) / 1e6).alias("since"),
             (F.unix_micros(F.max("ts")) / 1e6).alias("until"),
-            F.min_by("event", "seq").alias("event"),
+            F.min_by(first, there).alias("whole"),
+            F.max(F.get_json_object(settings, "$.journal") == "false").alias("dark"),
         )
         .collect()
     )
+    of_tasks = [row for row in rows if row.first is not None]
     read: dict[tuple[int, str], Read] = {}
-    for row in rows:
+    for row in of_tasks:
         place = (row.shard, row.run)
         one = read.get(place, Read(*place, row.first, row.last, 0, row.since, row.until))
         read[place] = one._replace(
@@ -94,21 +134,31 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, str]]:
             since=min(one.since, row.since),
             until=max(one.until, row.until),
         )
-    begins = {row.key: row.event for row in sorted(rows, key=lambda row: row.since, reverse=True)}
+    for row in rows:
+        if row.behind is not None:
+            place = (row.shard, row.run)
+            one = read.get(place, Read(*place, row.behind, 0, 0, row.since, row.until))
+            read[place] = one._replace(
+                first=min(one.first, row.behind), last=max(one.last, row.behind - 1)
+            )
+    dark = {row.key for row in of_tasks if row.dark}
+    begins = {
+        row.key: Beginning(row.shard, bool(row.whole), row.key in dark)
+        for row in sorted(of_tasks, key=lambda row: row.since, reverse=True)
+    }
     return sorted(read.values(), key=lambda one: (one.since, one.run)), begins
 
 
-def steps(transitions: DataFrame, live: DataFrame, runs: Sequence[str]) -> DataFrame:
+def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
     """Put each transition beside what its task was before: ``before``, ``since``; ``ends`` tells a task's last row.
 
-    ``live`` has the schema `OPEN`; its tasks are rows of their own, with ``fresh`` 0. ``runs``: the counts of the
-    batch in the order in which they began.
+    ``live`` has the schema `OPEN`; its tasks are rows of their own, with ``fresh`` 0. A task is one of its run: what
+    another run has of that id is another task.
     """
     known = live.select(
         "key", "task_id", "state", F.col("since").alias("ts"), "published_at", "attempt", "tenant", "worker",
-        "shard", "run", "seq", F.lit("").alias("event"), F.lit(0).alias("fresh"), F.lit(0).alias("place"),
+        "shard", "run", "seq", F.lit("").alias("event"), F.lit(0).alias("fresh"),
     )  # fmt: skip
-    order = _of_each({run: place for place, run in enumerate(runs)}) if len(runs) > 1 else None
     fresh = (
         transitions.where(F.col("task_id") != "")
         .dropDuplicates(["shard", "run", "seq"])
@@ -117,10 +167,9 @@ def steps(transitions: DataFrame, live: DataFrame, runs: Sequence[str]) -> DataF
             F.when(F.col("event") == "published", F.col("ts")).alias("published_at"),
             "attempt", "tenant", "worker", "shard", "run", "seq", "event",
             F.lit(1).alias("fresh"),
-            (F.lit(0) if order is None else order[F.col("run")]).alias("place"),
         )
     )  # fmt: skip
-    task = Window.partitionBy("key", "task_id").orderBy("fresh", "place", "seq")
+    task = Window.partitionBy("key", "task_id", "run", "shard").orderBy("fresh", "seq")
     so_far = task.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     return known.unionByName(fresh).select(
         "*",
@@ -172,7 +221,9 @@ def counted(told: DataFrame, window: int, probe: Probe | None) -> list[Count]:
     happened = [_entry(F.concat(F.lit("event:"), event)), *balance, *times]
     if probe is not None:
         for side, limits in (("low:", probe.before), ("high:", probe.after)):
-            inside = (F.col("run") == probe.run) & (F.col("seq") <= _at(limits))
+            of_shard = F.col("shard").cast("string")
+            run = _of_each({str(shard): run for shard, run in probe.runs.items()})[of_shard]
+            inside = (F.col("run") == run) & (F.col("seq") <= _at(limits))
             counters = [F.when(begins, _entry(F.lit("published"))), balance[-1]]
             happened += [
                 F.when(inside & entry.isNotNull(), _entry(F.concat(F.lit(side), entry["name"])))
@@ -207,7 +258,16 @@ def _class(seconds: Column) -> Column:
     return F.floor(F.log(F.greatest(seconds, F.lit(LEAST)) / LEAST) * CLASSES_PER_E)
 
 
-def _of_each(values: Mapping[str, int]) -> Column:
+def _parted(place: str) -> tuple[str, int]:
+    run, _, shard = place.rpartition("/")
+    return run, int(shard)
+
+
+def _moment(seconds: float) -> datetime:
+    return _EPOCH + timedelta(microseconds=round(seconds * 1e6))
+
+
+def _of_each(values: Mapping[str, int | str]) -> Column:
     return F.create_map(*(F.lit(one) for item in values.items() for one in item))
 
 

@@ -11,6 +11,9 @@ from taskqueue_core.errors import InvalidInput
 
 __all__ = ["StreamOptions"]
 
+_LONGEST = 1e9
+"""seconds, some 30 years: what dates and Spark can still count back"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
@@ -45,12 +48,12 @@ class StreamOptions:
     """compare with the store's ledgers, where it can be asked for them"""
 
     def __post_init__(self) -> None:
-        if {"events", "keys"} & {name.lower() for name in self.source}:
-            raise InvalidInput("source", "a choice of events or keys", "the whole journal")
-        for name, least in {"trigger": 0.0, "stuck_after": 0.0, "failure_growth": 1.0}.items():
-            _check(name, getattr(self, name), least)
-        if self.waiting_after is not None:
-            _check("waiting_after", self.waiting_after, 0.0)
+        if {"events", "keys", "endingtimestamp"} & {name.lower() for name in self.source}:
+            raise InvalidInput("source", "a choice of events, keys or an end", "the whole journal")
+        for name in ("trigger", "stuck_after", "waiting_after"):
+            if (seconds := getattr(self, name)) is not None:
+                _check(name, seconds, 0.0, _LONGEST)
+        _check("failure_growth", self.failure_growth, 1.0)
         _check("failure_share", self.failure_share, 0.0, 1.0)
         for name in ("window", "failure_least", "keep"):
             _check(name, getattr(self, name), 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import fcntl
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.options import ReadOptions
-from taskqueue_spark.service.alerts import Alerts, conditions
+from taskqueue_spark.service.alerts import Alerts, Condition, conditions
 from taskqueue_spark.service.balance import RedisLedgers
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.options import StreamOptions
@@ -26,6 +29,7 @@ __all__ = ["Summary", "run"]
 _TICK = 0.2
 _DEFAULTS = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
 """what is missing is an alert here, and no end"""
+_SINCE = "startingtimestamp"
 _TIMES = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 """what every reader of Parquet takes for a time, and can skip files by; Spark's own is neither"""
 
@@ -39,9 +43,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """in the archive"""
     damaged: int
     balanced: bool | None
-    """over all queues; ``None`` where the journal cannot tell"""
+    """over all queues, and by the store's ledgers; ``None`` where the journal cannot tell"""
+    lost: int
+    """tasks that lived when their store began anew"""
     alerts: list[str]
-    """what is amiss now"""
+    """what is amiss now, and what this run has told that has no end"""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is known to be lost or out of balance."""
+        return self.balanced is not False and not self.lost
 
 
 def run(
@@ -55,7 +66,7 @@ def run(
 
     ``say`` gets a line per batch. The batch that is being worked on is finished first; whatever ends
     the process before that, the next run goes on where this one was, and nothing is lost or doubled. Raises Spark's
-    error where the query fails, and `ConfigurationError` where the folder is not the service's.
+    error where the query fails, and `ConfigurationError` where the folder is not the service's, or another one has it.
     """
     for folder in (options.archive, options.folder / "open"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,8 +74,8 @@ def run(
         raise ConfigurationError(
             f"{options.archive}: a snapshot is there; allowed: a folder of the service's own"
         )
-    watch = _Watch(options, say)
-    with _asked_to_stop(stop or threading.Event()) as stopping:
+    with _locked(options.folder), _asked_to_stop(stop or threading.Event()) as stopping:
+        watch = _Watch(options, say)
         query = _start(spark, options)
         try:
             while query.isActive and not stopping.is_set():
@@ -75,7 +86,20 @@ def run(
                 raise failed
         finally:
             query.stop()
-    return watch.end(query)
+        return watch.end(query, whole=options.once and not stopping.is_set())
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other services out. The system lets go of it when the process has ended, however that was."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another service is at work in {folder}: wait for it, or choose another folder"
+            ) from None
+        yield
 
 
 def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
@@ -83,6 +107,9 @@ def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
     settings = dict(options.source)
     if options.format == "taskqueue":
         settings = _DEFAULTS | settings
+        if _begun(options):
+            # That said where to begin. Now it goes on, and leaves out nothing of what came meanwhile.
+            settings = {name: value for name, value in settings.items() if name.lower() != _SINCE}
         if options.max_events is not None:
             settings.setdefault("maxEventsPerTrigger", str(options.max_events))
     reader = spark.readStream.format(options.format).options(**settings)
@@ -90,7 +117,12 @@ def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
     writer = writer.queryName("taskqueue").foreachBatch(Batches(options, _ledgers(options)))
     if options.once:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{options.trigger:g} seconds").start()
+    return writer.trigger(processingTime=f"{round(options.trigger * 1000)} milliseconds").start()
+
+
+def _begun(options: StreamOptions) -> bool:
+    offsets = options.checkpoint / "offsets"
+    return options.state.exists() or (offsets.is_dir() and any(offsets.iterdir()))
 
 
 def _ledgers(options: StreamOptions) -> RedisLedgers | None:
@@ -104,8 +136,9 @@ def _ledgers(options: StreamOptions) -> RedisLedgers | None:
 
 
 def _finish(query: StreamingQuery) -> None:
-    """Let the batch that is being worked on come to its end."""
-    while query.isActive and query.status["isTriggerActive"]:
+    """Let the batch that is being worked on come to its end, and no other begin."""
+    before = _latest(query)
+    while query.isActive and query.status["isTriggerActive"] and _latest(query) == before:
         query.awaitTermination(_TICK)  # type: ignore[arg-type] # as above
 
 
@@ -126,6 +159,12 @@ def _asked_to_stop(stop: threading.Event) -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
+def _latest(query: StreamingQuery) -> dict[str, Any] | None:
+    """Return what the query told last, which is at the end of a batch, and now and then while there is none."""
+    progress = query.lastProgress
+    return None if progress is None else msgspec.json.decode(progress.json)
+
+
 class _Watch:
     """Looks at a query: a line per batch, status.json, and alerts."""
 
@@ -134,64 +173,75 @@ class _Watch:
         self._say = say
         self._alerts = Alerts(options.folder / "alerts.jsonl")
         self._batches = 0
-        self._last: int | None = None
-        self._looked = 0.0
+        self._began = time.time()
+        self._told: dict[str, Any] | None = None
+        self._last = -1
         self._lag: int | None = None
+        self._known_to: float | None = None
+        """when all that there was had been read, if that is how it is"""
         self._figures: dict[str, Any] = {}
 
     def look(self, query: StreamingQuery) -> None:
-        """Take note of the batches since, and once per trigger of everything else."""
-        fresh = self._progress(query)
-        if fresh or time.monotonic() - self._looked >= max(self._options.trigger, 1.0):
-            self._looked = time.monotonic()
-            self._tell(caught_up=self._caught_up(query), running=True)
+        """Take note of what the query has told since. Until it tells anything nothing is known of now."""
+        if self._progress(query):
+            self._tell(running=True)
 
-    def end(self, query: StreamingQuery) -> Summary:
-        """Take note of the last batches and say what it all came to."""
+    def end(self, query: StreamingQuery, *, whole: bool) -> Summary:
+        """Take note of the last batches and say what it all came to. ``whole``: all was read that there was."""
         self._progress(query)
-        state = self._tell(caught_up=self._options.once or self._lag == 0, running=False)
+        if whole:
+            self._known_to = max(self._known_to or 0.0, self._began)
+        state = self._tell(running=False)
         balances = [books.balanced for books in state.books.values()]
+        wrong = False in balances or bool(state.differing)
+        lasting = [f"{kind} ({of}): {text}" for (kind, of), text in self._alerts.current.items()]
         return Summary(
             batches=self._batches,
             transitions=state.transitions,
             damaged=state.damaged,
-            balanced=False if False in balances else None if None in balances else True,
-            alerts=[f"{kind} ({of}): {text}" for (kind, of), text in self._alerts.current.items()],
+            balanced=False if wrong else None if None in balances else True,
+            lost=sum(books.gone for books in state.books.values()),
+            alerts=[*lasting, *self._alerts.told],
         )
 
     def _progress(self, query: StreamingQuery) -> bool:
-        fresh = False
-        for progress in query.recentProgress:
-            told = msgspec.json.decode(progress.json)
-            self._lag = _lag(told, self._lag)
-            rows = sum(source.get("numInputRows", 0) for source in told["sources"])
-            if not rows or (self._last is not None and told["batchId"] <= self._last):
-                continue
-            self._last = told["batchId"]
-            self._batches += 1
-            fresh = True
-            seconds = told["durationMs"].get("triggerExecution", 0) / 1000
-            self._figures = {
-                "batch": told["batchId"],
-                "rows": rows,
-                "batch_seconds": seconds,
-                "offset": _json(told["sources"][0].get("endOffset")),
-            }
-            behind = "" if self._lag is None else f", {self._lag} behind"
-            self._say(f"batch {told['batchId']}: {rows} rows in {seconds:.1f} s{behind}")
-        return fresh
+        """Take note of what the query has told since, and return whether that is anything."""
+        latest = _latest(query)
+        if latest is None or latest == self._told:
+            return False
+        told = [latest]
+        if self._told is None or latest["batchId"] > self._last + 1:
+            told = [msgspec.json.decode(progress.json) for progress in query.recentProgress]
+        for one in told:
+            self._note(one)
+        self._told = latest
+        return True
 
-    def _caught_up(self, query: StreamingQuery) -> bool:
-        if self._lag is not None:
-            return self._lag == 0
-        status = query.status
-        return not (status["isDataAvailable"] or status["isTriggerActive"])
+    def _note(self, told: dict[str, Any]) -> None:
+        self._lag = _lag(told, self._lag)
+        rows = sum(source.get("numInputRows", 0) for source in told["sources"])
+        all_read = not rows if self._lag is None else self._lag == 0
+        self._known_to = (
+            dt.datetime.fromisoformat(told["timestamp"]).timestamp() if all_read else None
+        )
+        if not rows or told["batchId"] <= self._last:
+            return
+        self._last = told["batchId"]
+        self._batches += 1
+        seconds = told["durationMs"].get("triggerExecution", 0) / 1000
+        self._figures = {
+            "batch": told["batchId"],
+            "rows": rows,
+            "batch_seconds": seconds,
+            "offset": _json(told["sources"][0].get("endOffset")),
+        }
+        behind = "" if self._lag is None else f", {self._lag} behind"
+        self._say(f"batch {told['batchId']}: {rows} rows in {seconds:.1f} s{behind}")
 
-    def _tell(self, *, caught_up: bool, running: bool) -> State:
-        state = load(self._options.state)
+    def _tell(self, *, running: bool) -> State:
+        state, found = self._found()
         now = time.time()
-        as_of = now if caught_up else state.frontier
-        self._alerts.tell(conditions(state, self._options, as_of), now)
+        self._alerts.tell(found, now)
         replace(
             self._options.folder / "status.json",
             {
@@ -214,6 +264,17 @@ class _Watch:
             },
         )
         return state
+
+    def _found(self) -> tuple[State, list[Condition]]:
+        """Return what is known and what is amiss; a batch may be committed meanwhile, which takes files away."""
+        while True:
+            state = load(self._options.state)
+            try:
+                known_to = max(self._known_to or 0.0, state.frontier)
+                return state, conditions(state, self._options, known_to)
+            except FileNotFoundError:
+                if load(self._options.state).open == state.open:
+                    raise
 
 
 def _lag(told: dict[str, Any], former: int | None) -> int | None:

@@ -18,6 +18,7 @@ __all__ = [
     "Gap",
     "Position",
     "Probe",
+    "Rise",
     "State",
     "Window",
     "load",
@@ -46,15 +47,16 @@ class Position(msgspec.Struct, kw_only=True):
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
     """A break in a journal."""
 
-    kind: Literal["missing", "reset"]
-    """transitions that are not there; or another count where one was being read: the store began anew"""
+    kind: Literal["missing", "reset", "back"]
+    """transitions that are not there; another count where one was being read, as the store began anew; or numbers that
+    were given a second time, as the store came back without its latest transitions"""
     shard: int
     run: str
     first: int
     last: int
     """between these, both included"""
     number: int
-    """of transitions that are missing; of tasks that are gone"""
+    """of transitions that are missing, or whose numbers were given again; of tasks that are gone"""
     at: float
 
 
@@ -96,10 +98,26 @@ class Window(msgspec.Struct, kw_only=True):
     runs: dict[int, int] = {}
 
 
+class Rise(msgspec.Struct, kw_only=True):
+    """A time in which more executions of a queue failed than before."""
+
+    key: str
+    window: int
+    """the first one"""
+    share: float
+    usual: float
+    """the share of the windows before"""
+    executions: int
+    over: bool = False
+
+
 class Probe(msgspec.Struct, kw_only=True):
     """The ledgers at a moment, which the journal has not been read up to."""
 
-    run: str
+    runs: dict[int, str]
+    """by shard"""
+    names: dict[int, str]
+    """of shards, as the source has them"""
     before: dict[int, int]
     """by shard, the last number before the ledgers were read"""
     after: dict[int, int]
@@ -112,7 +130,7 @@ class Probe(msgspec.Struct, kw_only=True):
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """A queue's ledger, and between what the journal's counts were at that moment."""
 
-    run: str
+    runs: dict[int, str]
     ledger: dict[str, int]
     low: dict[str, int]
     high: dict[str, int]
@@ -129,9 +147,11 @@ class State(msgspec.Struct, kw_only=True):
     transitions: int = 0
     damaged: int = 0
     frontier: float = 0.0
-    """when the last transition was that was read"""
+    """when the last transition was that was read, but for times that are yet to come"""
     positions: dict[str, Position] = {}
     """by ``run/shard``"""
+    offsets: dict[str, int] = {}
+    """by ``run/name``, where the last batch ended, as far as the source's offsets tell"""
     books: dict[str, Books] = {}
     windows: dict[str, dict[int, Window]] = {}
     """by key and start, the latest ones"""
@@ -141,6 +161,10 @@ class State(msgspec.Struct, kw_only=True):
     """windows that began before are closed"""
     late: int = 0
     """transitions of windows that were closed: they are in the archive and in no window"""
+    rises: list[Rise] = []
+    """the latest ones"""
+    judged: int = 0
+    """the last window that was looked at for such"""
     probe: Probe | None = None
     baselines: dict[str, Baseline] = {}
     differing: dict[str, str] = {}
@@ -156,10 +180,9 @@ class State(msgspec.Struct, kw_only=True):
         for place, position in self.positions.items():
             run, _, shard = place.rpartition("/")
             of.setdefault(int(shard), []).append((run, position))
+        latest = {shard: max(one.since for _, one in runs) for shard, runs in of.items()}
         return {
-            shard: [
-                run for run, one in runs if not any(other.since > one.until for _, other in runs)
-            ]
+            shard: [run for run, one in runs if one.until >= latest[shard]]
             for shard, runs in of.items()
         }
 
