@@ -81,7 +81,7 @@ def making(
         from taskqueue_spark.report.making import Making, Wishes  # noqa: PLC0415 - Spark takes its time
     wished = Wishes(**wishes, whole=asked.since is None)
     with taken(asked, makes=True) as shot:
-        wished = msgspec.structs.replace(wished, store=store_of(shot, live))
+        wished = msgspec.structs.replace(wished, store=store_of(shot, live), behind=shot.behind)
         yield shot, Making(shot.transitions(), shot.results, wished, shot.of_keys)
 
 

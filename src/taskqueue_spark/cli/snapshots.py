@@ -34,6 +34,8 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int
     source: dict[str, str] | None
     """options of what it was taken from just now; ``None`` if it was there before"""
+    behind: dict[str, str] | None
+    """options of what follows on it there"""
     wanted: Wanted
 
     def transitions(self) -> DataFrame:
@@ -111,11 +113,12 @@ def taken(wanted: Wanted, *, makes: bool = False) -> Iterator[Taken]:
         tables.folder(wanted.out)
     with work(wanted) as spark, tempfile.TemporaryDirectory(prefix="taskqueue-snapshot-") as folder:
         results = place = wanted.out or Path(folder)
+        behind = None
         if source is None:
             place = wanted.saved or place
             rows, damaged = (tables.rows(place, name) for name in ("transitions", "damaged"))
         else:
-            rows, damaged = take(spark, source, place)
+            rows, damaged, behind = take(spark, source, place)
         yield Taken(
             work=spark,
             place=place,
@@ -123,22 +126,28 @@ def taken(wanted: Wanted, *, makes: bool = False) -> Iterator[Taken]:
             rows=rows,
             damaged=damaged,
             source=source,
+            behind=behind,
             wanted=wanted,
         )
 
 
-def take(running: Work, source: dict[str, str], place: Path) -> tuple[int, int]:
-    """Take a snapshot, and return how many transitions it has and how much was damaged."""
+def take(running: Work, source: dict[str, str], place: Path) -> tuple[int, int, dict[str, str]]:
+    """Take a snapshot; return how many transitions it has, how much was damaged, and options of what follows on it."""
     from taskqueue_spark.columns import distinct  # noqa: PLC0415 - Spark takes its time
+    from taskqueue_spark.options import ReadOptions  # noqa: PLC0415
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415
-    from taskqueue_spark.reading import read_journal  # noqa: PLC0415
+    from taskqueue_spark.reading import pinned, read_journal  # noqa: PLC0415
 
     with running.stages.stage("read the journal") as stage:
-        journal = read_journal(running.spark, source)
+        end = pinned(ReadOptions.of(source))
+        journal = read_journal(running.spark, source | {"endingOffsets": end}, pin=False)
         # Files may have been copied beside one another; a store tells each transition once.
         journal = distinct(journal) if source["backend"] == "lines" else journal
         found = tables.snapshot(journal, place)
         stage.said = f"{found.transitions:,} transitions"
         if found.damaged:
             stage.said += f", {found.damaged:,} damaged"
-    return found.transitions, found.damaged
+    behind = {name: value for name, value in source.items() if not name.endswith("Timestamp")}
+    until = source.get("endingTimestamp")
+    behind |= {"startingTimestamp": until} if until else {"startingOffsets": end}
+    return found.transitions, found.damaged, behind | {"failOnDataLoss": "false"}

@@ -21,6 +21,7 @@ from taskqueue_spark.pipeline.history import counts, violations
 from taskqueue_spark.pipeline.latency import latency
 from taskqueue_spark.pipeline.spells import seconds_of
 from taskqueue_spark.pipeline.throughput import concurrency, throughput
+from taskqueue_spark.reading import read_journal
 
 __all__ = ["TABLES", "Making", "Telling", "Wishes", "audited"]
 
@@ -42,6 +43,8 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     """whether the transitions are all there is of their runs, none of them chosen by key"""
     store: dict[str, str] | None = None
     """options by which the store is asked what it has now; none: it is not asked"""
+    behind: dict[str, str] | None = None
+    """options by which the journal behind the transitions is read; none: there is none"""
 
     def __post_init__(self) -> None:
         """Look at them now: some are needed late."""
@@ -92,7 +95,7 @@ class Making:
         return self.made
 
     def _wanted(self) -> Iterator[str]:
-        asked = ("live", "ledgers")
+        asked = ("asked", "live", "ledgers")
         return (name for name in TABLES if self.wishes.store is not None or name not in asked)
 
 
@@ -104,10 +107,41 @@ def audited(making: Making) -> DataFrame:
     return audit(making.transitions, live=making.table("live"), grace_seconds=grace)
 
 
-def _live(making: Making) -> DataFrame:
+def _asked(making: Making) -> DataFrame:
     found = audit(making.transitions).where(F.col("verdict").isin(*_THERE))
     ids = found.select("key", "task_id").distinct().coalesce(_CHUNK)
     return live_states(ids, **making.wishes.store or {})
+
+
+def _live(making: Making) -> DataFrame:
+    """Return what the store said; of what it did not have any more, what the journal has noted in the meantime.
+
+    A task that ended behind the transitions may be forgotten before it is asked for. Where that part of the journal has
+    holes already, nobody knows: ``unknown``.
+    """
+    asked = making.table("asked")
+    absent = asked.where("state is null").select("key", "task_id")
+    if making.wishes.behind is None or absent.isEmpty():
+        return asked
+    later = read_journal(asked.sparkSession, making.wishes.behind)
+    noted = later.join(absent, ["key", "task_id"], "left_semi").groupBy("key", "task_id")
+    found = asked.join(
+        noted.agg(F.max_by("state", "seq").alias("noted")), ["key", "task_id"], "left"
+    )
+    nobody_knows = F.lit("unknown" if _cut(making.transitions, later) else None)
+    return found.withColumn("state", F.coalesce("state", "noted", nobody_knows)).drop("noted")
+
+
+def _cut(transitions: DataFrame, later: DataFrame) -> bool:
+    """Tell whether anything is missing between the last of some transitions and the last of later ones."""
+    ends = transitions.groupBy("run", "shard").agg(F.max("seq").alias("end"))
+    counts = (
+        later.where("event != 'damaged'")
+        .groupBy("run", "shard")
+        .agg(F.max("seq").alias("last"), F.count_distinct("seq").alias("there"))
+        .join(ends, ["run", "shard"], "left")
+    )
+    return not counts.where("last - coalesce(end, 0) > there").isEmpty()
 
 
 def _ledgers(making: Making) -> DataFrame:
@@ -145,6 +179,7 @@ def _capacity(making: Making) -> DataFrame:
 
 
 TABLES: dict[str, Callable[[Making], DataFrame]] = {
+    "asked": _asked,
     "live": _live,
     "audit": audited,
     "conservation": lambda making: conservation(making.table("audit")),
