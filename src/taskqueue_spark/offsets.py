@@ -18,6 +18,11 @@ _TRIALS = 4
 class Offsets(dict[str, tuple[str, int]]):
     """By shard, the run that positions count and the next position."""
 
+    def __init__(self, *places: Mapping[str, tuple[str, int]], **more: tuple[str, int]) -> None:
+        super().__init__(*places, **more)
+        self.marks: dict[str, str] = {}
+        """by shard, what stood before the position, where that is known"""
+
     @classmethod
     def parse(cls, name: str, text: str) -> Offsets:
         """Read what `text` wrote, or a person. Raises `InvalidInput`."""
@@ -34,20 +39,25 @@ class Offsets(dict[str, tuple[str, int]]):
             raise InvalidInput(name, "JSON that is no object", _ALLOWED)
         offsets = cls()
         for shard, place in told.items():
-            run, position = ("", place)
-            if isinstance(place, Mapping):
-                run, position = place.get("run", ""), place.get("next")
-            if type(position) is not int or position < 0 or not isinstance(run, str):
+            one = place if isinstance(place, Mapping) else {"next": place}
+            position, texts = one.get("next"), (one.get("run", ""), one.get("mark", ""))
+            if type(position) is not int or position < 0 or {*map(type, texts)} != {str}:
                 raise InvalidInput(name, "another value of a shard", _ALLOWED)
+            run, mark = texts
             offsets[shard] = run, position
+            if mark:
+                offsets.marks[shard] = mark
         return offsets
 
     @property
     def plain(self) -> dict[str, dict[str, str | int]]:
         """As JSON has it."""
-        return {
-            shard: {"run": run, "next": position} for shard, (run, position) in sorted(self.items())
-        }
+        places: dict[str, dict[str, str | int]] = {}
+        for shard, (run, position) in sorted(self.items()):
+            places[shard] = {"run": run, "next": position}
+            if shard in self.marks:
+                places[shard]["mark"] = self.marks[shard]
+        return places
 
     @property
     def text(self) -> str:

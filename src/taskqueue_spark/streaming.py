@@ -32,7 +32,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         options.check(stream=True)
         self._options = options
-        self._choice = choice_of(options, schema)
+        # A time says where a query begins, and not again where it goes on later.
+        self._choice = choice_of(options, schema)._replace(since=None)
         self._journal: Journal | None = None
         self._until: dict[str, Span] | None = None
 
@@ -49,7 +50,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for shard, (run, position) in places.items():
                 if shard in spans:
                     places[shard] = run, journal.at(shard, since, position, spans[shard].end)
-        return places.plain
+        return _marked(journal, spans, places).plain
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit that the options ask for."""
@@ -69,9 +70,10 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             places.setdefault(shard, (span.run, span.first))
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else _NO_LIMIT
         seconds = self._options.max_span if isinstance(limit, ReadMaxRows) else None
-        return admitted(
+        ends = admitted(
             journal, places, self._ends(spans), rows if rows < _NO_LIMIT else None, seconds
-        ).plain
+        )
+        return start if ends == told else _marked(journal, spans, ends, told).plain
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Take what there is now as all that there is."""
@@ -88,6 +90,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         journal, spans = self._now()
         begin, ends = Offsets.of(start), Offsets.of(end)
         former = renamed(begin, {shard: run for shard, (run, _) in ends.items()})
+        marks = begin.marks
         begin = Offsets(
             {former.get(one, one): begin[one] for one in sorted(begin, key=former.__contains__)}
         )
@@ -105,9 +108,18 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for there, (found, first) in places.items():
                 if found == run:
-                    part = Range(there, run, first, position)
-                    parts += parts_of(journal, part, self._options.splits)
+                    mark = marks.get(name, "") if before == run else ""
+                    part = Range(there, run, first, position, mark)
+                    parts += self._parts(journal, part, low)
         return parts
+
+    def _parts(self, journal: Journal, part: Range, low: int) -> list[InputPartition]:
+        """Plan what one shard has; ``low``: up to where it was read."""
+        if part.end < low and part.mark:  # it was taken back
+            return [Part(part._replace(start=part.end), last=False)]
+        if part.start != low:
+            part = part._replace(mark="")
+        return parts_of(journal, part, self._options.splits, last=part.start < part.end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part. Raises `HistoryMissing`."""
@@ -143,3 +155,17 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for shard, span in spans.items()
             if shard in self._until
         }
+
+
+def _marked(
+    journal: Journal, spans: dict[str, Span], places: Offsets, known: Offsets | None = None
+) -> Offsets:
+    """Note what stands before each place; where it was ``known``, as it was then."""
+    for shard, place in places.items():
+        if known is not None and known.get(shard) == place:
+            mark = known.marks.get(shard, "")
+        else:
+            mark = journal.mark(shard, place[1]) if shard in spans else ""
+        if mark:
+            places.marks[shard] = mark
+    return places

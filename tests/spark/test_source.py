@@ -99,6 +99,21 @@ def test_what_was_pinned_and_is_cut_off_is_missed(store: Store) -> None:
     assert [row["seq"] for row in rows] == list(range(71, 101))
 
 
+def test_an_end_that_is_cut_off_takes_nothing_along(store: Store) -> None:
+    """What was pinned of a shard is missed where there was anything to read of it (G8)."""
+    name = store.names[0]
+    store.call("", "XTRIM", store.journal(), "MINID", "51-0")
+    for end in (1, 40, 51):
+        assert numbers(store.options | {"endingOffsets": f'{{"{name}": {end}}}'}) == []
+    with pytest.raises(HistoryMissing, match="11 to 50"):
+        numbers(
+            store.options
+            | {"startingOffsets": f'{{"{name}": 11}}', "endingOffsets": f'{{"{name}": 14}}'}
+        )
+    with pytest.raises(HistoryMissing, match="it ends at 101"):
+        numbers(store.options | {"endingOffsets": f'{{"{name}": 140}}'})
+
+
 def test_filters_narrow_what_is_read(store: Store) -> None:
     """A filter that the source takes is not given back unless Spark has to look again (G8)."""
 

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_spark.journals import HistoryMissing
+from taskqueue_spark.offsets import Offsets
 from taskqueue_spark.reading import spark_schema
 from taskqueue_spark.source import TaskQueueDataSource
 from taskqueue_spark.streaming import JournalStream
@@ -88,7 +89,8 @@ def test_a_journal_is_read_as_it_grows(stream: Streams, store: Store) -> None:
     )
     for number, names in enumerate(seen):
         assert between(stream(store.options), places[number], places[number + 1]) == names
-    assert step(reader, start)[0] == reader.reportLatestOffset() == places[-1]
+    assert step(reader, start)[0] == places[-1]
+    assert Offsets.of(reader.reportLatestOffset()) == Offsets.of(places[-1])
     reader.commit(places[-1])
 
 
@@ -122,8 +124,7 @@ def test_what_was_trimmed_is_missed(stream: Streams, store: Store) -> None:
         strict.latestOffset(start, ALL)
     assert step(loose, start)[1] == [f"t{n}" for n in range(40, 100)]
     store.call("", "XDEL", store.journal(), "60-0")
-    middle = {name: dict(place) for name, place in end.items()}
-    middle[store.names[0]]["next"] = 50
+    middle = {**end, store.names[0]: {"run": store.epoch, "next": 50}}
     with pytest.raises(HistoryMissing, match="60 to 60"):
         step(strict, middle)
     assert len(step(loose, middle)[1]) == 50
@@ -151,6 +152,61 @@ def test_a_store_that_was_emptied_is_missed(stream: Streams, store: Store) -> No
     with pytest.raises(HistoryMissing, match="counts anew"):
         strict.latestOffset(start, ALL)
     assert step(loose, start)[1] == ["b"]
+
+
+def test_a_store_that_lost_its_latest_is_noticed(stream: Streams, store: Store) -> None:
+    """A tail that a restart or a failover lost is told, before others have its numbers and after (G8; F10, L2)."""
+    store.write([(START + n, [f"old{n + 1}"]) for n in range(100)])
+    strict, loose = stream(store.options), stream(store.options | {"failOnDataLoss": "false"})
+    start = step(strict, strict.initialOffset())[0]
+    former = {name: {**place, "mark": ""} for name, place in start.items()}
+    store.call("", "DEL", store.journal())
+    store.last[store.names[0]] = 0
+    store.write([(START + n, [f"old{n + 1}"]) for n in range(80)])
+    with pytest.raises(HistoryMissing, match="it ends at 81, and was read up to 101"):
+        strict.latestOffset(start, ALL)
+    back, names = step(loose, start)
+    assert (back[store.names[0]]["next"], names) == (81, [""])
+    store.write([(START + 1000 + n, [f"new{n + 81}"]) for n in range(40)])
+    end = strict.latestOffset(start, ALL)
+    with pytest.raises(HistoryMissing, match="lost the last that was read"):
+        between(strict, start, end)
+    assert between(loose, start, end) == ["", *(f"new{n}" for n in range(101, 121))]
+    assert step(loose, back)[1] == [f"new{n}" for n in range(81, 121)]
+    assert step(strict, end) == (end, [])
+    # Checkpoints of before have no mark.
+    assert len(step(strict, former)[1]) == 20
+
+
+def test_a_missing_end_is_told(stream: Streams, store: Store) -> None:
+    """Where the last numbers of a batch are not there, a row says so, with the number behind them (G8, G11)."""
+    store.write([(START + n, [f"t{n}"]) for n in range(10)])
+    store.call("", "XADD", store.journal(), "*", "f", "v")
+    store.call("", "HSET", f"{store.names[0]}:meta", "journal_seq", 60)
+    reader = stream(store.options | {"failOnDataLoss": "false"})
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    rows = [
+        row
+        for part in reader.partitions(start, end)
+        for batch in reader.read(part)
+        for row in batch.to_pylist()
+    ]
+    assert [row["seq"] for row in rows] == [*range(1, 11), 61]
+    assert (rows[-1]["event"], rows[-1]["run"]) == ("missing", store.epoch)
+    assert step(reader, end) == (end, [])
+
+
+def test_a_time_says_where_a_query_begins(stream: Streams, store: Store) -> None:
+    """What came before the time, but after the checkpoint, is read where a query goes on (G8, G11)."""
+    store.write([(START + n * 1_000_000, [f"t{n}"]) for n in range(10)])
+    told = store.options | {"startingTimestamp": "2026-09-21T14:13:25Z"}
+    reader = stream(told)
+    start, names = step(reader, reader.initialOffset())
+    assert names == [f"t{n}" for n in range(5, 10)]
+    store.write([(START + n * 1_000_000, [f"t{n}"]) for n in range(10, 20)])
+    later = stream(store.options | {"startingTimestamp": "2026-09-21T14:13:35Z"})
+    assert step(later, start)[1] == [f"t{n}" for n in range(10, 20)]
 
 
 def test_files_grow_come_and_go(stream: Streams, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class RedisJournal:
         assert self._opened is not None  # noqa: S101 - it was asked just now
         number = self._opened.partitions.index(shard)
         if mark and self.mark(shard, start) not in {mark, ""}:
-            text = f"what was told before {start} is lost, and its numbers stand for others now"
+            text = "the store lost the last that was read, and gives the numbers to others"
             if watch is not Watch.NOTHING:
                 raise HistoryMissing(shard, text)
             if choice.tells():
