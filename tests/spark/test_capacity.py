@@ -173,6 +173,33 @@ def test_priorities_and_a_target_out_of_reach() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tasks", "over", "held", "at_once", "target"),
+    [
+        (300, 0.0, 0.1, 10, 1.05),
+        (300, 0.0, 0.1, 300, 1.05),
+        (1000, 1.0, 1.0, 20, 60.0),
+        (300, 60.0, 0.0, 10, 1.0),
+    ],
+)
+def test_a_burst_is_no_rate_for_ever(
+    tasks: int, over: float, held: float, at_once: int, target: float
+) -> None:
+    """Tasks that came at once need the least slots that do them in time, and every figure is one of them (G10)."""
+    arrived, times = np.linspace(0, over, tasks), np.full(tasks, held)
+    started = arrived + replay(arrived, times, at_once)
+    found = advise(arrived=arrived, started=started, ended=started + times, target_wait=target)
+
+    def fits(slots: int) -> bool:
+        waits = replay(arrived, times, slots, overhead=found["overhead"])
+        return float(np.quantile(waits, 0.95)) <= target
+
+    assert found["slots"] == next(slots for slots in range(1, tasks + 1) if fits(slots))
+    assert 0 <= found["utilisation"] <= 1
+    assert found["arrival_rate"] <= min(found["rate_limit"], tasks / target)
+    assert found["expected_wait"] <= target
+
+
+@pytest.mark.parametrize(
     ("field", "wrong"),
     [("target_wait", 0.0), ("target_wait", float("inf")), ("percentile", 95.0), ("sample", 10)],
 )

@@ -70,9 +70,10 @@ def advice(
 
     Where ``reason`` is set, it says why there is no advice, and what was to be advised is null. Else:
 
-    - ``arrival_rate`` (of what is replayed), ``peak_rate`` (95th percentile over the minutes in which tasks came),
-      ``arrival_scv``; ``service_mean``, ``service_scv``: of the time from a hand-out to its end, whatever end;
-      ``load``: slots that are busy on average; ``overhead``: what a task waits though there is room;
+    - ``arrival_rate`` (of what is replayed; of a burst: until it is done), ``peak_rate`` (95th percentile over the
+      minutes in which tasks came), ``arrival_scv``; ``service_mean``, ``service_scv``: of the time from a hand-out to
+      its end, whatever end; ``load``: slots that are busy on average; ``overhead``: what a task waits though there is
+      room;
     - ``slots`` = ``max_inflight``, and what they lead to: ``utilisation``, ``peak_utilisation`` (above 1: the busiest
       minutes pile up work), ``expected_wait`` (the percentile asked for), in ``expected_low`` to ``expected_high``
       (what chance would make of it another time), ``formula_wait``, ``backlog`` (the most tasks that wait);

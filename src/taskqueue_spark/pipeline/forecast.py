@@ -40,17 +40,26 @@ def advise(
 
     All times in seconds, all of the same length, at least 2, in the order of ``arrived``. Where no number of slots
     meets the target, ``unreachable`` says so.
+
+    Slots must do what comes in the long run, so they are more than the load. But arrivals that are over before the
+    first of them need be (a target wait and a run) are a burst, of which nobody knows when the next one comes: slots
+    are then what that burst needs, and its rate is over the time until all of it is done.
     """
     held = np.maximum(ended - started, 0.0)
-    count, span = len(arrived), max(float(arrived[-1] - arrived[0]), _TICK)
-    rate, mean = (count - 1) / span, float(held.mean())
+    count, mean = len(arrived), float(held.mean())
+    span = float(arrived[-1] - arrived[0])
+    burst = span < target_wait + mean
     overhead, seen = _overhead(arrived, started, ended)
     variation = {"arrival_scv": scv(np.diff(arrived)), "held_scv": scv(held)}
     found = {
-        "sampled": count, "arrival_rate": rate, "arrival_scv": variation["arrival_scv"], "service_mean": mean,
-        "service_scv": variation["held_scv"], "load": rate * mean, "overhead": overhead,
-        **_of_workers(started, ended, workers),
+        "sampled": count, "arrival_scv": variation["arrival_scv"], "service_mean": mean,
+        "service_scv": variation["held_scv"], "overhead": overhead, **_of_workers(started, ended, workers),
     }  # fmt: skip
+
+    def flow(waits: Floats) -> dict[str, float]:
+        until = float(np.max(arrived + waits + held) - arrived[0])
+        rate = count / max(until, _TICK) if burst else (count - 1) / span
+        return {"arrival_rate": rate, "load": rate * mean}
 
     def waits(slots: int) -> Floats:
         return replay(arrived, held, slots, overhead=overhead, priorities=priorities)
@@ -58,28 +67,32 @@ def advise(
     def fits(slots: int) -> bool:
         return float(np.quantile(waits(slots), percentile)) <= target_wait
 
-    if (
-        overhead > target_wait
-        or (slots := least(fits, math.floor(rate * mean) + 1, max(count, seen))) is None
-    ):
+    recorded = flow(started - arrived)
+    at_least = 1 if burst else math.floor(recorded["load"]) + 1
+    if overhead > target_wait or (slots := least(fits, at_least, max(count, seen))) is None:
         why = f"a task that finds room waits {overhead:.3g} s already"
-        return {**found, "unreachable": why}
+        return {**found, **recorded, "unreachable": why}
     expected = waits(slots)
+    rate, load = (told := flow(expected))["arrival_rate"], told["load"]
     again = [
         float(np.quantile(replay(*other, slots, overhead=overhead), percentile))
         for other in resampled(arrived, held, _RESAMPLES, seed=count)
     ]
-    formula = wait_quantile(percentile, slots=slots, rate=rate, mean=mean + overhead, **variation)
+    formula = math.inf
+    if not burst:
+        held_for = mean + overhead
+        formula = wait_quantile(percentile, slots=slots, rate=rate, mean=held_for, **variation)
     rate_limit = slots / max(mean + overhead, _TICK)
-    burst = bucket(arrived + expected, rate_limit)
-    interval = max(1, math.ceil(burst / rate_limit))
+    tokens = bucket(arrived + expected, rate_limit)
+    interval = max(1, math.ceil(tokens / rate_limit))
     wait = float(np.quantile(expected, percentile))
     each = found["slots_per_worker"]
     return {
         **found,
+        **told,
         "slots": slots,
         "max_inflight": slots,
-        "utilisation": rate * mean / slots,
+        "utilisation": load / slots,
         "peak_utilisation": max(rate, peak_rate) * mean / slots,
         "expected_wait": wait,
         "expected_low": min(wait, *again),
@@ -87,7 +100,7 @@ def advise(
         "formula_wait": formula + overhead if math.isfinite(formula) else None,
         "backlog": _backlog(arrived, expected),
         "rate_limit": rate_limit,
-        "burst": burst,
+        "burst": tokens,
         "max_tokens": math.ceil(rate_limit * interval),
         "interval": interval,
         "workers": math.ceil(slots / each) if each else None,
