@@ -15,6 +15,8 @@ __all__ = ["session"]
 _EVERYWHERE = {
     "spark.sql.session.timeZone": "UTC",  # what the journal's times are in
     "spark.sql.python.filterPushdown.enabled": "true",  # off, a reader that takes filters cannot be used
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # it notes the line of each call, which takes as long again
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # what else reads these files knows no INT96
 }
 _LOCAL = {
     "spark.driver.host": "127.0.0.1",
