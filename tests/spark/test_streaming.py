@@ -155,7 +155,7 @@ def test_a_store_that_was_emptied_is_missed(stream: Streams, store: Store) -> No
 
 
 def test_a_store_that_lost_its_latest_is_noticed(stream: Streams, store: Store) -> None:
-    """A tail that a restart or a failover lost is told, before others have its numbers and after (G8; faults F10, L2)."""
+    """A tail that a restart or failover lost is told, before and after others have its numbers (G8; faults F10, L2)."""
     store.write([(START + n, [f"old{n + 1}"]) for n in range(100)])
     strict, loose = stream(store.options), stream(store.options | {"failOnDataLoss": "false"})
     start = step(strict, strict.initialOffset())[0]
