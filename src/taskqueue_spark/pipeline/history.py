@@ -31,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_spark.pipeline.gaps import Holes
 from taskqueue_spark.pipeline.rules import fate, flow
-from taskqueue_spark.pipeline.steps import OF_TASK, steps
+from taskqueue_spark.pipeline.steps import OF_TASK, steps, words
 from taskqueue_spark.pipeline.switches import settings
 
 __all__ = ["RULES", "counts", "violations"]
@@ -71,12 +71,13 @@ def violations(transitions: DataFrame, audited: DataFrame | None = None) -> Data
 
 def counts(found: DataFrame) -> DataFrame:
     """Return ``rule`` and ``count`` for every rule, 0 where none was broken."""
-    rules = found.sparkSession.createDataFrame([(rule,) for rule in RULES], "rule string")
+    every = f"explode(array({words(RULES)})) as rule"
     number = found.groupBy("rule").agg(F.count("*").alias("count"))
     return (
-        F.broadcast(rules)
-        .join(number, "rule", "left")
-        .select("rule", F.coalesce("count", F.lit(0)).alias("count"))
+        found.sparkSession.range(1)
+        .selectExpr(every)
+        .join(number.hint("broadcast"), "rule", "left")
+        .selectExpr("rule", "coalesce(count, 0) as count")
     )
 
 
