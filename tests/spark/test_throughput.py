@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_spark.pipeline.throughput import (
-    EVENTS,
-    concurrency,
-    streaming_metrics,
-    throughput,
-)
+from taskqueue_spark.pipeline.throughput import EVENTS, concurrency, throughput
 from tests.spark.small_journals import (
     EPOCH,
     Row,
@@ -150,30 +144,10 @@ def test_a_busy_key_is_put_in_order_step_by_step(spark: SparkSession) -> None:
     assert all("partial_sum" in plan[plan.index(keys) :] for keys in rows)
 
 
-def test_a_stream_counts_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream's windows are those of the batch, each once, when it is over for good (G10, G11)."""
-    journal = SmallJournal()
-    for second in range(0, 300, 5):
-        journal.tell(second, "published", f"t{second}")
-        journal.tell(second + 2, "delivered", f"t{second}")
-    journal.tell(600, "published", "last")
-    frame = journal.frame(spark)
-    frame.write.parquet(str(tmp_path / "in"))
-    stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "in"))
-    query = (
-        streaming_metrics(stream, "1 minute", "30 seconds")
-        .writeStream.format("memory")
-        .queryName("counted")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    found = spark.table("counted").orderBy("window_start").collect()
-    wanted = throughput(frame).where("published > 1").orderBy("window_start").collect()
-    assert found == wanted
-    assert len(found) == 5
+def test_nonsense_is_refused(spark: SparkSession) -> None:
+    """Each names its field (G10)."""
+    frame = SmallJournal().frame(spark)
     with pytest.raises(InvalidInput, match="window"):
-        streaming_metrics(stream, "1 minute", "late")
+        throughput(frame, "late")
     with pytest.raises(InvalidInput, match="by"):
         concurrency(frame, "tenant")

@@ -18,25 +18,13 @@ from pyspark.sql import functions as fn
 from taskqueue_core.entries import POISONED
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
+from taskqueue_spark.pipeline.steps import ENDED, OVER
 
-__all__ = [
-    "LAST",
-    "MICROSECONDS",
-    "executions",
-    "micros",
-    "run_ends",
-    "seconds_of",
-    "steps",
-    "waits",
-]
+__all__ = ["MICROSECONDS", "executions", "micros", "run_ends", "seconds_of", "steps"]
 
 MICROSECONDS = 1_000_000
-LAST = ("done", "dead", "expired", "cancelled", "discarded")
-"""states in which an entry is not live"""
-_OVER = ("done", "expired", "cancelled", "discarded")
-"""those that only another life can follow"""
 _FIRST = ("done", "dead", "expired", "cancelled")
-"""those that a live entry can end in"""
+"""states that a live entry can end in"""
 _ENDS = ("acked", "retried", "dead_lettered", "redelivered", "lost", "expired", "cancelled")
 """events that end an execution"""
 _VERDICTS = ("acked", "retried", "dead_lettered")
@@ -102,7 +90,7 @@ def steps(transitions: DataFrame) -> DataFrame:
         )
     )
     before = fn.col("before_state")
-    born = (event == "published") | ((event == "retried") & before.isin(*_OVER))
+    born = (event == "published") | ((event == "retried") & before.isin(*OVER))
     promoted = (event == "available") & (fn.col("before_due") <= at)
     birth = fn.struct(fn.greatest("ts", "due_at").alias("at"), "tenant", "seq")
     rows = rows.withColumns(
@@ -119,7 +107,7 @@ def steps(transitions: DataFrame) -> DataFrame:
         }
     )
     again = fn.coalesce(fn.col("revival") > fn.coalesce("birth.seq", fn.lit(0)), fn.lit(col=False))
-    ended = state.isin(*_FIRST) & ~fn.coalesce(before.isin(*LAST), fn.lit(col=False)) & ~again
+    ended = state.isin(*_FIRST) & ~fn.coalesce(before.isin(*ENDED), fn.lit(col=False)) & ~again
     verdict = event.isin(*_VERDICTS) & ~_poisoned("event", "reason")
     ran = verdict & (fn.col("before_event") == "delivered")
     return rows.withColumns(
@@ -159,21 +147,6 @@ def executions(transitions: DataFrame) -> DataFrame:
 def run_ends(transitions: DataFrame) -> DataFrame:
     """Return when each run was last heard of: run, heard_at. What was open then is taken to have ended then."""
     return transitions.groupBy("run").agg(fn.max("ts").alias("heard_at"))
-
-
-def waits(transitions: DataFrame) -> DataFrame:
-    """Return a row per time that a task waited: run, key, tenant, since, until (null if it waits still)."""
-    return (
-        steps(transitions)
-        .where(fn.col("state") == "waiting")
-        .select(
-            "run",
-            "key",
-            "tenant",
-            fn.col("waiting_since").alias("since"),
-            fn.col("after_at").alias("until"),
-        )
-    )
 
 
 def _poisoned(event: str, reason: str) -> Column:

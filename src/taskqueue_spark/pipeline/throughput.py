@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from taskqueue_core.entries import POISONED
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
+from taskqueue_spark.columns import Event
 from taskqueue_spark.pipeline.spells import MICROSECONDS, executions, micros, run_ends, seconds_of
 
-__all__ = ["EVENTS", "concurrency", "streaming_metrics", "throughput"]
+__all__ = ["EVENTS", "concurrency", "throughput"]
 
-EVENTS = (
-    "published", "available", "delivered", "acked", "retried", "redelivered", "lost", "dead_lettered",
-    "redriven", "discarded", "expired", "cancelled",
-)  # fmt: skip
+EVENTS = tuple(name for name in get_args(Event) if name != "configured")
 """what is counted, by these names"""
 _GROUPS = {"key": ("key",), "worker": ("key", "worker")}
 
@@ -46,21 +46,6 @@ def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataF
     return counted.select(
         "key", start.alias("window_start"), seconds.alias("seconds"), *_told(seconds)
     )
-
-
-def streaming_metrics(transitions: DataFrame, window: str, watermark: str) -> DataFrame:
-    """Return `throughput` for a stream: the same columns, with state for the windows that are still open alone.
-
-    ``watermark``: how late a transition may come, in the form of a window. With output mode append a window
-    comes once, when it is over for good; with update, whenever it changes. Raises `InvalidInput` for a length
-    that cannot be.
-    """
-    length, late = seconds_of(window), seconds_of(watermark)
-    rows = _of_tasks(transitions).withWatermark("ts", f"{late} seconds")
-    counted = rows.groupBy("key", fn.window("ts", f"{length} seconds")).agg(*_counts())
-    seconds = fn.lit(float(length))
-    start = fn.col("window.start").alias("window_start")
-    return counted.select("key", start, seconds.alias("seconds"), *_told(seconds))
 
 
 def concurrency(transitions: DataFrame, by: str = "key", *, step: str = "1 minute") -> DataFrame:

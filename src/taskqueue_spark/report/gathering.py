@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from taskqueue_spark.pipeline.audit import ANOMALIES
 from taskqueue_spark.pipeline.spells import steps
 from taskqueue_spark.report.making import Making
-from taskqueue_spark.report.verdict import COUNTED, Verdict, verdict_of
+from taskqueue_spark.report.verdict import COUNTED, LIVE, Verdict, verdict_of
 
 __all__ = ["Account", "Extent", "account", "extent", "gathered", "length_of"]
 
@@ -28,7 +28,6 @@ _LENGTHS = (
 )  # fmt: skip
 """seconds that a person reads off an axis"""
 _DAY = 86_400
-_ALIVE = ("waiting", "scheduled", "in_flight")
 _BEGINS = ("published", "redriven", "discarded")
 """what follows on no live state"""
 
@@ -225,7 +224,7 @@ def _flow(making: Making, found: Extent, keys: Sequence[str]) -> dict[str, Any]:
     place = F.floor((F.unix_micros("ts") / 1e6 - origin) / length).cast("int")
     event, before = F.col("event"), F.col("before_state")
     # A task that is first seen later than its beginning was there already.
-    was = F.coalesce(before.isin(*_ALIVE), ~event.isin(*_BEGINS))
+    was = F.coalesce(before.isin(*LIVE), ~event.isin(*_BEGINS))
     counted = (
         making.mine(steps(making.transitions))
         .groupBy(F.when(F.col("key").isin(*keys), F.col("key")).alias("key"), place.alias("place"))
@@ -234,7 +233,7 @@ def _flow(making: Making, found: Extent, keys: Sequence[str]) -> dict[str, Any]:
             F.count_if(event == "acked").alias("completed"),
             F.count_if(event.isin("retried", "dead_lettered")).alias("failed"),
             F.count_if(event.isin("lost", "redelivered")).alias("redelivered"),
-            (F.count_if(F.col("state").isin(*_ALIVE)) - F.count_if(was)).alias("change"),
+            (F.count_if(F.col("state").isin(*LIVE)) - F.count_if(was)).alias("change"),
             F.count_if(before.isNull() & was).alias("earlier"),
         )
     )

@@ -22,10 +22,11 @@ from taskqueue_spark.pipeline.latency import latency
 from taskqueue_spark.pipeline.spells import seconds_of
 from taskqueue_spark.pipeline.throughput import concurrency, throughput
 from taskqueue_spark.reading import read_journal
+from taskqueue_spark.report.verdict import LIVE
 
 __all__ = ["TABLES", "Making", "Telling", "Wishes", "audited"]
 
-_THERE = ("waiting", "scheduled", "in_flight", "dead_lettered")
+_THERE = (*LIVE, "dead_lettered")
 """verdicts on what the store still has"""
 _CHUNK = 8
 """tasks of Spark that ask the store at once: it has other work"""

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["COUNTED", "Verdict", "verdict_of"]
+__all__ = ["COUNTED", "LIVE", "Verdict", "verdict_of"]
 
 Kind = Literal["lost", "unbalanced", "violated", "unknown", "balanced", "empty"]
 _ENDS = ("completed", "dead_lettered", "discarded", "expired", "cancelled")
-_LIVE = ("waiting", "scheduled", "in_flight")
-COUNTED = ("published", "earlier", *_ENDS, *_LIVE, "unknown", "lost")
+LIVE = ("waiting", "scheduled", "in_flight")
+"""verdicts on what has no end, by the names of its states"""
+COUNTED = ("published", "earlier", *_ENDS, *LIVE, "unknown", "lost")
 """what the conservation table counts of each queue"""
 _TITLES: dict[Kind, str] = {
     "lost": "Tasks were lost",
@@ -94,7 +95,7 @@ def _account(total: Mapping[str, int], *, asked: bool) -> Iterable[str]:
     begun = total["published"] + total["earlier"]
     ends = [_many(total[name], _word(name)) for name in _ENDS if total[name]]
     yield f"Of {_tasks(begun)}, {_listed(ends) or 'none has ended'}."
-    if live := [_many(total[name], _word(name)) for name in _LIVE if total[name]]:
+    if live := [_many(total[name], _word(name)) for name in LIVE if total[name]]:
         seen = (
             "as the store says"
             if asked
