@@ -33,8 +33,8 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
     in it, and they were given at least as many deliveries as they are.
 
     Jain's index of n members is (sum of x)² / (n * sum of x²), from 1/n (one has it all) to 1 (all the same),
-    where x is a member's deliveries divided by the tenant's weight, as the queue's settings last told it.
-    Columns:
+    where x is a member's deliveries divided by the tenant's weight, as the queue's settings last told it (1
+    where the journal has none of them). Columns:
 
     - ``windows`` that were contended; of these ``jain``, the mean of their indexes by deliveries,
       ``jain_lowest``, and ``shares`` of the deliveries that went to competing members: an array of (member,
