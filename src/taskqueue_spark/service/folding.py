@@ -12,6 +12,7 @@ from functools import reduce
 from operator import or_
 from typing import NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 
@@ -37,7 +38,14 @@ OPEN = (
     "tenant string, worker string, shard int, run string, seq bigint"
 )
 """the schema of the tasks that live; ``since`` is when they came into their state"""
-_POSITIONS = "run string, shard int, read bigint, heard timestamp"
+_POSITIONS = pa.schema(
+    [
+        ("run", pa.string()),
+        ("shard", pa.int32()),
+        ("read", pa.int64()),
+        ("heard", pa.timestamp("us", tz="UTC")),
+    ]
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -85,7 +93,9 @@ def new_ones(batch: DataFrame, positions: Mapping[str, Position], ahead: float) 
     if not positions:
         return batch
     rows = [(*_parted(place), one.last, _moment(one.until)) for place, one in positions.items()]
-    read = F.broadcast(batch.sparkSession.createDataFrame(rows, _POSITIONS))
+    columns = zip(*rows, strict=True)
+    known = pa.table([*map(pa.array, columns, _POSITIONS.types)], schema=_POSITIONS)
+    read = F.broadcast(batch.sparkSession.createDataFrame(known))
     fresh = (
         (F.col("event") == DAMAGED)
         | F.col("read").isNull()
