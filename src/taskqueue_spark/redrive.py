@@ -1,7 +1,8 @@
 """Deciding about dead letters in bulk: rows of key and task id are made waiting again, or discarded.
 
-A row whose task is not dead (any more) is passed over, so a task of Spark that is tried again does no harm, and neither
-does doing all of it twice. Whoever dies again in between is dead, and is redriven by a second run.
+A row whose task is not dead (any more) is passed over, so a task of Spark that is tried again, a micro-batch that is
+replayed and doing all of it twice find nothing left to do. But whoever died again in between is dead, and is decided
+about again.
 """
 
 from __future__ import annotations

@@ -238,5 +238,10 @@ def test_what_a_job_says(
     bad = pq.read_table(tmp_path / "aside").to_pydict()
     assert bad["task_id"] == ["a b"] * 6
     assert set(bad["payload"]) == {'{"n":0}', '{"n":1}', '{"n":2}'}
+    before = set((tmp_path / "aside").iterdir())
+    taken = tasks(spark, 0, 1).selectExpr("task_id", "'1' AS payload", "key")
+    with pytest.raises(PySparkException, match="is taken in queue 'k'"):
+        writing.publish(rows.union(taken), **told, **aside)
+    assert set((tmp_path / "aside").iterdir()) == before
     with pytest.raises(PySparkException, match="unknown options: quue"):
         rows.write.format("taskqueue").options(**told, quue="k").mode("append").save()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import types as spark
 
 from taskqueue_core.backend import Backend
@@ -23,14 +24,17 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.tasks import Published, Task
 from taskqueue_redis.journal import JournalReader, entries_of
+from taskqueue_spark.sink import feed as feed_module
 from taskqueue_spark.sink import writing
 from taskqueue_spark.sink.feed import Feed
 from taskqueue_spark.sink.options import SinkOptions
 from taskqueue_spark.sink.store import Store
+from tests.redis.backends import until
 from tests.redis.clusters import Cluster
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
 
+LARGE = b'"' + b"x" * 199_998 + b'"'
 SCHEMA = spark.StructType().add("task_id", spark.StringType()).add("key", spark.StringType())
 
 
@@ -177,11 +181,15 @@ def test_bad_rows(told: dict[str, str], tmp_path: Any) -> None:
     sent = writer.write(iter(bad))
     assert isinstance(sent, writing.Sent)
     assert (sent.confirmed, sent.invalid) == (1, 2)
+    # A copy of the task that was slower, and one that was killed.
+    assert isinstance(writer.write(iter(bad)), writing.Sent)
+    assert len(list(tmp_path.iterdir())) == 2
     writer.commit([sent, None])
     (file,) = tmp_path.iterdir()
     assert not file.name.startswith(".")
-    writer.abort([sent])
-    assert file.exists()
+    writer.write(iter(bad))
+    writer.abort([])
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_wrong_address_is_told_at_once(
@@ -194,6 +202,73 @@ def test_a_wrong_address_is_told_at_once(
         BackendUnavailable, match="nothing was written, as the store is out of reach"
     ):
         writing.writer(nowhere, SCHEMA, overwrite=False)
+
+
+class Context:
+    """What a task of a stream knows."""
+
+    def __init__(self, batch: str) -> None:
+        self.batch = batch
+
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802 - Spark's name
+        """As Spark does."""
+        return {"sql.streaming.queryId": "q", "streaming.sql.batchId": self.batch}[name]
+
+    def partitionId(self) -> int:  # noqa: N802 - as above
+        """As Spark does."""
+        return 0
+
+
+def test_a_stream_to_a_wrong_address_is_told_at_once(
+    told: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch waits for no store that was never there; later ones do (G8; fault L2)."""
+    monkeypatch.setenv("TASKQUEUE_REDIS_OPERATION_TIMEOUT", "0.2")
+    nowhere = told | {"url": "redis://127.0.0.1:1"}
+    for batch, options, error in (
+        ("0", nowhere, "nothing was written, as the store is out of reach"),
+        ("7", nowhere | {"wait": "0"}, "(?!nothing was written)"),
+    ):
+        monkeypatch.setattr(TaskContext, "get", lambda batch=batch: Context(batch))
+        writer = writing.stream_writer(options, SCHEMA, overwrite=False)
+        with pytest.raises(BackendUnavailable, match=error):
+            writer.write(iter(rows(5)))
+    monkeypatch.setattr(TaskContext, "get", lambda: Context("0"))
+    sent = writing.stream_writer(told, SCHEMA, overwrite=False).write(iter(rows(5)))
+    assert isinstance(sent, writing.Sent)
+    assert (sent.confirmed, sent.query) == (5, "q")
+
+
+async def test_large_payloads(told: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No publish has more than a megabyte of them, and what waits for room is bounded by bytes too (G8)."""
+    monkeypatch.setattr(feed_module, "_HELD_BYTES", 3_000_000)
+    options = SinkOptions.read(told)
+    async with options.store.opened() as backend:
+        control = control_of(backend)
+        settings = await control.configure("full", QueueSettings(capacity=2))
+        large = [Task(key="k", id=f"t{n}", payload=LARGE) for n in range(10)]
+        sizes: list[int] = []
+        insist = Feed._insist
+
+        async def insisted(self: Feed, tasks: Sequence[Task], wait: float) -> Any:
+            sizes.append(sum(len(task.payload) for task in tasks))
+            return await insist(self, tasks, wait)
+
+        monkeypatch.setattr(Feed, "_insist", insisted)
+        feeding = await feed(backend, options, large)
+        assert feeding.counts[Published.ACCEPTED] == 10
+        assert sum(sizes) == 2_000_000
+        assert max(sizes) <= 1_048_576
+        async with Feed(backend, options) as feeding:
+            many = [Task(key="full", id=f"t{n}", payload=LARGE) for n in range(40)]
+            sending = asyncio.create_task(feeding.send(many))
+            await until(lambda: feeding._bytes > 3_000_000)
+            assert not sending.done()
+            assert feeding._bytes < 4_500_000
+            await control.configure("full", settings.model_copy(update={"capacity": 99}))
+            await sending
+        assert feeding.counts[Published.ACCEPTED] == 40
+        assert feeding._bytes == 0
 
 
 async def test_a_cluster_and_its_journals(redis_cluster: Cluster, redis_prefix: str) -> None:

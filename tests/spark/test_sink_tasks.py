@@ -14,7 +14,7 @@ from pyspark.sql import types as spark
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.tasks import Task
 from taskqueue_spark.sink import writing
-from taskqueue_spark.sink.invalid import Aside, drop, reveal
+from taskqueue_spark.sink.invalid import Aside, job_of, reveal, sweep
 from taskqueue_spark.sink.options import RedriveOptions, SinkOptions
 from taskqueue_spark.sink.store import Store
 from taskqueue_spark.sink.tasks import TaskReader
@@ -176,7 +176,7 @@ def test_what_a_sink_refuses() -> None:
 
 def spoil(folder: str, batch: pa.RecordBatch) -> None:
     """Fail after a row was put aside."""
-    with Aside(folder) as aside:
+    with Aside(folder, "job") as aside:
         aside.put(batch, [1], ["this"])
         aside.put(batch, [9], ["what is not there"])
 
@@ -187,7 +187,7 @@ def test_bad_rows_are_put_aside_once(tmp_path: Any) -> None:
     batch = pa.record_batch({"task_id": ["a", "b", "c"]})
     names = []
     for _ in range(3):
-        with Aside(folder) as aside:
+        with Aside(folder, "job") as aside:
             aside.put(batch, [0], ["this"])
             aside.put(batch, [2], ["that"])
         names.append(aside.name)
@@ -196,11 +196,17 @@ def test_bad_rows_are_put_aside_once(tmp_path: Any) -> None:
     reveal(folder, names[0], "7-00000")
     reveal(folder, names[1], "7-00000")
     reveal(folder, names[1], "7-00000")
-    drop(folder, [names[1], names[2]])
+    with Aside(folder, "other") as aside:
+        aside.put(batch, [0], ["this"])
+    assert {job_of(name) for name in names} == {"job"}
+    sweep(folder, "job")
+    assert len(list((tmp_path / "aside").iterdir())) == 2
+    sweep(folder, "other")
+    sweep(str(tmp_path / "none"), "other")
     (file,) = (tmp_path / "aside").iterdir()
     assert file.name == "7-00000.parquet"
     assert pq.read_table(file).to_pydict() == {"task_id": ["a", "c"], "reason": ["this", "that"]}
-    for nothing in (Aside(folder), Aside(None)):
+    for nothing in (Aside(folder, "job"), Aside(None, "job")):
         with nothing:
             nothing.put(batch, [], [])
         assert nothing.name == ""

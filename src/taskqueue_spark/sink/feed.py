@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +28,10 @@ __all__ = ["Feed", "demand_window"]
 
 _HELD = 10_000
 """tasks that wait for room in their queues while those of other queues pass; with more nothing is read on"""
+_HELD_BYTES = 64 * 1024 * 1024
+"""and what their payloads may have"""
+_CHUNK_BYTES = 1024 * 1024
+"""what the payloads of one publish may have, unless it is of one task"""
 _SLICE = 30.0
 """seconds of waiting for room after which it is looked whether there was any progress"""
 _PAUSE = RetryPolicy(base=0.1, cap=5.0)
@@ -52,6 +57,7 @@ class Feed:
         self._options = options
         self._known: set[str] = set()
         self._held: dict[str, deque[Task]] = {}
+        self._bytes = 0
         self._progress = asyncio.Event()
         self._under_way: asyncio.Task[None] | None = None
         self._due = 0.0
@@ -73,18 +79,22 @@ class Feed:
             raise failures.exceptions[0] from None
 
     async def send(self, tasks: Sequence[Task]) -> None:
-        """Have a chunk published once the one before it is; returns when it is on its way.
+        """Have tasks published once those before them are; returns when they are on their way.
 
-        A failure of this or of an earlier one cancels the caller: leaving the context raises it.
+        A failure of these or of earlier ones cancels the caller: leaving the context raises it.
         """
-        if self._under_way is not None:
-            await self._under_way
-        while sum(map(len, self._held.values())) > _HELD:
-            self._progress.clear()
-            await self._progress.wait()
-        await self._in_time(len(tasks))
-        self._under_way = self._group.create_task(self._publish(tasks))
-        await asyncio.sleep(0)  # it is sent before the caller makes the next one ready
+        start = 0
+        while start < len(tasks):
+            chunk = _chunk(tasks, start, self._options.chunk)
+            start += len(chunk)
+            if self._under_way is not None:
+                await self._under_way
+            while sum(map(len, self._held.values())) > _HELD or self._bytes > _HELD_BYTES:
+                self._progress.clear()
+                await self._progress.wait()
+            await self._in_time(len(chunk))
+            self._under_way = self._group.create_task(self._publish(chunk))
+            await asyncio.sleep(0)  # it is sent before the caller makes the next one ready
 
     async def _in_time(self, number: int) -> None:
         """Wait until the rate allows so many more."""
@@ -102,29 +112,33 @@ class Feed:
             free = [task for task in tasks if task.key not in self._held]
             for task in tasks:
                 if task.key in self._held:
-                    self._held[task.key].append(task)
-                    self.counts[Published.REFUSED] += 1
+                    self._hold(task)
         else:
             free = list(tasks)
         for task in self._settle(free, await self._insist(free, 0)):
-            self.counts[Published.REFUSED] += 1
             if task.key not in self._held:
                 self._held[task.key] = deque()
                 self._group.create_task(self._wait_for_room(task.key))
-            self._held[task.key].append(task)
+            self._hold(task)
+
+    def _hold(self, task: Task) -> None:
+        self._held[task.key].append(task)
+        self._bytes += len(task.payload)
+        self.counts[Published.REFUSED] += 1
 
     async def _wait_for_room(self, key: str) -> None:
         """Publish what is held of a queue, as it lets it in."""
         held, loop = self._held[key], asyncio.get_running_loop()
         stuck = loop.time()
         while held:
-            part = [held[n] for n in range(min(len(held), self._options.chunk))]
+            part = _chunk(held, 0, self._options.chunk)
             left = stuck + self._options.wait - loop.time()
             answers = await self._insist(part, max(0.0, min(_SLICE, left)))
             refused = self._settle(part, answers)
             for _ in part:
                 held.popleft()
             held.extendleft(reversed(refused))
+            self._bytes -= _size(part) - _size(refused)
             if len(refused) < len(part):
                 stuck = loop.time()
                 self._progress.set()
@@ -186,6 +200,22 @@ async def demand_window(backend: Backend, key: str, horizon: float | None) -> No
             f"queue {key!r} remembers tasks for {window:g} s after their end, less than option replayHorizon "
             f"({horizon:g} s); set its dedupe_window to that at least, or the option lower"
         )
+
+
+def _chunk(tasks: Sequence[Task], start: int, number: int) -> list[Task]:
+    """Return what is published at once, from a place on: at least one task."""
+    chunk: list[Task] = []
+    left = _CHUNK_BYTES
+    for task in islice(tasks, start, start + number):
+        left -= len(task.payload)
+        if chunk and left < 0:
+            break
+        chunk.append(task)
+    return chunk
+
+
+def _size(tasks: Sequence[Task]) -> int:
+    return sum(len(task.payload) for task in tasks)
 
 
 def _given_up(refused: Confirmation, wait: float) -> QueueFull:

@@ -28,7 +28,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None = None
     """the key of rows without one"""
     chunk: int = 250
-    """tasks of one publish: what others wait for meanwhile are a few milliseconds"""
+    """tasks of one publish at most, fewer where they are large: what others wait for are a few milliseconds"""
     wait: float = 3600.0
     """how long without any progress a queue may refuse for want of room, or the store be out of reach"""
     rate: float | None = None

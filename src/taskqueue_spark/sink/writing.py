@@ -31,7 +31,7 @@ from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.tasks import Published
 from taskqueue_spark.redrive import RedriveWriter, StreamRedriveWriter
 from taskqueue_spark.sink.feed import Feed, demand_window
-from taskqueue_spark.sink.invalid import Aside, drop, reveal
+from taskqueue_spark.sink.invalid import Aside, job_of, reveal, sweep
 from taskqueue_spark.sink.messages import messages_of
 from taskqueue_spark.sink.options import SinkOptions, resource_of
 from taskqueue_spark.sink.tasks import TaskReader
@@ -40,6 +40,7 @@ __all__ = ["Sent", "publish", "stream_writer", "writer"]
 
 _log = logging.getLogger("taskqueue.spark")
 _QUERY = "sql.streaming.queryId"
+_BATCH = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class _Publishing:
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self._reader = TaskReader.of(schema, options.queue)
+        self._job = secrets.token_hex(8)
 
     async def look(self) -> None:
         """Raise `BackendUnavailable` if the store is out of reach, `ConfigurationError` if its queue does not fit.
@@ -103,7 +105,7 @@ class _Publishing:
 
     async def _publish(self, batches: Iterator[pa.RecordBatch]) -> Sent:
         chunk, invalid = self._options.chunk, 0
-        with Aside(self._options.invalid_path) as aside:
+        with Aside(self._options.invalid_path, self._job) as aside:
             async with (
                 self._options.store.opened() as backend,
                 Feed(backend, self._options) as feed,
@@ -131,10 +133,13 @@ class _Publishing:
 
     def _commit(self, messages: list[WriterCommitMessage | None], of: str) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]
-        for one in sent:
-            if one.hidden and self._options.invalid_path is not None:
-                name = "-".join(filter(None, (one.query, of, f"{one.partition:05}")))
-                reveal(self._options.invalid_path, one.hidden, name)
+        folder = self._options.invalid_path
+        aside = [one for one in sent if one.hidden] if folder is not None else []
+        for one in aside:
+            name = "-".join(filter(None, (one.query, of, f"{one.partition:05}")))
+            reveal(str(folder), one.hidden, name)
+        for job in {job_of(one.hidden) for one in aside}:
+            sweep(str(folder), job)
         total = sum(sent, Sent())
         _log.info("published: %s", ", ".join(f"{getattr(total, n):,} {n}" for n in _COUNTS))
 
@@ -142,7 +147,9 @@ class _Publishing:
         """Take nothing back: workers may have the tasks. Spark calls this after a commit that failed, too."""
         if self._options.invalid_path is not None:
             sent = [message for message in messages if isinstance(message, Sent)]
-            drop(self._options.invalid_path, (one.hidden for one in sent if one.hidden))
+            # Spark may have made another writer for this than for the tasks.
+            for job in {self._job, *(job_of(one.hidden) for one in sent if one.hidden)}:
+                sweep(self._options.invalid_path, job)
 
 
 async def _arriving(batches: Iterator[pa.RecordBatch]) -> AsyncIterator[pa.RecordBatch]:
@@ -152,18 +159,20 @@ async def _arriving(batches: Iterator[pa.RecordBatch]) -> AsyncIterator[pa.Recor
 
 
 class _BatchWriter(_Publishing, DataSourceArrowWriter):
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._run = secrets.token_hex(8)
-
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._commit(messages, self._run)
+        self._commit(messages, self._job)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._abort(messages)
 
 
 class _StreamWriter(_Publishing, DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        context = TaskContext.get()
+        if context is not None and context.getLocalProperty(_BATCH) == "0":
+            asyncio.run(self.look())  # later ones wait for a store that there was
+        return super().write(iterator)
+
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._commit(messages, str(batchId))
 
@@ -207,8 +216,12 @@ def publish(df: DataFrame, **options: str) -> Sent:
     batch = _BatchWriter(SinkOptions.read(options), df.schema)
     one = df.sparkSession.range(1, numPartitions=1)
     messages_of(one, batch.reached, Sent)
-    sent = messages_of(df, batch.write, Sent)
-    batch.commit([*sent])
+    try:
+        sent = messages_of(df, batch.write, Sent)
+        batch.commit([*sent])
+    except BaseException:
+        batch.abort([])
+        raise
     return sum(sent, Sent())
 
 
