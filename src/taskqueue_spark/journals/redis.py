@@ -108,7 +108,8 @@ class RedisJournal:
             if watch is not Watch.NOTHING:
                 raise HistoryMissing(shard, text)
             if choice.tells():
-                yield damage([(number, int(mark), f"{shard}: {text}")], choice.schema)
+                time = _sound(int(mark)) if mark.isdecimal() else 0
+                yield damage([(number, time, f"{shard}: {text}")], choice.schema)
         told = self._opened.read(shard, start, end - 1)
         seen = _Seen(part, number, choice, lambda: self.time(shard, start) or 0)
         try:
