@@ -56,7 +56,7 @@ def note_positions(state: State, read: Sequence[Read], now: float) -> bool:
         heard = one if one.different or known is None else known  # what is missing has no time
         since, until = min(heard.since, ahead), min(heard.until, ahead)
         state.positions[place] = Position(
-            last=max(one.last, known.last if known else 0),
+            last=one.last if again or known is None else max(one.last, known.last),
             missing=lacking + (known.missing if known else 0),
             since=min(since, known.since if known else since),
             until=max(until, known.until if known else until),
