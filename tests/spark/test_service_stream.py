@@ -32,6 +32,7 @@ from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.state import State, load
 from tests.redis.servers import RedisServer, wait_until
 from tests.spark.as_lines import lines_of
+from tests.spark.journaling import START, Store
 from tests.spark.small_journals import Row, SmallJournal
 from tests.spark.synthetic import Made, made
 
@@ -290,3 +291,29 @@ async def test_a_store_is_watched(
     ]  # fmt: skip
     assert told[0]["first"] == position.last + 1
     assert "published: 3 more by the ledger" in told[1]["text"]
+
+
+def test_a_store_that_lost_its_latest(
+    spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """A store that came back without its latest is told, and what its journal lacks at the end (G11; fault L2)."""
+    store = Store(redis_server, redis_prefix, partitions=2)
+    (name, _), journal = store.names, store.journal()
+    options = StreamOptions(out=tmp_path / "out", source=store.options, once=True, ledger=False)
+    store.write([(START + n, [f"t{n}"]) for n in range(30)])
+    assert run(spark, options).balanced is True
+    for number in range(21, 31):
+        redis_server.call("XDEL", journal, f"{number}-0")
+    redis_server.call("XSETID", journal, "20-0")
+    redis_server.call("HSET", f"{name}:meta", "journal_seq", 20)
+    run(spark, options)
+    store.last[name] = 20
+    store.write([(START + 1000, ["u1", "u2"])])
+    redis_server.call("HSET", f"{name}:meta", "journal_seq", 25)
+    summary = run(spark, options)
+    assert (summary.balanced, summary.transitions) == (None, 32)
+    state = load(options.state)
+    assert [(gap.kind, gap.first, gap.last, gap.number) for gap in state.gaps] == [
+        ("back", 21, 30, 2), ("missing", 21, 25, 3),
+    ]  # fmt: skip
+    assert len(summary.alerts) == 2

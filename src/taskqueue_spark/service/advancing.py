@@ -47,7 +47,7 @@ def note_positions(state: State, read: Sequence[Read], now: float) -> bool:
         if known is not None and again:
             back = Gap(
                 kind="back", shard=one.shard, run=one.run, first=one.first, last=known.last,
-                number=min(one.last, known.last) - one.first + 1, at=one.since,
+                number=min(one.different, known.last - one.first + 1), at=one.since,
             )  # fmt: skip
             state.gaps.append(back)
         # What was cut off before anybody read it is nothing that happened now.
