@@ -41,7 +41,7 @@ from taskqueue_spark.offsets import Offsets, checked, renamed
 from taskqueue_spark.options import Places, ReadOptions, microseconds
 
 __all__ = [
-    "FilteringReader", "JournalReader", "Part", "choice_of", "parts_of", "pinned", "read_journal", "spans_of",
+    "FilteringReader", "JournalReader", "Part", "choice_of", "extent", "parts_of", "pinned", "read_journal", "spans_of",
     "spark_schema", "starting",
 ]  # fmt: skip
 
@@ -246,6 +246,13 @@ def pinned(options: ReadOptions) -> str:
     with ThreadPoolExecutor(1) as thread:  # a notebook's own has an event loop that runs
         spans = thread.submit(look).result()
     return ending(options.ending, spans).text
+
+
+def extent(options: ReadOptions) -> int:
+    """Return about how many transitions a journal has. Raises `ConfigurationError` and `BackendUnavailable`."""
+    with opened(options, torn=True) as journal:
+        spans = spans_of(options, journal).items()
+        return sum(journal.rows(shard, span.first, span.end) for shard, span in spans)
 
 
 def read_journal(

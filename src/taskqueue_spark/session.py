@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.java import ensure_java
 
-__all__ = ["session"]
+__all__ = ["LITTLE", "session"]
 
 _EVERYWHERE = {
     "spark.sql.session.timeZone": "UTC",  # what the journal's times are in
@@ -28,6 +28,12 @@ _LOCAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+LITTLE = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+}
+"""for little data, which is done sooner than Java has compiled how to do it best"""
 
 
 def session(

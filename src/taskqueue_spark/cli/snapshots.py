@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Taken", "source_of", "store_options", "take", "taken"]
 
+_LITTLE = 100_000
+"""transitions, below which compiling takes Spark longer than it saves"""
+
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot."""
@@ -94,6 +97,17 @@ def store_options() -> dict[str, str]:
     return options
 
 
+def _extent(source: dict[str, str] | None, wanted: Wanted) -> int:
+    """Return about how many transitions there are, which is known before Spark has started."""
+    from taskqueue_spark.options import ReadOptions  # noqa: PLC0415 - Spark takes its time
+    from taskqueue_spark.pipeline import tables  # noqa: PLC0415
+    from taskqueue_spark.reading import extent  # noqa: PLC0415
+
+    if source is None:
+        return tables.rows(wanted.saved or Path(), "transitions")
+    return extent(ReadOptions.of(source))
+
+
 @contextmanager
 def taken(wanted: Wanted, *, makes: bool = False) -> Iterator[Taken]:
     """Start Spark and take a snapshot, unless there is one (``--from``). ``makes``: tables are made of it.
@@ -111,7 +125,11 @@ def taken(wanted: Wanted, *, makes: bool = False) -> Iterator[Taken]:
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - it imports Spark
     if wanted.out is not None:
         tables.folder(wanted.out)
-    with work(wanted) as spark, tempfile.TemporaryDirectory(prefix="taskqueue-snapshot-") as folder:
+    little = _extent(source, wanted) < _LITTLE
+    with (
+        work(wanted, little=little) as spark,
+        tempfile.TemporaryDirectory(prefix="taskqueue-snapshot-") as folder,
+    ):
         results = place = wanted.out or Path(folder)
         behind = None
         if source is None:

@@ -74,21 +74,23 @@ def needed() -> Iterator[None]:
 
 
 @contextmanager
-def work(wanted: Engine) -> Iterator[Work]:
+def work(wanted: Engine, *, little: bool = False) -> Iterator[Work]:
     """Start Spark, and end it with the context. What it and its Java say goes to a file that is shown in an error.
 
+    ``little``: there is so little to do that nothing is worth being compiled for it.
     Raises `ConfigurationError`, and `SparkFailed` for whatever fails within.
     """
     with needed():
         importlib.import_module("pyspark")
         importlib.import_module("pyarrow")
-        from taskqueue_spark.session import session  # noqa: PLC0415 - Spark takes its time
+        from taskqueue_spark.session import LITTLE, session  # noqa: PLC0415 - Spark takes its time
+    conf = (LITTLE if little and not wanted.elsewhere else {}) | wanted.conf
     with tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder, _told_on() as stages:
         log = Path(folder) / "spark.log"
         logging.getLogger().addFilter(_not_of_py4j)
         with stages.stage("start Spark") as stage:
             with _failures(log), _quiet(log):
-                spark = session("taskqueue pipeline", wanted.master, wanted.remote, **wanted.conf)
+                spark = session("taskqueue pipeline", wanted.master, wanted.remote, **conf)
             stage.said = f"{spark.version} at {wanted.remote or wanted.master or 'this machine'}"
         stages.watch = _watcher(spark)
         try:

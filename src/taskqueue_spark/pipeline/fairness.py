@@ -113,7 +113,7 @@ def _of_workers(rows: DataFrame, length: int) -> DataFrame:
 
 def _waiting(member: Column) -> tuple[Column, Column]:
     begin = micros("waiting_since")
-    end = fn.greatest(begin, micros(fn.coalesce("after_at", "heard_at")))
+    end = fn.greatest(begin, micros(fn.coalesce("after_ts", "heard_at")))
     waits = fn.when(fn.col("state") == "waiting", 1).otherwise(0)
     return _change(member, begin, waits, 0), _change(member, end, -waits, 0)
 

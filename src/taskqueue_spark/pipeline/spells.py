@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 
 from taskqueue_core.entries import POISONED
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
-from taskqueue_spark.pipeline.steps import ENDED, OVER
+from taskqueue_spark.pipeline.steps import ENDED, OF_TASK, in_order, words
 
 __all__ = ["MICROSECONDS", "executions", "micros", "run_ends", "seconds_of", "steps"]
 
@@ -29,7 +29,6 @@ _ENDS = ("acked", "retried", "dead_lettered", "redelivered", "lost", "expired", 
 """events that end an execution"""
 _VERDICTS = ("acked", "retried", "dead_lettered")
 """those that say how it went; the others say that nobody will know"""
-_TASK = ("run", "shard", "key", "task_id")
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 _WINDOW = re.compile(rf"([1-9]\d{{0,6}}) ({'|'.join(_UNITS)})s?")
 
@@ -64,61 +63,37 @@ def steps(transitions: DataFrame) -> DataFrame:
       its own time;
     - ``first_end`` whether it is such an end, also where nobody knows since when;
     - ``waiting_since`` (where the task waits after it): since when;
-    - ``before_event``, ``before_state``, ``before_at``, ``after_event``, ``after_at``, ``after_reason``.
+    - what `in_order` has: ``before_event``, ``before_ts``, ``after_event``, ``after_ts``, ``after_reason``…
 
     Durations may be negative where a clock was set back.
     """
-    order = Window.partitionBy(*_TASK).orderBy("seq")
-    so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    event, state, at = fn.col("event"), fn.col("state"), fn.col("ts")
-    own = "ts", "seq", "event", "state", "priority", "tenant", "worker", "reason", "due_at"
-    rows = (
-        transitions.where(fn.col("task_id") != "")
-        .select(*_TASK, *own)
-        .withColumn("before_seq", fn.lag("seq").over(order))
-        .where(fn.col("before_seq").isNull() | (fn.col("before_seq") != fn.col("seq")))
-        .withColumns(
-            {
-                "before_event": fn.lag("event").over(order),
-                "before_state": fn.lag("state").over(order),
-                "before_at": fn.lag("ts").over(order),
-                "before_due": fn.lag("due_at").over(order),
-                "after_event": fn.lead("event").over(order),
-                "after_at": fn.lead("ts").over(order),
-                "after_reason": fn.lead("reason").over(order),
-            }
+    promoted = "event = 'available' and before_due_at <= ts"
+    again = "coalesce(revival > coalesce(birth.seq, 0), false)"
+    first = f"state in ({words(_FIRST)}) and not coalesce(before_state in ({words(ENDED)}), false) and not {again}"
+    ran = f"event in ({words(_VERDICTS)}) and not {_poisoned('event', 'reason')} and before_event = 'delivered'"
+    return (
+        in_order(transitions)
+        .selectExpr(
+            "*",
+            f"case when {promoted} then before_due_at when state = 'waiting' then ts end as waiting_since",
+            "if(begins, named_struct('at', greatest(ts, due_at), 'tenant', tenant, 'seq', seq), null) as born",
+            "if(event = 'redriven' or before_state = 'dead', seq, null) as revived",
+        )
+        .selectExpr(
+            "* except (born, revived)",
+            f"lag(waiting_since) over ({OF_TASK}) as available_at",
+            f"last(born, true) over ({OF_TASK}) as birth",
+            f"last(revived, true) over ({OF_TASK}) as revival",
+        )
+        .selectExpr(
+            "* except (birth, revival, tenant)",
+            "coalesce(tenant, birth.tenant) as tenant",
+            f"{first} as first_end",
+            "if(event = 'delivered', unix_micros(ts) - unix_micros(available_at), null) as queue_wait",
+            f"if({ran}, unix_micros(ts) - unix_micros(before_ts), null) as run_time",
+            f"if({first}, unix_micros(ts) - unix_micros(birth.at), null) as end_to_end",
         )
     )
-    before = fn.col("before_state")
-    born = (event == "published") | ((event == "retried") & before.isin(*OVER))
-    promoted = (event == "available") & (fn.col("before_due") <= at)
-    birth = fn.struct(fn.greatest("ts", "due_at").alias("at"), "tenant", "seq")
-    rows = rows.withColumns(
-        {
-            "waiting_since": fn.when(promoted, fn.col("before_due")).when(state == "waiting", at),
-            "birth": fn.when(born, birth),
-            "revival": fn.when((event == "redriven") | (before == "dead"), fn.col("seq")),
-        }
-    ).withColumns(
-        {
-            "available_at": fn.lag("waiting_since").over(order),
-            "birth": fn.last("birth", ignorenulls=True).over(so_far),
-            "revival": fn.last("revival", ignorenulls=True).over(so_far),
-        }
-    )
-    again = fn.coalesce(fn.col("revival") > fn.coalesce("birth.seq", fn.lit(0)), fn.lit(col=False))
-    ended = state.isin(*_FIRST) & ~fn.coalesce(before.isin(*ENDED), fn.lit(col=False)) & ~again
-    verdict = event.isin(*_VERDICTS) & ~_poisoned("event", "reason")
-    ran = verdict & (fn.col("before_event") == "delivered")
-    return rows.withColumns(
-        {
-            "tenant": fn.coalesce("tenant", "birth.tenant"),
-            "first_end": ended,
-            "queue_wait": fn.when(event == "delivered", micros("ts") - micros("available_at")),
-            "run_time": fn.when(ran, micros("ts") - micros("before_at")),
-            "end_to_end": fn.when(ended, micros("ts") - micros("birth.at")),
-        }
-    ).drop("birth", "revival", "before_seq", "before_due")
 
 
 def executions(transitions: DataFrame) -> DataFrame:
@@ -129,17 +104,17 @@ def executions(transitions: DataFrame) -> DataFrame:
     where the event is missing); ``verdict``, whether that says how it went. Its length is ``until - ts``
     where ``ended_by`` is known.
     """
-    after = fn.col("after_event")
-    verdict = after.isin(*_VERDICTS) & ~_poisoned("after_event", "after_reason")
+    after = (
+        f"after_event in ({words(_VERDICTS)}) and not {_poisoned('after_event', 'after_reason')}"
+    )
     return (
         steps(transitions)
-        .where(fn.col("event") == "delivered")
-        .withColumns(
-            {
-                "until": fn.col("after_at"),
-                "ended_by": fn.when(after.isin(*_ENDS), after),
-                "verdict": fn.coalesce(verdict, fn.lit(col=False)),
-            }
+        .where("event = 'delivered'")
+        .selectExpr(
+            "*",
+            "after_ts as until",
+            f"if(after_event in ({words(_ENDS)}), after_event, null) as ended_by",
+            f"coalesce({after}, false) as verdict",
         )
     )
 
@@ -149,6 +124,6 @@ def run_ends(transitions: DataFrame) -> DataFrame:
     return transitions.groupBy("run").agg(fn.max("ts").alias("heard_at"))
 
 
-def _poisoned(event: str, reason: str) -> Column:
+def _poisoned(event: str, reason: str) -> str:
     """Whether the event is a death by losses, of which nobody knows how the execution went."""
-    return (fn.col(event) == "dead_lettered") & fn.col(reason).eqNullSafe(POISONED)
+    return f"({event} = 'dead_lettered' and {reason} <=> '{POISONED}')"

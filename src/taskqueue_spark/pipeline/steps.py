@@ -8,7 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from taskqueue_spark.pipeline.gaps import Holes, spans
 from taskqueue_spark.pipeline.switches import switches
 
-__all__ = ["ENDED", "OF_TASK", "OVER", "TASK", "code_of", "name_of", "steps", "words"]
+__all__ = ["ENDED", "OF_TASK", "OVER", "TASK", "code_of", "in_order", "name_of", "steps", "words"]
 
 OVER = ("done", "expired", "cancelled", "discarded")
 """states after which an id may come again"""
@@ -16,21 +16,30 @@ ENDED = (*OVER, "dead")
 TASK = ("run", "key", "task_id")
 OF_TASK = "partition by task_hash, run, key, task_id order by seq"
 """the window of a task's steps within a run, in their order: numbers are sorted faster than names"""
-_CARRIED = ("event", "state", "ts", "attempt", "losses", "due_at", "worker")
 
 
-def steps(transitions: DataFrame) -> DataFrame:
-    """Return the transitions of tasks, each once, with more columns.
+def words(names: tuple[str, ...]) -> str:
+    """Return names as a list within an expression."""
+    return ", ".join(f"'{name}'" for name in names)
 
-    ``before_seq`` and others: of the transition of the same task before, within the run; null where there is none.
-    ``next_seq``: of the one after. ``begins``: a life begins here. ``life``: counts lives within the run, from 1.
-    ``began``, ``over`` and ``holes`` of its run and shard (see `gaps`), ``holes`` with the times at which the queue was
-    not noted. ``hidden``: something that is missing lies between the one before (or number 1) and this one.
 
-    A key lives in one shard of a run, so within both the number is the order. Rows are spread by key and id.
+_BEFORE = ("seq", "event", "state", "ts", "attempt", "losses", "due_at", "worker")
+_AFTER = ("seq", "event", "ts", "reason")
+_AGAIN = f"coalesce(before_state in ({words(OVER)}), false)"
+
+
+def in_order(transitions: DataFrame) -> DataFrame:
+    """Return the transitions of tasks, each once, with what the same task's one before and after it say in the run.
+
+    ``before_seq`` and others, ``after_seq`` and others: null where there is none. ``begins``: a life begins here.
+    A key lives in one shard of a run, so within both the number is the order; clocks may be set back. Rows are spread
+    by key and id.
     """
-    before = [f"lag({name}) over ({OF_TASK}) as before_{name}" for name in ("seq", *_CARRIED)]
-    rows = (
+    before, after = (
+        [f"{look}({name}) over ({OF_TASK}) as {side}_{name}" for name in names]
+        for look, side, names in (("lag", "before", _BEFORE), ("lead", "after", _AFTER))
+    )
+    return (
         transitions.where("task_id != '' and event not in ('configured', 'damaged', 'missing')")
         .repartition("key", "task_id")
         .selectExpr("*", "xxhash64(run, key, task_id) as task_hash")
@@ -38,27 +47,26 @@ def steps(transitions: DataFrame) -> DataFrame:
         # One that is there twice says the same twice: what comes behind sees no difference.
         .where("before_seq is null or before_seq != seq")
         .selectExpr(
-            "*",
-            f"""event = 'published' or (event = 'retried' and coalesce(before_state in ({words(OVER)}), false))
-            as begins""",
-        )
-        .selectExpr(
-            "*",
-            f"lead(seq) over ({OF_TASK}) as next_seq",
-            f"count_if(begins or before_seq is null) over ({OF_TASK}) as life",
+            "*", *after, f"event = 'published' or (event = 'retried' and {_AGAIN}) as begins"
         )
     )
+
+
+def steps(transitions: DataFrame) -> DataFrame:
+    """Return what `in_order` does, with the lives of each task and what may be missing.
+
+    ``life``: counts lives within the run, from 1. ``began``, ``over`` and ``holes`` of its run and shard (see `gaps`),
+    ``holes`` with the times at which the queue was not noted. ``hidden``: something that is missing lies between the
+    one before (or number 1) and this one.
+    """
+    life = f"count_if(begins or before_seq is null) over ({OF_TASK}) as life"
+    rows = in_order(transitions).selectExpr("*", life)
     rows = rows.join(spans(transitions).hint("broadcast"), ["run", "shard"], "left")
     rows = rows.join(switches(transitions).hint("broadcast"), ["run", "key"], "left")
     rows = rows.selectExpr(
         "* except (holes, dark)", "coalesce(concat(holes, dark), holes, dark) as holes"
     )
     return rows.withColumn("hidden", Holes.between(F.col("before_seq"), F.col("seq")))
-
-
-def words(names: tuple[str, ...]) -> str:
-    """Return names as a list within an expression."""
-    return ", ".join(f"'{name}'" for name in names)
 
 
 def code_of(column: str, names: tuple[str, ...]) -> str:

@@ -75,7 +75,7 @@ def _limits(prefix: str, given: Column, lane: Column) -> list[Entry]:
     span, seq = F.col("span"), F.col("seq")
     most, rate = f"{prefix}max_inflight", f"{prefix}rate"
     ever = F.exists(f"spans.{most}", lambda limit: limit > 0)
-    left = F.least(F.col("next_seq"), Holes.after(seq))
+    left = F.least(F.col("after_seq"), Holes.after(seq))
     # What a tenant had in flight when its limit was set does not count.
     held = F.concat(lane, F.lit("/"), span["seq"].cast("string")) if prefix else lane
     limited = given & (span[most] > 0 if prefix else ever)
