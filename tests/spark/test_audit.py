@@ -73,7 +73,9 @@ class Fates:
             "repeated": repeated(table, 100, 400),
         }
         parts = [moved(part, name, place) for place, (name, part) in enumerate(journals.items())]
-        journal = pa.concat_tables([*parts, *_runs(), *_switched()])
+        journal = pa.concat_tables(
+            [*parts, *_runs(), *_switched(), *_overlapping(), *_told_to_be_missing()]
+        )
         self.transitions = spark.createDataFrame(journal)
         self.audited = audit(
             self.transitions, live=self._live(spark, list(journals)), grace_seconds=60.0
@@ -143,6 +145,32 @@ def _switched() -> list[pa.Table]:
     return [pa.Table.from_pylist(one.rows, schema=TRANSITIONS) for one in (late, off)]
 
 
+def _overlapping() -> list[pa.Table]:
+    """A process that ended while another went on, and a third behind both."""
+    tables = []
+    for run, times in (("long", (0, 100)), ("brief", (50, 60)), ("last", (200, 201))):
+        journal = SmallJournal(key="overlapping/k0", run=run, shard=93)
+        for number, time in enumerate(times):
+            journal.tell(time, "published", f"{run}-{number}")
+        tables.append(pa.Table.from_pylist(journal.rows, schema=TRANSITIONS))
+    return tables
+
+
+def _told_to_be_missing() -> list[pa.Table]:
+    """A journal of 100 numbers that has two and a dead letter, and says once in between what was not there."""
+    journal = SmallJournal(key="missing/k0", run="missing", shard=94)
+    journal.tell(0, "published", "waits")
+    journal.tell(0, "published", "dies")
+    journal.tell(1, "delivered", "dies", state="in_flight")
+    journal.tell(2, "dead_lettered", "dies", state="dead")
+    rows = journal.rows
+    for seq in (3, 101):
+        rows.append(
+            rows[0] | {"event": "missing", "seq": seq, "key": "", "task_id": "", "state": ""}
+        )
+    return [pa.Table.from_pylist(rows, schema=TRANSITIONS)]
+
+
 @pytest.fixture(scope="module")
 def fates(spark: SparkSession) -> Fates:
     """All of them, audited once."""
@@ -155,7 +183,7 @@ def test_a_sound_journal(fates: Fates) -> None:
     assert fates.verdicts("sound") == fates.verdicts("repeated") == expected
     sound = [r for r in fates.rows if r["key"] in {"sound/k0", "repeated/k0"}]
     assert not any(row["anomalies"] or row["reason"] or row["earlier"] for row in sound)
-    assert {row["run"] for row in fates.gaps} == {"removed", "trimmed", "cut"}
+    assert {row["run"] for row in fates.gaps} == {"removed", "trimmed", "cut", "missing"}
 
 
 def test_an_ack_is_removed(fates: Fates) -> None:
@@ -225,6 +253,20 @@ def test_a_run_has_ended(fates: Fates) -> None:
         ("again", 1): ("lost", "its run ended"),
         ("again", 2): ("lost", "not in the store"),
     }
+
+
+def test_runs_at_the_same_time(fates: Fates) -> None:
+    """A run is over as soon as any later one began behind all that it tells, not the next one alone (G9)."""
+    reasons = {r["task_id"]: r["reason"] for r in fates.rows if r["key"] == "overlapping/k0"}
+    assert {reasons[f"{run}-0"] for run in ("long", "brief")} == {"its run ended"}
+    assert reasons["last-0"] == "not in the store"
+
+
+def test_what_is_told_to_be_missing(fates: Fates) -> None:
+    """Behind the last number there may be anything: a dead letter may have been redriven too (G9; OPEN-C1)."""
+    (gap,) = [(r["first"], r["last"]) for r in fates.gaps if r["run"] == "missing"]
+    assert gap == (5, 100)
+    assert fates.verdicts("missing") == Counter(unknown=2)
 
 
 def test_a_queue_is_not_noted_all_the_time(fates: Fates) -> None:

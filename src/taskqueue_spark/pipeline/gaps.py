@@ -16,10 +16,13 @@ _MANY = 64
 _BITS = 64
 """of a word"""
 _COUNT = ("run", "shard")
+_NONE = "cast(array() as array<struct<first: bigint, last: bigint>>)"
+_SO_FAR = "partition by run, shard order by word"
 _OF_WORD = {
-    "bits": f"bit_or(shiftleft(1L, cast(seq & {_BITS - 1} as int)))",
-    "low": "min(seq)",
-    "high": "max(seq)",
+    "bits": f"bit_or(shiftleft(1L, cast(seq & {_BITS - 1} as int))) filter (where event != 'missing')",
+    "low": "min(seq) filter (where event != 'missing')",
+    "high": "max(seq) filter (where event != 'missing')",
+    "told": "max(seq - 1) filter (where event = 'missing')",
     "began": "min(ts)",
     "ended": "max(ts)",
 }
@@ -28,7 +31,7 @@ _OF_WORD = {
 def gaps(transitions: DataFrame) -> DataFrame:
     """Return the numbers that are missing: ``run``, ``shard``, ``first``, ``last`` and how many (``missing``).
 
-    What is missing behind the last number that is there cannot be seen.
+    What is missing behind the last number that is there is seen where a row `missing` tells of it.
     """
     found = _words(transitions).select(*_COUNT, F.explode("holes").alias("hole"))
     missing = F.col("last") - F.col("first") + 1
@@ -81,26 +84,33 @@ class Holes:
 def _words(transitions: DataFrame) -> DataFrame:
     """Return what is there by words of 64 numbers, a bit for each, so that what is there twice counts once.
 
-    ``holes``: what is missing before and within each, an array of ``first`` and ``last``.
+    ``holes``: what is missing before and within each, and behind the last of them as far as rows `missing` tell: an
+    array of ``first`` and ``last``. Such a row is there instead of what stands before its number.
     """
-    none = "cast(array() as array<struct<first: bigint, last: bigint>>)"
     return (
         transitions.where("event != 'damaged' and seq > 0")
         .groupBy(*_COUNT, F.expr("shiftright(seq, 6)").alias("word"))
         .agg(*(F.expr(told).alias(name) for name, told in _OF_WORD.items()))
         .selectExpr(
             "*",
-            "coalesce(lag(high) over (partition by run, shard order by word), 0) as before",
+            f"coalesce(max(high) over ({_SO_FAR} rows between unbounded preceding and 1 preceding), 0) as before",
+            f"""if(lead(word) over ({_SO_FAR}) is null, coalesce(max(high) over ({_SO_FAR}), 0), null) as top""",
+            f"max(told) over ({_SO_FAR}) as behind",
             f"""if(bit_count(bits) < high - low + 1,
                 filter(sequence(0, {_BITS - 1}), place -> (shiftright(bits, place) & 1) = 1), null) as there""",
         )
         .selectExpr(
             *_COUNT, "began", "ended",
             f"""concat(
-                if(low > before + 1, array(named_struct('first', before + 1, 'last', low - 1)), {none}),
+                {_hole("low > before + 1", "before + 1", "low - 1")},
                 coalesce(filter(
                     zip_with(there, slice(there, 2, size(there)), (one, two) -> named_struct(
                         'first', word * {_BITS} + one + 1, 'last', word * {_BITS} + two - 1)),
-                    hole -> hole.first <= hole.last), {none})) as holes""",
+                    hole -> hole.first <= hole.last), {_NONE}),
+                {_hole("behind > top", "top + 1", "behind")}) as holes""",
         )
     )  # fmt: skip
+
+
+def _hole(condition: str, first: str, last: str) -> str:
+    return f"if({condition}, array(named_struct('first', {first}, 'last', {last})), {_NONE})"
