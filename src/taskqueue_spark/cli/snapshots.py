@@ -14,7 +14,7 @@ import msgspec
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.wanted import Wanted
-from taskqueue_spark.cli.working import Work, needed, work
+from taskqueue_spark.cli.working import Work, installed, needed, work
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -121,6 +121,7 @@ def taken(wanted: Wanted, *, makes: bool = False) -> Iterator[Taken]:
         raise ConfigurationError(
             "--master, --remote: need --out DIR, a folder that every machine sees under the same path"
         )
+    installed()
     with needed():
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - it imports Spark
     if wanted.out is not None:

@@ -31,7 +31,7 @@ from taskqueue_spark.cli.wanted import Engine
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkFailed", "Work", "needed", "work"]
+__all__ = ["SparkFailed", "Work", "installed", "needed", "work"]
 
 _EXTRA = {"google", "grpc", "hiredis", "jinja2", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 _OURS = re.compile(r"taskqueue_core\.errors\.([A-Za-z]+): ([^\n]*)")
@@ -73,6 +73,13 @@ def needed() -> Iterator[None]:
         ) from None
 
 
+def installed() -> None:
+    """Raise `ConfigurationError` unless Spark is there to be started."""
+    with needed():
+        importlib.import_module("pyspark")
+        importlib.import_module("pyarrow")
+
+
 @contextmanager
 def work(wanted: Engine, *, little: bool = False) -> Iterator[Work]:
     """Start Spark, and end it with the context. What it and its Java say goes to a file that is shown in an error.
@@ -80,9 +87,8 @@ def work(wanted: Engine, *, little: bool = False) -> Iterator[Work]:
     ``little``: there is so little to do that nothing is worth being compiled for it.
     Raises `ConfigurationError`, and `SparkFailed` for whatever fails within.
     """
+    installed()
     with needed():
-        importlib.import_module("pyspark")
-        importlib.import_module("pyarrow")
         from taskqueue_spark.session import LITTLE, session  # noqa: PLC0415 - Spark takes its time
     conf = (LITTLE if little and not wanted.elsewhere else {}) | wanted.conf
     with tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder, _told_on() as stages:
