@@ -7,12 +7,10 @@ worker of Spark sees under the same path: a disk of this machine, or a file syst
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from pyspark.sql.types import DateType
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import TRANSITIONS
+from taskqueue_spark.locking import alone
 
 __all__ = [
     "Snapshot",
@@ -207,17 +206,8 @@ def _sweep(place: Path) -> None:
         spare.add(name)
 
 
-@contextmanager
-def _locked(place: Path) -> Iterator[None]:
-    """Keep others from writing there. The system lets go of it when the process has ended, however that was."""
-    with (place / _VERSIONS / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigurationError(
-                f"another process is writing into {place}: wait for it, or choose another folder"
-            ) from None
-        yield
+def _locked(place: Path) -> AbstractContextManager[None]:
+    return alone(place, place / _VERSIONS / "lock", "process is writing into")
 
 
 def _uri(path: Path) -> str:

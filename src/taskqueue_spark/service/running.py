@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_spark.locking import alone
 from taskqueue_spark.options import ReadOptions
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
 from taskqueue_spark.service.balance import RedisLedgers
@@ -89,17 +89,8 @@ def run(
         return watch.end(query, whole=options.once and not stopping.is_set())
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other services out. The system lets go of it when the process has ended, however that was."""
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigurationError(
-                f"another service is at work in {folder}: wait for it, or choose another folder"
-            ) from None
-        yield
+def _locked(folder: Path) -> AbstractContextManager[None]:
+    return alone(folder, folder / "lock", "service is at work in")
 
 
 def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
