@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
-    "BEYOND", "DAMAGED", "EVENTS", "MISSING", "TRANSITIONS", "After", "Damaged", "Event", "batch_of", "damage",
-    "distinct",
+    "BEYOND", "DAMAGED", "EVENTS", "MISSING", "TASK_EVENTS", "TRANSITIONS", "After", "Damaged", "Event", "batch_of",
+    "damage", "distinct",
 ]  # fmt: skip
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -60,6 +60,8 @@ After: TypeAlias = Literal[
 ]
 """the state after an event; of no task, none"""
 EVENTS = frozenset(get_args(Event))
+TASK_EVENTS = tuple(name for name in get_args(Event) if name != "configured")
+"""those that are a task's"""
 _EVENTS, _STATES = ({text.encode() for text in texts} for texts in (EVENTS, get_args(After)))
 BEYOND = 253_402_300_800_000_000
 """the first microsecond after the year 9999, which is as far as Python's dates go"""

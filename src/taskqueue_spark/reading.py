@@ -41,7 +41,7 @@ from taskqueue_spark.offsets import Offsets, checked, renamed
 from taskqueue_spark.options import Places, ReadOptions, microseconds
 
 __all__ = [
-    "FilteringReader", "JournalReader", "Part", "choice_of", "extent", "parts_of", "pinned", "read_journal", "spans_of",
+    "FilteringReader", "JournalReader", "Part", "choice_of", "fewer", "parts_of", "pinned", "read_journal", "spans_of",
     "spark_schema", "starting",
 ]  # fmt: skip
 
@@ -248,11 +248,17 @@ def pinned(options: ReadOptions) -> str:
     return ending(options.ending, spans).text
 
 
-def extent(options: ReadOptions) -> int:
-    """Return about how many transitions a journal has. Raises `ConfigurationError` and `BackendUnavailable`."""
+def fewer(options: ReadOptions, than: int) -> bool:
+    """Whether a journal has fewer transitions than so many, without a look at more than those.
+
+    Raises `ConfigurationError` and `BackendUnavailable`.
+    """
     with opened(options, torn=True) as journal:
-        spans = spans_of(options, journal).items()
-        return sum(journal.rows(shard, span.first, span.end) for shard, span in spans)
+        for shard, span in spans_of(options, journal).items():
+            if journal.after(shard, span.first, than, span.end) < span.end:
+                return False
+            than -= journal.rows(shard, span.first, span.end)
+        return than > 0
 
 
 def read_journal(

@@ -18,6 +18,8 @@ from taskqueue_memory import MemoryBackend, MemorySettings
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
 from taskqueue_spark.journals.lines import LinesJournal
+from taskqueue_spark.options import ReadOptions
+from taskqueue_spark.reading import fewer
 from tests.spark.journaling import START, line
 
 
@@ -72,6 +74,16 @@ async def test_what_the_backend_writes_is_read(tmp_path: Path) -> None:
     )
     assert rows[2]["worker"] == "w1"
     assert {row["shard"] for row in rows} == {0}
+
+
+def test_whether_there_are_few(tmp_path: Path) -> None:
+    """How much there is is known before Spark starts: over all files, each read no further than need be (G8)."""
+    for name, number in (("one", 3), ("two", 2)):
+        (tmp_path / f"{name}.jsonl").write_bytes(
+            b"".join(line(n + 1, run=name) for n in range(number))
+        )
+    options = ReadOptions.of({"backend": "lines", "path": str(tmp_path)})
+    assert [fewer(options, than) for than in (1, 3, 4, 5, 6)] == [False] * 4 + [True]
 
 
 def test_spoilt_lines_stand_beside_sound_ones(tmp_path: Path) -> None:

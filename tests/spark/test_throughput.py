@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_spark.pipeline.throughput import EVENTS, concurrency, throughput
+from taskqueue_spark.columns import TASK_EVENTS
+from taskqueue_spark.pipeline.throughput import concurrency, throughput
 from tests.spark.small_journals import (
     EPOCH,
     Row,
@@ -64,7 +65,7 @@ def test_plain_python_counts_the_same(spark: SparkSession) -> None:
     found = {
         (row.key, row.window_start.replace(tzinfo=EPOCH.tzinfo), event): row[event]
         for row in throughput(journal.frame(spark)).collect()
-        for event in EVENTS
+        for event in TASK_EVENTS
         if row[event]
     }
     assert found == wanted

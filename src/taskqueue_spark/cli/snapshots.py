@@ -97,15 +97,15 @@ def store_options() -> dict[str, str]:
     return options
 
 
-def _extent(source: dict[str, str] | None, wanted: Wanted) -> int:
-    """Return about how many transitions there are, which is known before Spark has started."""
+def _little(source: dict[str, str] | None, wanted: Wanted) -> bool:
+    """Whether there are few transitions, which is known before Spark has started."""
     from taskqueue_spark.options import ReadOptions  # noqa: PLC0415 - Spark takes its time
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415
-    from taskqueue_spark.reading import extent  # noqa: PLC0415
+    from taskqueue_spark.reading import fewer  # noqa: PLC0415
 
     if source is None:
-        return tables.rows(wanted.saved or Path(), "transitions")
-    return extent(ReadOptions.of(source))
+        return tables.rows(wanted.saved or Path(), "transitions") < _LITTLE
+    return fewer(ReadOptions.of(source), _LITTLE)
 
 
 @contextmanager
@@ -126,9 +126,8 @@ def taken(wanted: Wanted, *, makes: bool = False) -> Iterator[Taken]:
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - it imports Spark
     if wanted.out is not None:
         tables.folder(wanted.out)
-    little = _extent(source, wanted) < _LITTLE
     with (
-        work(wanted, little=little) as spark,
+        work(wanted, little=_little(source, wanted)) as spark,
         tempfile.TemporaryDirectory(prefix="taskqueue-snapshot-") as folder,
     ):
         results = place = wanted.out or Path(folder)

@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_core.tasks import State
+from taskqueue_spark.columns import TASK_EVENTS
 from taskqueue_spark.pipeline.gaps import Holes, gaps
 from taskqueue_spark.pipeline.steps import ENDED, OVER, TASK, code_of, name_of, steps, words
 
@@ -39,10 +40,6 @@ ANOMALIES = ("orphan", "duplicate_ack", "conflict", "after_end", "not_delivered"
 published while a life of it went on"""
 _STATES = tuple(State)
 _OF_STATE = {State.DONE: "completed", State.DEAD: "dead_lettered"}
-_EVENTS = (
-    "published", "available", "delivered", "acked", "redelivered", "lost", "retried", "dead_lettered", "redriven",
-    "discarded", "expired", "cancelled",
-)  # fmt: skip
 _ENDS = ("acked", "dead_lettered", "discarded", "expired", "cancelled")
 _SHARD = r":s\d{1,3}@\d{1,9}x\d{1,4}-[0-9a-f]{4}$"
 _COUNTED = {
@@ -50,6 +47,35 @@ _COUNTED = {
     "redeliveries": "redelivered",
     "retries": "retried",
     "losses": "lost",
+}
+_STARTS = "(begins or (event = 'retried' and before_seq is null and not hidden))"
+_WAS_ENDED = f"before_state in ({words(ENDED)})"
+_AGAIN = "(event = 'acked' and before_state <=> 'done')"
+_ODD = {
+    "orphan": f"before_seq is null and not {_STARTS}",
+    "duplicate_ack": _AGAIN,
+    "conflict": f"event in ({words(_ENDS)}) and event != 'discarded' and {_WAS_ENDED} and not {_AGAIN}",
+    "after_end": f"event in ('available', 'delivered', 'redelivered', 'lost') and {_WAS_ENDED}",
+    "not_delivered": "event in ('acked', 'redelivered', 'lost') and before_state in ('waiting', 'scheduled')",
+    "published_again": f"event = 'published' and before_state not in ({words(OVER)})",
+}
+"""of a step before which nothing is hidden"""
+_OF_LIFE = {
+    "shard": "min(shard)",
+    "first_seq": "min(seq)",
+    "last_seq": "max(seq)",
+    "last_at": "max_by(ts, seq)",
+    "published_at": f"min(ts) filter (where {_STARTS})",
+    "ended_at": f"max(ts) filter (where event in ({words(_ENDS)}))",
+    "attempts": "max(attempt)",
+    "_event": f"max_by({code_of('event', TASK_EVENTS)}, seq)",
+    "_state": f"max_by({code_of('state', _STATES)}, seq)",
+    "_hole": "max_by(_hole, seq)",
+    "_flags": "bit_or(_flags)",
+    "_whole": "bool_and(_whole)",
+    "_over": "bool_or(over)",
+    "_began": "min(began)",
+    **{column: f"count_if(event = '{name}')" for column, name in _COUNTED.items()},
 }
 
 
@@ -83,41 +109,10 @@ def audit(
     return found.selectExpr("*", old).selectExpr(*_columns(looked=True))
 
 
-_STARTS = "(begins or (event = 'retried' and before_seq is null and not hidden))"
-_WAS_ENDED = f"before_state in ({words(ENDED)})"
-_AGAIN = "(event = 'acked' and before_state <=> 'done')"
-_ODD = {
-    "orphan": f"before_seq is null and not {_STARTS}",
-    "duplicate_ack": _AGAIN,
-    "conflict": f"event in ({words(_ENDS)}) and event != 'discarded' and {_WAS_ENDED} and not {_AGAIN}",
-    "after_end": f"event in ('available', 'delivered', 'redelivered', 'lost') and {_WAS_ENDED}",
-    "not_delivered": "event in ('acked', 'redelivered', 'lost') and before_state in ('waiting', 'scheduled')",
-    "published_again": f"event = 'published' and before_state not in ({words(OVER)})",
-}
-"""of a step before which nothing is hidden"""
-_OF_LIFE = {
-    "shard": "min(shard)",
-    "first_seq": "min(seq)",
-    "last_seq": "max(seq)",
-    "last_at": "max_by(ts, seq)",
-    "published_at": f"min(ts) filter (where {_STARTS})",
-    "ended_at": f"max(ts) filter (where event in ({words(_ENDS)}))",
-    "attempts": "max(attempt)",
-    "_event": f"max_by({code_of('event', _EVENTS)}, seq)",
-    "_state": f"max_by({code_of('state', _STATES)}, seq)",
-    "_hole": "max_by(_hole, seq)",
-    "_flags": "bit_or(_flags)",
-    "_whole": "bool_and(_whole)",
-    "_over": "bool_or(over)",
-    "_began": "min(began)",
-    **{column: f"count_if(event = '{name}')" for column, name in _COUNTED.items()},
-}
-
-
 def _lives(rows: DataFrame) -> DataFrame:
     """Return a row per life, of which names are still numbers: those are aggregated many times faster."""
     flags = " + ".join(
-        f"if({told} and not hidden, {1 << bit}, 0)" for bit, told in enumerate(_ODD.values())
+        f"if({_ODD[name]} and not hidden, {1 << bit}, 0)" for bit, name in enumerate(ANOMALIES)
     )
     # In the order of the groups, those of a task lie together.
     same = "partition by _hash, key, task_id order by _began, run, life"
@@ -160,12 +155,14 @@ def _columns(*, looked: bool) -> list[str]:
     named = " ".join(f"when '{name}' then '{verdict}'" for name, verdict in _OF_STATE.items())
     verdict = f"""case when ({reason}) is not null then 'lost' when not {over} and {hidden} and not {found}
         then 'unknown' else case {now} {named} else {now} end end"""
-    odd = ", ".join(f"if(_flags & {1 << bit} > 0, '{name}', null)" for bit, name in enumerate(_ODD))
+    odd = ", ".join(
+        f"if(_flags & {1 << bit} > 0, '{name}', null)" for bit, name in enumerate(ANOMALIES)
+    )
     orphan = f"_flags & {1 << ANOMALIES.index('orphan')} > 0"
     return [
         "key", "task_id", "life", f"{verdict} as verdict", f"{reason} as reason",
         "published_at", "first_seq", "last_seq", "last_at", f"if({ended}, ended_at, null) as ended_at",
-        f"{name_of('_event', _EVENTS)} as last_event",
+        f"{name_of('_event', TASK_EVENTS)} as last_event",
         *(f"cast({name} as int) as {name}" for name in ("attempts", *_COUNTED)),
         f"if(_flags = 0, cast(array() as array<string>), array_compact(array({odd}))) as anomalies",
         f"published_at is null and not ({orphan}) as earlier", "_whole as complete", "run", "shard",

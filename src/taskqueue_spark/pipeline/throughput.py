@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from taskqueue_core.entries import POISONED
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
-from taskqueue_spark.columns import Event
+from taskqueue_spark.columns import TASK_EVENTS
 from taskqueue_spark.pipeline.spells import MICROSECONDS, executions, micros, run_ends, seconds_of
 
-__all__ = ["EVENTS", "concurrency", "throughput"]
+__all__ = ["concurrency", "throughput"]
 
-EVENTS = tuple(name for name in get_args(Event) if name != "configured")
-"""what is counted, by these names"""
 _GROUPS = {"key": ("key",), "worker": ("key", "worker")}
 
 
@@ -158,11 +154,11 @@ def _of_tasks(transitions: DataFrame) -> DataFrame:
 def _counts() -> list[Column]:
     event = fn.col("event")
     poisoned = (event == "dead_lettered") & (fn.col("reason") == POISONED)
-    counts = [fn.count_if(event == name).alias(name) for name in EVENTS]
+    counts = [fn.count_if(event == name).alias(name) for name in TASK_EVENTS]
     return [*counts, fn.count_if(poisoned).alias("poisoned")]
 
 
 def _told(seconds: Column) -> list[Column]:
-    names = (*EVENTS, "poisoned")
+    names = (*TASK_EVENTS, "poisoned")
     rates = [fn.try_divide(fn.col(name), seconds).alias(f"{name}_per_second") for name in names]
     return [*map(fn.col, names), *rates]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from taskqueue_spark.columns import TASK_EVENTS
 from taskqueue_spark.service.state import Window
 
 __all__ = [
     "CLASSES_PER_E",
-    "EVENTS",
     "LEAST",
     "METRICS",
     "failed",
@@ -23,10 +23,6 @@ __all__ = [
     "write_hours",
 ]
 
-EVENTS = (
-    "published", "available", "delivered", "acked", "redelivered", "lost", "retried", "dead_lettered", "redriven",
-    "discarded", "expired", "cancelled",
-)  # fmt: skip
 LEAST = 0.001
 """seconds, of the first class of times"""
 _GROWTH = 1.1
@@ -39,8 +35,8 @@ METRICS = pa.schema(
         pa.field("key", pa.string(), nullable=False),
         pa.field("window_start", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("seconds", pa.int32(), nullable=False),
-        *(pa.field(event, pa.int64(), nullable=False) for event in EVENTS),
-        *(pa.field(f"{event}_rate", pa.float64(), nullable=False) for event in EVENTS),
+        *(pa.field(event, pa.int64(), nullable=False) for event in TASK_EVENTS),
+        *(pa.field(f"{event}_rate", pa.float64(), nullable=False) for event in TASK_EVENTS),
         pa.field("failed_share", pa.float64()),
         *(
             pa.field(f"{of}_{name}", pa.float64())
@@ -94,7 +90,7 @@ def write_hours(
 
 def _row(key: str, start: int, seconds: int, window: Window) -> dict[str, object]:
     bad, all_of_them = failed(window)
-    counts = {event: window.events.get(event, 0) for event in EVENTS}
+    counts = {event: window.events.get(event, 0) for event in TASK_EVENTS}
     return {
         "key": key,
         "window_start": dt.datetime.fromtimestamp(start, dt.UTC),
