@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -105,6 +106,28 @@ class TestOutage:
                 await asyncio.wait_for(socket.wait_closed(), 3)
                 assert socket.close_code == 1013
             backend.down.clear()
+
+    async def test_a_connection_that_breaks_before_its_welcome_still_has_a_grace(self) -> None:
+        """E5: what a hello has adopted waits for the worker's next try, as it does after any break."""
+        backend = Flaky()
+        async with running(backend, grace=30) as it:
+            await it.publish("a")
+            async with it.worker("w", credit=1) as worker:
+                got = receipts(await worker.deliveries(1))
+                worker.break_off()
+            hello = {"type": "hello", "worker_id": "w", "keys": ["k"], "holding": got}
+            async with it.socket() as socket:
+                backend.down.set()
+                await socket.send(json.dumps(hello))
+                await eventually(lambda: "adopt" in backend.calls)
+                socket.transport.abort()
+                await socket.wait_closed()
+            tries = len(backend.calls)
+            backend.down.clear()
+            await eventually(lambda: len(backend.calls) > tries)
+            await asyncio.sleep(0.05)  # the welcome is tried, and fails
+            async with it.worker("w", holding=got) as worker:
+                assert worker.welcome["adopted"] == got
 
     async def test_an_end_during_an_outage_hands_back_when_the_store_is_back(self) -> None:
         """E7: the deliveries of a worker that leaves meanwhile are not forgotten."""

@@ -82,11 +82,21 @@ class Conversation:
         )
 
     async def welcome(self, hello: Hello, connection_id: str) -> None:
-        """Adopt what the worker still runs, and answer its hello. Raises `TimeoutError` where the store cannot say."""
+        """Adopt what the worker still runs, and answer its hello.
+
+        Raises `TimeoutError` where the store cannot say, and `Gone`, after the grace, where the worker is.
+        """
         async with asyncio.timeout(_ADOPT_SECONDS):
             adopted = await adopt(self._hub.backend, self._subscription, hello.holding, self._store)
         lease = self._hub.settings.lease
-        await self._channel.send(*self._session.welcome(connection_id, lease, VERSION, adopted))
+        texts = self._session.welcome(connection_id, lease, VERSION, adopted)
+        try:
+            await self._channel.send(*texts)
+        except Gone as gone:
+            self._session.close()
+            if not gone.orderly:  # its next connection adopts the same
+                await self._break_off(End(orderly=False, reason=str(gone)))
+            raise
 
     async def run(self) -> End:
         """Serve until the end, and hand back what is held then. If cancelled, closing the subscription does that."""
