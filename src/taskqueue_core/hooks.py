@@ -45,10 +45,25 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a token stands for."""
+    """Who a token stands for, and what that one may do: every verb with every key that a pattern names.
+
+    A pattern is a key, or the beginning of keys with a ``*`` after it; ``*`` alone is all keys.
+    """
 
     name: str
     verbs: frozenset[str] = frozenset({"publish", "consume", "admin"})
+    keys: tuple[str, ...] = ("*",)
+
+    def may(self, verb: str, key: str | None = None) -> bool:
+        """Whether ``verb`` is allowed with ``key``; without one, with all keys there are."""
+        if verb not in self.verbs:
+            return False
+        if key is None:
+            return "*" in self.keys
+        return any(
+            key.startswith(pattern[:-1]) if pattern.endswith("*") else key == pattern
+            for pattern in self.keys
+        )
 
 
 class _Specs:

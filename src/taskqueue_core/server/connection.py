@@ -25,7 +25,7 @@ from taskqueue_core.protocol.server_events import Hangup, Say
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.server.channel import Channel, Gone
 from taskqueue_core.server.conversation import Conversation
-from taskqueue_core.server.greeting import identify, read_hello
+from taskqueue_core.server.greeting import read_hello
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.racing import first
 
@@ -75,9 +75,12 @@ class Connection:
 
     async def _admit(self, hello: Hello) -> None:
         hub = self._hub
-        identity = identify(hub.hooks, hello.token, self._peer)
+        identity = hub.identify(hello.token, self._peer)
         if identity is None or "consume" not in identity.verbs:
             await self._refuse("unauthenticated", "may not consume", CLOSE_UNAUTHENTICATED)
+            return
+        if not all(identity.may("consume", key) for key in hello.keys):
+            await self._refuse("forbidden", "may not consume these keys", CLOSE_UNAUTHENTICATED)
             return
         try:
             subscription = hub.backend.subscribe(hello.keys, hello.worker_id)

@@ -12,7 +12,6 @@ import msgspec
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import handover_of, has
 from taskqueue_core.consuming.store_link import StoreLink
-from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import CLOSE_TIMEOUT, Hello
 from taskqueue_core.protocol.server_events import Greeted, Hangup, Say
@@ -20,7 +19,7 @@ from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.server.channel import Channel
 from taskqueue_core.tasks import Delivery
 
-__all__ = ["HELLO_SECONDS", "adopt", "identify", "read_hello"]
+__all__ = ["HELLO_SECONDS", "adopt", "read_hello"]
 
 HELLO_SECONDS = 5.0
 _ROOM = LIMITS.frame - 4096
@@ -42,17 +41,6 @@ async def read_hello(session: ServerSession, channel: Channel) -> Hello | Hangup
     except TimeoutError:
         refusal = session.refuse("no_hello", "a hello must come first, and soon", CLOSE_TIMEOUT)
         return cast("Hangup", refusal[-1])
-
-
-def identify(hooks: Hooks, token: str | None, peer: str) -> Identity | None:
-    """Say who a token stands for, ``None`` where no plugin knows it.
-
-    Without a plugin that authenticates everybody is let in: the server is on loopback only.
-    """
-    if not hooks.wants("authenticate"):
-        return Identity(name="anybody")
-    identity: Identity | None = hooks.first("authenticate", token=token, peer=peer)
-    return identity
 
 
 async def adopt(

@@ -14,7 +14,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.server import bodies
 from taskqueue_core.server.models import ConfirmationOut, InvalidLine, TaskIn
-from taskqueue_core.server.operations import Call, Operation, spliced
+from taskqueue_core.server.operations import Call, Operation, Scope, spliced
 from taskqueue_core.server.problems import ProblemError
 from taskqueue_core.tasks import Task
 
@@ -61,6 +61,7 @@ class _Batch:
             task = bodies.decode(TaskIn, line).to_task(self._call.hub.backend.now())
             if not self._orders:
                 demand_no_keys((task,))
+            self._call.demand(task.key)
         except ProblemError as error:
             problem = error.problem
             self._refuse(problem.code, problem.field, problem.detail)
@@ -111,6 +112,7 @@ OPERATIONS = (
         path="/v1/tasks/batch",
         handler=publish,
         verb="publish",
+        scope=Scope.HANDLER,
         body=TaskIn,
         media_type=bodies.NDJSON,
         answers={200: (ConfirmationOut, InvalidLine)},

@@ -7,14 +7,15 @@ import asyncio
 from starlette.responses import Response
 
 from taskqueue_core.server.models import Count, LedgerOut, QueueOut, QueuesOut
-from taskqueue_core.server.operations import Call, Operation, answer
+from taskqueue_core.server.operations import Call, Operation, Scope, answer
 
 __all__ = ["OPERATIONS"]
 
 
 async def queues(call: Call) -> Response:
     """Return all queues at a glance."""
-    return answer(QueuesOut([await _look(call, key) for key in await call.hub.control.queues()]))
+    keys = [key for key in await call.hub.control.queues() if call.may(key)]
+    return answer(QueuesOut([await _look(call, key) for key in keys]))
 
 
 async def queue(call: Call) -> Response:
@@ -49,6 +50,7 @@ OPERATIONS = (
         path="/v1/queues",
         handler=queues,
         verb="admin",
+        scope=Scope.HANDLER,
         answers={200: QueuesOut},
         problems=(503,),
     ),
@@ -73,6 +75,7 @@ OPERATIONS = (
         path="/v1/ledger",
         handler=total,
         verb="admin",
+        scope=Scope.SERVER,
         answers={200: LedgerOut},
         problems=(503,),
     ),

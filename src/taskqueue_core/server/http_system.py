@@ -9,7 +9,7 @@ from starlette.responses import Response
 from taskqueue_core.capabilities import Maintained
 from taskqueue_core.server.hub import VERSION, Hub
 from taskqueue_core.server.models import HealthOut, ReadyOut, WorkersOut
-from taskqueue_core.server.operations import Call, Operation, answer
+from taskqueue_core.server.operations import Call, Operation, Scope, answer
 from taskqueue_core.tasks import Health
 
 __all__ = ["OPERATIONS"]
@@ -49,7 +49,8 @@ async def _health(hub: Hub) -> Health:
 
 async def workers(call: Call) -> Response:
     """Return the workers with an open subscription, on any replica."""
-    return answer(WorkersOut(list(await call.hub.control.workers())))
+    found = await call.hub.control.workers()
+    return answer(WorkersOut([worker for worker in found if all(map(call.may, worker.keys))]))
 
 
 async def maintain(call: Call) -> Response:
@@ -67,6 +68,7 @@ OPERATIONS = (
         path="/v1/workers",
         handler=workers,
         verb="admin",
+        scope=Scope.HANDLER,
         answers={200: WorkersOut},
         problems=(503,),
     ),
@@ -75,6 +77,7 @@ OPERATIONS = (
         path="/v1/maintain",
         handler=maintain,
         verb="admin",
+        scope=Scope.SERVER,
         answers={200: Maintained},
         problems=(503,),
     ),

@@ -9,7 +9,7 @@ from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.queue import instant
 from taskqueue_core.server.bodies import JSON
 from taskqueue_core.server.models import Cancelled, ConfirmationOut, RetryIn, TaskIn
-from taskqueue_core.server.operations import Call, Operation, answer
+from taskqueue_core.server.operations import Call, Operation, Scope, answer
 from taskqueue_core.server.problems import ProblemError, refusal_status, retry_after
 from taskqueue_core.tasks import Confirmation, Published, Refusal, TaskStatus
 
@@ -30,6 +30,7 @@ async def publish(call: Call) -> Response:
     store is full. Refused for good: 409 where the queue has moved, the code says so then.
     """
     task = (await call.body(TaskIn)).to_task(call.hub.backend.now())
+    call.demand(task.key)
     (confirmation,) = await call.hub.queue.publish_many([task])
     return _confirmed(confirmation)
 
@@ -49,8 +50,10 @@ async def retry(call: Call) -> Response:
         allowed = f"1 to {LIMITS.name} printable characters"
         raise InvalidInput("token", f"text of length {len(token)}", allowed)
     error = None if asked.error is None else asked.error[: LIMITS.text]
+    task = asked.task.to_task(now)
+    call.demand(task.key)
     confirmation = await call.hub.backend.publisher.schedule_retry(
-        asked.task.to_task(now), at, error=error, token=token
+        task, at, error=error, token=token
     )
     return _confirmed(confirmation)
 
@@ -91,6 +94,7 @@ OPERATIONS = (
         path="/v1/tasks",
         handler=publish,
         verb="publish",
+        scope=Scope.HANDLER,
         body=TaskIn,
         answers=_CONFIRMATIONS,
         problems=(503,),
@@ -100,6 +104,7 @@ OPERATIONS = (
         path="/v1/retries",
         handler=retry,
         verb="publish",
+        scope=Scope.HANDLER,
         body=RetryIn,
         answers={201: ConfirmationOut, 200: ConfirmationOut},
         problems=(503,),

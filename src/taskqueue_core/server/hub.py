@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import control_of, dead_letters_of, has
 from taskqueue_core.config import Settings
-from taskqueue_core.hooks import Hooks
+from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.server.registry import Registry
@@ -47,6 +47,16 @@ class Hub:
         self.started = False
         self.draining = asyncio.Event()
         self._drained_at = 0.0
+
+    def identify(self, token: str | None, peer: str) -> Identity | None:
+        """Say who a token stands for, ``None`` where nobody knows it.
+
+        Without anything that authenticates everybody is let in: the server is on loopback only.
+        """
+        if not self.hooks.wants("authenticate"):
+            return Identity(name="anybody")
+        identity: Identity | None = self.hooks.first("authenticate", token=token, peer=peer)
+        return identity
 
     @property
     def drain_left(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,13 +13,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.hooks import Identity
 from taskqueue_core.limits import check_name
 from taskqueue_core.server import bodies
-from taskqueue_core.server.greeting import identify
+from taskqueue_core.server.credentials import peer_of, token_of
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.problems import ProblemError, problem_of, respond
 
-__all__ = ["Call", "Handler", "Operation", "Query", "answer", "routes", "spliced"]
+__all__ = ["Call", "Handler", "Operation", "Query", "Scope", "answer", "routes", "spliced"]
 
 T = TypeVar("T")
 _CHUNK = 256 * 1024
@@ -29,9 +31,22 @@ _encoder = msgspec.json.Encoder()
 class Call:
     """One request, with what its handler needs."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, verb: str | None = None) -> None:
         self.request = request
         self.hub: Hub = request.app.state.hub
+        self._verb = verb
+        self.identity: Identity | None = None
+        """who asks; nobody in particular where the operation is for everybody"""
+
+    def may(self, key: str) -> bool:
+        """Whether who asks may do this with ``key``."""
+        verb, identity = self._verb, self.identity
+        return verb is None or (identity is not None and identity.may(verb, key))
+
+    def demand(self, key: str) -> None:
+        """Raise `ProblemError` unless who asks may do this with ``key``."""
+        if not self.may(key):
+            raise _forbidden(f"this token may not {self._verb} with this key")
 
     def name(self, part: str) -> str:
         """Return a name from the path. Raises `InvalidInput`."""
@@ -83,6 +98,17 @@ class Query(msgspec.Struct, frozen=True):
     required: bool = False
 
 
+class Scope(StrEnum):
+    """With which keys an identity must be allowed to do what an operation does."""
+
+    PATH = "path"
+    """the one in the path: checked before the handler runs"""
+    HANDLER = "handler"
+    """the handler knows: it calls `Call.demand` for each, or leaves out those without `Call.may`"""
+    SERVER = "server"
+    """all there are"""
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One method of one path. Its handler's docstring describes it."""
 
@@ -92,7 +118,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     answers: dict[int, Any]
     """the type of each answer's body; a tuple for one of several, ``None`` for any JSON"""
     verb: str | None = None
-    """what an identity must be allowed to do, where a plugin authenticates"""
+    """what an identity must be allowed to do; without one everybody may"""
+    scope: Scope = Scope.PATH
     body: Any = None
     media_type: str = bodies.JSON
     query: tuple[Query, ...] = ()
@@ -113,8 +140,8 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
     async def endpoint(request: Request) -> Response:
         operation = methods["GET" if request.method == "HEAD" else request.method]
         try:
-            call = Call(request)
-            _authorize(call, operation.verb)
+            call = Call(request, operation.verb)
+            _authorize(call, operation)
             return await operation.handler(call)
         except Exception as error:  # noqa: BLE001 - every error becomes a problem document
             return respond(problem_of(error))
@@ -122,18 +149,25 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
     return endpoint
 
 
-def _authorize(call: Call, verb: str | None) -> None:
+def _authorize(call: Call, operation: Operation) -> None:
+    verb = operation.verb
     if verb is None:
         return
-    scheme, _, token = call.request.headers.get("authorization", "").partition(" ")
-    peer = call.request.client.host if call.request.client else ""
-    shown = token.strip() if scheme.lower() == "bearer" else None
-    identity = identify(call.hub.hooks, shown, peer)
+    request = call.request
+    call.identity = identity = call.hub.identify(token_of(request), peer_of(request))
     if identity is None:
         challenge = {"www-authenticate": "Bearer"}
         raise ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
     if verb not in identity.verbs:
-        raise ProblemError(403, "forbidden", f"this token lacks the right to {verb}")
+        raise _forbidden(f"this token lacks the right to {verb}")
+    if operation.scope is Scope.SERVER and not identity.may(verb):
+        raise _forbidden(f"this token may {verb} with some keys only")
+    if operation.scope is Scope.PATH:
+        call.demand(call.name("key"))
+
+
+def _forbidden(detail: str) -> ProblemError:
+    return ProblemError(403, "forbidden", detail)
 
 
 def answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
