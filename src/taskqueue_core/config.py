@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Literal, TypeVar
 
@@ -40,7 +41,12 @@ def _split(value: object) -> object:
     return value
 
 
+def _lower(value: object) -> object:
+    return [str(word).lower() for word in value] if isinstance(value, list) else value
+
+
 _Comma = (NoDecode, BeforeValidator(_split))
+_CommaLower = (NoDecode, BeforeValidator(_lower), BeforeValidator(_split))
 
 
 class Settings(BaseSettings):
@@ -60,10 +66,22 @@ class Settings(BaseSettings):
     """where the server is: for workers, the ``server`` backend and the command line"""
     token: SecretStr | None = None
     """what clients show to the server"""
+    tls_ca: Path | None = None
+    """certificates (PEM) of the authorities that clients trust instead of the system's"""
     host: str = "127.0.0.1"
-    """where the server listens; loopback only, as long as it has no authentication"""
+    """where the server listens; loopback only, unless it authenticates"""
     port: int = Field(8420, ge=0, le=65_535)
     """0 takes a free port"""
+    tokens_file: Path | None = None
+    """who may use the server; without it, and without a plugin that authenticates, everybody on this machine"""
+    tls_certificate: Path | None = None
+    """the server's certificate chain (PEM); with it the server speaks https and wss alone"""
+    tls_key: Path | None = None
+    """its key (PEM), where that is not in the same file"""
+    allowed_hosts: Annotated[frozenset[str], *_CommaLower] = frozenset()
+    """names that the server answers to (``Host``), with or without a port; empty: all, if it authenticates"""
+    origins: Annotated[frozenset[str], *_CommaLower] = frozenset()
+    """pages that may use the server beside its own, such as ``https://queue.example``"""
     lease: float = Field(15.0, gt=0, le=3600, allow_inf_nan=False)
     """seconds of silence after which a worker's socket is given up"""
     grace: float = Field(0.5, ge=0, le=60, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""The door of the HTTP API: this machine's names only, no pages of other sites; answers tell the time."""
+"""The door of the HTTP API: names that the server answers to, no pages of other sites; answers tell the time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskqueue_core.server.hub import Hub
-from taskqueue_core.server.origins import is_loopback_host, is_same_origin
+from taskqueue_core.server.origins import host_problem, is_allowed_origin
 from taskqueue_core.server.problems import ProblemError, respond
 
 __all__ = ["TIME_HEADER", "Guard"]
@@ -35,14 +35,15 @@ class Guard:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        refusal = _refusal(Headers(scope=scope), scope["scheme"])
+        refusal = _refusal(self._hub, Headers(scope=scope), scope["scheme"])
         app = self._app if refusal is None else respond(refusal)
         await app(scope, receive, stamped)
 
 
-def _refusal(headers: Headers, scheme: str) -> ProblemError | None:
-    if not is_loopback_host(headers):
-        return ProblemError(421, "wrong_host", "this server answers on loopback names only")
-    if not is_same_origin(headers, scheme):
+def _refusal(hub: Hub, headers: Headers, scheme: str) -> ProblemError | None:
+    settings = hub.settings
+    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not hub.authenticates):
+        return ProblemError(421, "wrong_host", wrong)
+    if not is_allowed_origin(headers, scheme, settings.origins):
         return ProblemError(403, "origin", "pages of other sites may not use this server")
     return None

@@ -59,6 +59,11 @@ class Hub:
         return identity
 
     @property
+    def authenticates(self) -> bool:
+        """Whether anything says who may come in; without it everybody may, on loopback only."""
+        return self.hooks.wants("authenticate")
+
+    @property
     def drain_left(self) -> float:
         """Seconds that workers still have to settle what they run."""
         return max(0.0, self._drained_at - time.monotonic())

@@ -8,7 +8,7 @@ from taskqueue_core.protocol.frames import CLOSE_TRY_LATER, SUBPROTOCOL
 from taskqueue_core.server.channel import Gone
 from taskqueue_core.server.connection import Connection
 from taskqueue_core.server.hub import Hub
-from taskqueue_core.server.origins import is_loopback_host
+from taskqueue_core.server.origins import host_problem
 from taskqueue_core.server.problems import ProblemError, respond
 
 __all__ = ["socket"]
@@ -32,8 +32,9 @@ async def socket(websocket: WebSocket) -> None:
 
 
 def _refusal(hub: Hub, websocket: WebSocket) -> ProblemError | None:
-    if not is_loopback_host(websocket.headers):
-        return ProblemError(421, "wrong_host", "this server answers on loopback names only")
+    names = hub.settings.allowed_hosts
+    if wrong := host_problem(websocket.headers, names, loopback=not hub.authenticates):
+        return ProblemError(421, "wrong_host", wrong)
     if "origin" in websocket.headers:
         return ProblemError(403, "origin", "pages of browsers may not open this socket")
     if SUBPROTOCOL not in websocket.scope["subprotocols"]:
