@@ -30,6 +30,7 @@ from taskqueue_core.protocol.frames import (
     Credit,
     DeadLetter,
     Degraded,
+    Deliver,
     Drain,
     Error,
     Hello,
@@ -42,6 +43,7 @@ from taskqueue_core.protocol.frames import (
     ServerFrame,
     Settled,
     Welcome,
+    WireDelivery,
     WireLimits,
     decode_client,
     encode,
@@ -255,20 +257,12 @@ class ServerSession:
         if len(deliveries) > self._credit:
             raise ProtocolViolation("unexpected", "more deliveries than credit")
         self._credit -= len(deliveries)
-        frames = []
-        texts: list[bytes] = []
-        start, size = 0, _EMPTY
-        for index, delivery in enumerate(deliveries):
-            self._held[delivery.receipt] = delivery
-            text = _encoder.encode(to_wire(delivery))
-            if texts and size + len(text) > LIMITS.frame:
-                frames.append((_joined(texts), deliveries[start:index]))
-                texts, start, size = [], index, _EMPTY
-            texts.append(text)
-            size += len(text) + 1
-        if texts:
-            frames.append((_joined(texts), deliveries[start:]))
-        return frames
+        self._held.update((delivery.receipt, delivery) for delivery in deliveries)
+        wires = [to_wire(delivery) for delivery in deliveries]
+        whole = _encoder.encode(Deliver(deliveries=wires))
+        if len(whole) <= LIMITS.frame:
+            return [(whole.decode(), deliveries)] if deliveries else []
+        return _parted(wires, deliveries)
 
     def settled(self, outcomes: Mapping[str, bool]) -> list[str]:
         """End pending settlements: whether each took effect."""
@@ -346,6 +340,22 @@ def _results(frame: Ack) -> dict[str, bytes]:
 def _pieces(receipts: Sequence[str]) -> Iterator[list[str]]:
     for start in range(0, len(receipts), _PIECE):
         yield list(receipts[start : start + _PIECE])
+
+
+def _parted(
+    wires: Sequence[WireDelivery], deliveries: Sequence[Delivery]
+) -> list[tuple[str, Sequence[Delivery]]]:
+    frames: list[tuple[str, Sequence[Delivery]]] = []
+    texts: list[bytes] = []
+    start, size = 0, _EMPTY
+    for index, wire in enumerate(wires):
+        text = _encoder.encode(wire)
+        if texts and size + len(text) > LIMITS.frame:
+            frames.append((_joined(texts), deliveries[start:index]))
+            texts, start, size = [], index, _EMPTY
+        texts.append(text)
+        size += len(text) + 1
+    return [*frames, (_joined(texts), deliveries[start:])]
 
 
 def _joined(texts: list[bytes]) -> str:
