@@ -82,6 +82,10 @@ class Settings(BaseSettings):
     """names that the server answers to (``Host``), with or without a port; empty: all, if it authenticates"""
     origins: Annotated[frozenset[str], *_CommaLower] = frozenset()
     """pages that may use the server beside its own, such as ``https://queue.example``"""
+    processes: int = Field(1, ge=1, le=64)
+    """how many server processes share the port; more than one needs a store that they can share"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """from where on ``taskqueue serve`` logs, on stderr"""
     lease: float = Field(15.0, gt=0, le=3600, allow_inf_nan=False)
     """seconds of silence after which a worker's socket is given up"""
     grace: float = Field(0.5, ge=0, le=60, allow_inf_nan=False)

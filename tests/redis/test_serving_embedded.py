@@ -64,8 +64,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
         yield {"TASKQUEUE_REDIS_URL": "unix:///from-the-store"}
         seen.ended = True
 
-    def serve(settings: Settings, word: str, *, on_ready: Callable[[str], None]) -> None:
+    def serve(
+        settings: Settings, word: str, *, on_ready: Callable[[str], None], given: dict[str, object]
+    ) -> None:
         assert not seen.ended
+        assert set(given) <= {"port"}
         seen.word, seen.url = word, os.environ.get("TASKQUEUE_REDIS_URL")
         on_ready(f"http://127.0.0.1:{settings.port}")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.markup import escape
 
 from taskqueue_core.cli.embedded import OPTION, ServeCommand, opened
-from taskqueue_core.cli.logs import LogLevel, set_up
+from taskqueue_core.cli.logs import set_up
 from taskqueue_core.cli.output import AsJson, console, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
@@ -51,13 +51,26 @@ def run(
             show_default=False,
         ),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Processes that share the port. TASKQUEUE_PROCESSES.",
+            show_default=False,
+        ),
+    ] = None,
     *,
-    log_level: LogLevel = "info",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option(help="What to log, on stderr. TASKQUEUE_LOG_LEVEL.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve a backend to workers and publishers, until Ctrl-C or SIGTERM.
 
-    Once it listens it prints its address; with --json, one object with url, backend and pid.
+    Once it listens it prints its address; with --json, one object with url, backend and pid. SIGHUP
+    reads the settings anew.
 
     With --embedded-redis tasks survive a restart with nothing to set up: a redis-server is found or
     fetched, and runs as long as the server does. Without DIR its files are in the user's data folder.
@@ -65,12 +78,13 @@ def run(
     from taskqueue_core.server.serve import serve  # noqa: PLC0415 - no other command needs a server
 
     settings = load_settings(Settings)
-    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    options = {"host": host, "port": port, "processes": processes, "log_level": log_level}
+    given = {name: value for name, value in options.items() if value is not None}
     settings = settings.model_copy(update=given)
     word = backend or (settings.backend if embedded_redis is None else "redis")
     if word == "server":
         raise ConfigurationError("a server needs a store of its own, not another server: --backend")
-    set_up(log_level)
+    set_up(settings.log_level)
 
     with contextlib.ExitStack() as stack:
         place, store = None, cast("Mapping[str, str]", {})
@@ -83,8 +97,10 @@ def run(
                 print_json({"url": url, "backend": word, "pid": os.getpid(), **where})
             else:
                 within = "" if place is None else f" in [bold]{escape(str(place))}[/]"
+                if settings.processes > 1:
+                    within += f" from {settings.processes} processes"
                 console.print(
                     f"[green]●[/] serving [bold]{word}[/]{within} at [bold]{url}[/]  [dim]Ctrl-C ends it"
                 )
 
-        serve(settings, word, on_ready=ready)
+        serve(settings, word, on_ready=ready, given=given)

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import structlog
 
-__all__ = ["FIELDS", "set_up_logs"]
+__all__ = ["FIELDS", "set_level", "set_up_logs"]
 
 FIELDS = frozenset(
     {
@@ -18,8 +18,11 @@ FIELDS = frozenset(
         "connections",
         "expired",
         "keys",
+        "pid",
+        "processes",
         "reason",
         "recovered",
+        "settings",
         "url",
         "worker_id",
     }
@@ -44,6 +47,13 @@ def set_up_logs(stream: TextIO | None = None, level: int = logging.INFO) -> None
     program.addHandler(handler)
     program.setLevel(logging.WARNING)
     program.propagate = False
+
+
+def set_level(name: str) -> None:
+    """Log from this level on, such as ``info``, if it is here that logs are written."""
+    ours = logging.getLogger("taskqueue")
+    if ours.handlers:
+        ours.setLevel(logging.getLevelNamesMapping()[name.upper()])
 
 
 def formatter(*, for_people: bool = False) -> logging.Formatter:

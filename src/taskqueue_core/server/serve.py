@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import os
-import signal
 import socket
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
 import uvicorn
 
@@ -19,15 +17,18 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import open_backend
+from taskqueue_core.server import notify
 from taskqueue_core.server.app import create_app
 from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.listening import listen, url_of
 from taskqueue_core.server.logs import set_up_logs
 from taskqueue_core.server.programs import HttpProtocol, SocketProtocol
 from taskqueue_core.server.racing import first
+from taskqueue_core.server.reload import Reread, reload, rereader
+from taskqueue_core.server.signals import signals
 
 __all__ = ["Server", "serve"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3
 """for the last requests to be answered, before what is still open is cut"""
@@ -41,14 +42,22 @@ def serve(
     backend_word: str | None = None,
     *,
     on_ready: Callable[[str], None] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, which let workers settle what they run; a second signal ends it at once.
 
-    ``on_ready`` gets the URL once connections are accepted. Raises `ConfigurationError` for what cannot work.
+    ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings anew, of which
+    ``given`` goes before all. Raises `ConfigurationError` for what cannot work.
     """
     _check_host(settings.host)
     set_up_logs()
-    server = Server(open_backend(backend_word, settings), settings, on_ready=on_ready)
+    read = None if given is None else rereader(given)
+    if settings.processes > 1:
+        from taskqueue_core.server.processes import Processes  # noqa: PLC0415 - one needs none
+
+        asyncio.run(Processes(settings, backend_word, on_ready=on_ready, read=read).run())
+        return
+    server = Server(open_backend(backend_word, settings), settings, on_ready=on_ready, read=read)
     asyncio.run(server.run())
 
 
@@ -61,13 +70,22 @@ class Server:
         settings: Settings,
         *,
         on_ready: Callable[[str], None] | None = None,
+        read: Reread | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
-        """Raises `ConfigurationError` for a host that is not loopback, and `CapabilityMissing`."""
+        """Raises `ConfigurationError` for a host that is not loopback, and `CapabilityMissing`.
+
+        ``read`` has SIGHUP read the settings anew. ``listener`` is a bound socket, if it is one of several processes:
+        then whoever made it decides when it ends at once, and a second signal does not.
+        """
         _check_host(settings.host)
         self._settings = settings
         self._backend = backend
         self._on_ready = on_ready
+        self._read = read
+        self._listener = listener
         self._program: _Program | None = None
+        self._stops = 0
         self.url = ""
         """where it listens, once it does"""
         self.ready = asyncio.Event()
@@ -80,25 +98,41 @@ class Server:
         """
         app = create_app(self._backend, self._settings)
         self.hub = hub = app.state.hub
-        self._program = _Program(app, hub, self._accepting)
+        self._program = program = _Program(app, hub, self._accepting)
+        for _ in range(self._stops):
+            program.ask_to_stop()
         try:
             await _ask_store(hub)
-            listener = _listen(self._settings)
+            listener = self._listener or listen(self._settings)
         except BaseException:  # the app, which closes it, was not started
             await hub.backend.aclose()
             raise
-        with listener:
-            self.url = _url(listener)
-            await self._program.serve([listener])
+        end = self.stop if self._listener is None else self.stop_once
+        with listener, notify.watched(), signals(end, self._reload if self._read else None):
+            self.url = url_of(listener)
+            await program.serve([listener])
 
     def stop(self) -> None:
         """Ask for a graceful end, and when asked again for an immediate one."""
+        if not self._stops:
+            notify.stopping()
+        self._stops += 1
         if self._program is not None:
             self._program.ask_to_stop()
+
+    def stop_once(self) -> None:
+        """Ask for a graceful end, unless that was done before."""
+        if not self._stops:
+            self.stop()
+
+    def _reload(self) -> None:
+        if self.hub is not None and self._read is not None:
+            reload(self.hub, self._read)
 
     def _accepting(self) -> None:
         _log.info("serving", extra={"url": self.url})
         self.ready.set()
+        notify.ready(f"at {self.url}")
         if self._on_ready is not None:
             self._on_ready(self.url)
 
@@ -133,17 +167,7 @@ class _Program(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.ask_to_stop)
-        try:
-            yield
-        finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+        yield  # they are the server's
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -199,28 +223,3 @@ def _check_host(host: str) -> None:
             "TASKQUEUE_HOST: loopback only until the server has authentication; "
             "use 127.0.0.1, ::1 or localhost"
         )
-
-
-def _listen(settings: Settings) -> socket.socket:
-    host = "127.0.0.1" if settings.host == "localhost" else settings.host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, settings.port), family=family, backlog=2048)
-        # asyncio does this only for sockets that it made itself; without it small answers wait for 40 ms.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on port {settings.port} of {host}: {_reason(error)}; "
-            "set TASKQUEUE_PORT to another one, or to 0 for any"
-        ) from error
-    return listener
-
-
-def _reason(error: OSError) -> str:
-    # The library's own text repeats the address.
-    return os.strerror(error.errno) if error.errno else str(error)
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,67 @@
+"""What systemd is told of a service of ``Type=notify``; nothing where no systemd asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+__all__ = ["ready", "reloading", "stopping", "watched"]
+
+_USEC = 1_000_000
+
+
+def ready(status: str = "") -> None:
+    """Tell that the service serves, for the first time or again after `reloading`."""
+    _tell("READY=1", *([f"STATUS={status}"] if status else ()))
+
+
+def reloading() -> None:
+    """Tell that the settings are read anew; `ready` must follow, whatever comes of it."""
+    _tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+def stopping() -> None:
+    """Tell that the service ends."""
+    _tell("STOPPING=1")
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Tell that the event loop runs, twice per ``WatchdogSec``, as long as the context is open."""
+    period = _period()
+    if period is None:
+        yield
+        return
+    beating = asyncio.create_task(_beat(period))
+    try:
+        yield
+    finally:
+        beating.cancel()
+
+
+async def _beat(period: float) -> None:
+    while True:
+        _tell("WATCHDOG=1")
+        await asyncio.sleep(period)
+
+
+def _period() -> float | None:
+    for_me = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    if not for_me or not microseconds.isdecimal() or not int(microseconds):
+        return None
+    return int(microseconds) / _USEC / 2
+
+
+def _tell(*lines: str) -> None:
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    # A service that cannot tell serves all the same; systemd has a time limit of its own.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+        to.connect("\0" + address[1:] if address.startswith("@") else address)
+        to.send("\n".join(lines).encode())
