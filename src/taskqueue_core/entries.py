@@ -44,6 +44,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     losses: int = 0
     receipt: str | None = None
     delivered_at: float = 0.0
+    available_at: float = 0.0
+    """since when it has its place among those of its state"""
     updated_at: float = 0.0
     last: tuple[str, str, Settled] | None = None
     """the last settlement: receipt, verb, answer"""
@@ -161,6 +163,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             losses=self.losses,
             prior=self.prior,
             delivered_at=self.delivered_at,
+            waiting_since=self.available_at,
         )
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pluggy
 
+from taskqueue_core.capabilities import Maintained
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Expired, Settled, Task
 
@@ -85,9 +86,14 @@ class _Specs:
 
     @hookspec
     def retry_scheduled(
-        self, task: Task, at: float, error: str | None, confirmation: Confirmation
+        self,
+        task: Task,
+        at: float,
+        error: str | None,
+        confirmation: Confirmation,
+        settles: Delivery | None,
     ) -> None:
-        """A retry was scheduled."""
+        """A retry was scheduled; with it ``settles`` ended, if it was one of a delivery."""
 
     @hookspec
     def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:
@@ -100,6 +106,10 @@ class _Specs:
     @hookspec
     def unclaimed(self, keys: Sequence[str]) -> None:
         """Tasks wait in queues that nobody is subscribed to. Called with each pass of housekeeping that finds so."""
+
+    @hookspec
+    def maintained(self, done: Maintained | None) -> None:
+        """A pass of housekeeping ended; ``None`` where it failed."""
 
     @hookspec
     def worker_connected(self, connection: Connection) -> None:

@@ -1,14 +1,16 @@
-"""The one wrapper around any backend: it fires the hooks, so that backends stay silent.
+"""The one wrapper around any backend: it fires hooks and makes spans and metrics, so that backends stay silent.
 
-It adds no await and no per-task call of its own: a batch is one hook call, and without plugins
-nothing is done.
+It adds no await and no per-task call of its own: a batch is one hook call and one span, and without plugins and
+providers nothing is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from taskqueue_core import telemetry
 from taskqueue_core.authoring import SubscriptionBase, demand_no_keys
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher, Subscription
 from taskqueue_core.capabilities import Control, Maintained
@@ -86,8 +88,9 @@ class _ObservedPublisher:
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         if not self._orders:
             demand_no_keys(tasks)
-        confirmations = await self._inner.publish(*tasks)
-        self._hooks.fire("published", tasks=tasks, confirmations=confirmations)
+        with telemetry.publishing(tasks) as carrying:
+            confirmations = await self._inner.publish(*carrying)
+        self._hooks.fire("published", tasks=carrying, confirmations=confirmations)
         return confirmations
 
     async def schedule_retry(
@@ -99,11 +102,17 @@ class _ObservedPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        confirmation = await self._inner.schedule_retry(
-            task, at, error=error, token=token, settles=settles
-        )
+        with telemetry.operation("retry", (task,)):
+            confirmation = await self._inner.schedule_retry(
+                task, at, error=error, token=token, settles=settles
+            )
         self._hooks.fire(
-            "retry_scheduled", task=task, at=at, error=error, confirmation=confirmation
+            "retry_scheduled",
+            task=task,
+            at=at,
+            error=error,
+            confirmation=confirmation,
+            settles=settles,
         )
         return confirmation
 
@@ -118,7 +127,10 @@ class _ObservedSubscription(SubscriptionBase):
         self._hooks = hooks
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        received = await self._inner.receive(limit, timeout)
+        with telemetry.operation("receive") as seen:
+            received = await self._inner.receive(limit, timeout)
+            if seen is not None:
+                seen.tasks = _tasks(received.deliveries)
         if received.deliveries:
             self._hooks.fire("delivered", deliveries=received.deliveries, consumer=self._consumer)
         if received.expired:
@@ -128,13 +140,15 @@ class _ObservedSubscription(SubscriptionBase):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        outcomes = await self._inner.ack(*deliveries, results=results)
+        with _settling("ack", deliveries):
+            outcomes = await self._inner.ack(*deliveries, results=results)
         self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=outcomes)
         return outcomes
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        outcomes = await self._inner.redeliver(*deliveries, lost=lost)
         verb = "lost" if lost else "redeliver"
+        with _settling(verb, deliveries):
+            outcomes = await self._inner.redeliver(*deliveries, lost=lost)
         self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=outcomes)
         if Settled.DEAD in outcomes:
             for delivery, outcome in zip(deliveries, outcomes, strict=True):
@@ -145,7 +159,8 @@ class _ObservedSubscription(SubscriptionBase):
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        outcome: Settled = await self._inner.dead_letter(delivery, reason, error)  # type: ignore[attr-defined]
+        with _settling("dead_letter", (delivery,)):
+            outcome: Settled = await self._inner.dead_letter(delivery, reason, error)  # type: ignore[attr-defined]
         self._hooks.fire("dead_lettered", delivery=delivery, verdict=Bury(reason, error))
         return outcome
 
@@ -156,13 +171,28 @@ class _ObservedSubscription(SubscriptionBase):
         return getattr(self._inner, name)
 
 
+def _settling(verb: str, deliveries: Sequence[Delivery]) -> AbstractContextManager[object]:
+    if not telemetry.active():
+        return nullcontext()
+    return telemetry.operation(verb, _tasks(deliveries))
+
+
+def _tasks(deliveries: Sequence[Delivery]) -> list[Task]:
+    return [delivery.task for delivery in deliveries]
+
+
 class _ObservedControl:
     def __init__(self, inner: Control, hooks: Hooks) -> None:
         self._inner = inner
         self._hooks = hooks
 
     async def maintain(self) -> Maintained:
-        done = await self._inner.maintain()
+        try:
+            done = await self._inner.maintain()
+        except Exception:
+            self._hooks.fire("maintained", done=None)
+            raise
+        self._hooks.fire("maintained", done=done)
         if done.expired:
             self._hooks.fire("expired", tasks=done.expired)
         if done.unclaimed:

@@ -189,6 +189,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     prior: int = 0
     """attempts spent before the last redrive; the retry policy counts from there"""
     delivered_at: float
+    waiting_since: float | None = None
+    """since when it had been waiting: published, due or handed back; ``None`` where that is not known"""
     shard: int | None = None
     """the shard of its queue that it is from; ``None`` where the queue has but one"""
     shard_changed: bool = False

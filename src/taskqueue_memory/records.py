@@ -70,7 +70,6 @@ class Record(Entry, kw_only=True, eq=False):
     """what is kept of a long payload after the end"""
     seq: int = 0
     """its place in its lane; an item of a lane or heap with another one is out of date"""
-    available_at: float = 0.0
     owner: Consumer | None = None
     held: bool = False
     """waiting for its ordering key, in no lane"""

@@ -13,8 +13,6 @@ class Record(Entry, kw_only=True, eq=False):
 
     seq: int = 0
     """its place in its lane, or among those of its state; a number given once"""
-    available_at: float = 0.0
-    """since when it has that place"""
     at: float = 0.0
     """when it falls due, if it is scheduled"""
     owner: int | None = None

@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.protocol.client_session import ClientSession, Delivered, Revoked
+from taskqueue_core.telemetry import consumed
 from taskqueue_core.worker.address import Address
 from taskqueue_core.worker.backoff import Backoff
 from taskqueue_core.worker.base import BaseWorker
@@ -87,6 +88,7 @@ class Worker(BaseWorker):
                 for work in batch:
                     match work:
                         case Delivered(deliveries):
+                            consumed([delivery.task for delivery in deliveries])
                             shift.deliver(deliveries)
                         case Revoked(receipts):
                             shift.revoke(receipts)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, HandBack, Outcome
 from taskqueue_core.tasks import Delivery
+from taskqueue_core.telemetry import processing
 from taskqueue_core.worker.calls import Call, End, Fatal, Job, raised, returned
 from taskqueue_core.worker.context import Context
 from taskqueue_core.worker.gathering import Gathering
@@ -227,7 +228,8 @@ class Runner:
 
     async def _run_async(self, call: Call, arguments: dict[str, Any]) -> None:
         try:
-            value = await call.handler.function(**arguments)
+            with processing([job.delivery.task for job in call.jobs]):
+                value = await call.handler.function(**arguments)
         except asyncio.CancelledError as error:
             # Without a request to cancel, the handler raised it by itself: a failure like any other.
             task = asyncio.current_task()
@@ -241,7 +243,8 @@ class Runner:
     def _run_sync(self, call: Call, arguments: dict[str, Any]) -> None:
         end: End
         try:
-            value = call.handler.function(**arguments)
+            with processing([job.delivery.task for job in call.jobs]):
+                value = call.handler.function(**arguments)
             end = returned(call, value, self._settler.result_limit)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
             end = raised(call, error)

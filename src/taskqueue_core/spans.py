@@ -1,0 +1,269 @@
+"""Spans and metrics by OpenTelemetry's conventions for messaging. Reached through `taskqueue_core.telemetry`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Protocol, Self
+
+import msgspec
+from opentelemetry import metrics, trace
+from opentelemetry.context import attach, detach
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Task
+
+__all__ = ["Carrier", "Operation", "Processing", "consumed", "listening", "publishing"]
+
+_NAME = "taskqueue"
+_SDKLESS = ("opentelemetry.trace", "opentelemetry.metrics")
+_PARENT = "traceparent"
+_propagator = TraceContextTextMapPropagator()
+_LINKS = 128
+"""of one span; more are cut by most who receive them"""
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_TYPES = {"send": "send", "receive": "receive", "process": "process"}
+
+
+class Carrier(Protocol):
+    """What a task looks like, in the store's form and on the wire."""
+
+    @property
+    def key(self) -> str:
+        """The name of its queue."""
+        ...
+
+    @property
+    def id(self) -> str:
+        """Its name there."""
+        ...
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What travels along."""
+        ...
+
+
+def _is_set(provider: object) -> bool:
+    # What the API itself puts in the place of a provider does nothing.
+    return not type(provider).__module__.startswith(_SDKLESS)
+
+
+def listening() -> bool:
+    """Whether the program has set a provider."""
+    return _is_set(trace.get_tracer_provider()) or _is_set(metrics.get_meter_provider())
+
+
+class _Instruments:
+    """The metrics of one provider."""
+
+    def __init__(self, provider: metrics.MeterProvider) -> None:
+        meter = provider.get_meter(_NAME)
+
+        def seconds(name: str, description: str) -> metrics.Histogram:
+            return meter.create_histogram(
+                name,
+                unit="s",
+                description=description,
+                explicit_bucket_boundaries_advisory=_SECONDS,
+            )
+
+        self.operations = seconds(
+            "messaging.client.operation.duration",
+            "Duration of messaging operation initiated by a producer or consumer client.",
+        )
+        self.process = seconds("messaging.process.duration", "Duration of processing operation.")
+        self.sent = meter.create_counter(
+            "messaging.client.sent.messages",
+            unit="{message}",
+            description="Number of messages producer attempted to send to the broker.",
+        )
+        self.consumed = meter.create_counter(
+            "messaging.client.consumed.messages",
+            unit="{message}",
+            description="Number of messages that were delivered to the application.",
+        )
+
+
+@lru_cache(maxsize=4)
+def _instruments(provider: metrics.MeterProvider) -> _Instruments:
+    return _Instruments(provider)
+
+
+def _measures() -> _Instruments:
+    return _instruments(metrics.get_meter_provider())
+
+
+def _attributes(name: str, tasks: Sequence[Carrier]) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "messaging.system": _NAME,
+        "messaging.operation.name": name,
+        "messaging.operation.type": _TYPES.get(name, "settle"),
+    }
+    keys = {task.key for task in tasks}
+    if len(keys) == 1:
+        attributes["messaging.destination.name"] = tasks[0].key
+    if len(tasks) == 1:
+        attributes["messaging.message.id"] = tasks[0].id
+    else:
+        attributes["messaging.batch.message_count"] = len(tasks)
+    return attributes
+
+
+def _metric_attributes(attributes: dict[str, Any], error: str | None) -> dict[str, Any]:
+    kept = {
+        name: value
+        for name, value in attributes.items()
+        if name not in {"messaging.message.id", "messaging.batch.message_count"}
+    }
+    return kept if error is None else {**kept, "error.type": error}
+
+
+def _links(tasks: Iterable[Carrier]) -> list[Link]:
+    found: list[Link] = []
+    for task in tasks:
+        headers = task.headers
+        if headers and _PARENT in headers and len(found) < _LINKS:
+            span = trace.get_current_span(_propagator.extract(headers)).get_span_context()
+            if span.is_valid:
+                found.append(trace.Link(span))
+    return found
+
+
+class Operation:
+    """A span of one call to the broker, and its metrics. What it brings may be set as ``tasks`` until its end."""
+
+    __slots__ = ("_began", "_name", "_start", "tasks")
+
+    def __init__(self, name: str, tasks: Sequence[Carrier] = ()) -> None:
+        """``name``: send, receive, or the verb that settles."""
+        self._name = name
+        self.tasks = tasks
+        self._began = time.time_ns()
+        self._start = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Record it, unless it was about nothing."""
+        if not self.tasks:
+            return
+        seconds = time.perf_counter() - self._start
+        error = None if kind is None else kind.__name__
+        attributes = _attributes(self._name, self.tasks)
+        destination = attributes.get("messaging.destination.name")
+        span = trace.get_tracer(_NAME).start_span(
+            self._name if destination is None else f"{self._name} {destination}",
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+            links=_links(self.tasks),
+            start_time=self._began,
+        )
+        _end(span, error)
+        measures = _measures()
+        labels = _metric_attributes(attributes, error)
+        measures.operations.record(seconds, labels)
+        if self._name == "receive":
+            measures.consumed.add(len(self.tasks), labels)
+
+
+def _end(span: trace.Span, error: str | None) -> None:
+    if error is not None:
+        span.set_attribute("error.type", error)
+        span.set_status(Status(StatusCode.ERROR))
+    span.end()
+
+
+def consumed(tasks: Sequence[Carrier]) -> None:
+    """See `taskqueue_core.telemetry.consumed`."""
+    for key in {task.key for task in tasks}:
+        labels = {
+            "messaging.system": _NAME,
+            "messaging.operation.name": "process",
+            "messaging.destination.name": key,
+        }
+        _measures().consumed.add(sum(task.key == key for task in tasks), labels)
+
+
+@contextmanager
+def publishing(tasks: tuple[Task, ...]) -> Iterator[tuple[Task, ...]]:
+    """See `taskqueue_core.telemetry.publishing`."""
+    if all(_PARENT in task.headers for task in tasks):
+        yield tasks
+        return
+    attributes = _attributes("send", tasks)
+    destination = attributes.get("messaging.destination.name")
+    span = trace.get_tracer(_NAME).start_span(
+        "send" if destination is None else f"send {destination}",
+        kind=SpanKind.PRODUCER,
+        attributes=attributes,
+    )
+    context: dict[str, str] = {}
+    _propagator.inject(context, trace.set_span_in_context(span))
+    start, error = time.perf_counter(), None
+    try:
+        yield tuple(_carrying(task, context) for task in tasks) if context else tasks
+    except BaseException as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        _end(span, error)
+        labels = _metric_attributes(attributes, error)
+        measures = _measures()
+        measures.operations.record(time.perf_counter() - start, labels)
+        measures.sent.add(len(tasks), labels)
+
+
+def _carrying(task: Task, context: dict[str, str]) -> Task:
+    headers = task.headers
+    if _PARENT in headers:
+        return task
+    merged = {**headers, **context}
+    if len(merged) > LIMITS.headers or _size(merged) > LIMITS.header_bytes:
+        return task
+    carrying: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
+    msgspec.structs.force_setattr(carrying, "headers", merged)  # the rest was checked before
+    return carrying
+
+
+def _size(headers: dict[str, str]) -> int:
+    return sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
+
+
+class Processing:
+    """A span that is current in a block, and its duration."""
+
+    __slots__ = ("_attributes", "_span", "_start", "_token")
+
+    def __init__(self, tasks: Sequence[Carrier]) -> None:
+        """Begin the span."""
+        self._attributes = attributes = _attributes("process", tasks)
+        headers = tasks[0].headers if len(tasks) == 1 else {}
+        parent = _propagator.extract(headers) if _PARENT in headers else None
+        destination = attributes.get("messaging.destination.name")
+        self._span = trace.get_tracer(_NAME).start_span(
+            "process" if destination is None else f"process {destination}",
+            context=parent,
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=_links(tasks),
+        )
+
+    def __enter__(self) -> None:
+        """Make it current."""
+        self._token = attach(trace.set_span_in_context(self._span))
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End it."""
+        seconds = time.perf_counter() - self._start
+        error = None if kind is None else kind.__name__
+        detach(self._token)
+        _end(self._span, error)
+        _measures().process.record(seconds, _metric_attributes(self._attributes, error))

@@ -1,0 +1,77 @@
+"""OpenTelemetry, where the program has set a provider: spans and metrics by its conventions for messaging.
+
+Its package is optional. Without it, or without a provider, nothing is done, and nothing of it is imported. A task
+carries its publisher's context in the headers ``traceparent`` and ``tracestate``. No span or metric holds a payload, a
+token or an error's text.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from taskqueue_core.tasks import Task
+
+if TYPE_CHECKING:
+    from taskqueue_core.spans import Carrier, Operation
+
+__all__ = ["active", "consumed", "operation", "processing", "publishing"]
+
+_nothing = nullcontext()
+_APIS = ("opentelemetry.trace", "opentelemetry.metrics")
+
+
+@cache
+def _spans() -> ModuleType:
+    from taskqueue_core import spans  # noqa: PLC0415 - only where somebody uses it
+
+    return spans
+
+
+def active() -> bool:
+    """Whether anybody listens. Who has set a provider has imported the package."""
+    modules = sys.modules
+    if _APIS[0] not in modules and _APIS[1] not in modules:
+        return False
+    heard: bool = _spans().listening()
+    return heard
+
+
+def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ...]]:
+    """Observe a publish. Gives the tasks to publish: each that had no context yet has that of this span.
+
+    Where all have one their publisher has done it already, and nothing is added.
+    """
+    if not tasks or not active():
+        return nullcontext(tasks)
+    observed: AbstractContextManager[tuple[Task, ...]] = _spans().publishing(tasks)
+    return observed
+
+
+def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManager[Operation | None]:
+    """Observe a call that receives (give it what came, as its ``tasks``) or settles. ``name``: receive, or a verb."""
+    if not active():
+        return _nothing
+    observed: Operation = _spans().Operation(name, tasks)
+    return observed
+
+
+def processing(tasks: Sequence[Carrier]) -> AbstractContextManager[None]:
+    """Observe a handler: a span that is current in it, with links to the spans of those who published.
+
+    That of a single task is also the child of its publisher's.
+    """
+    if not active():
+        return _nothing
+    observed: AbstractContextManager[None] = _spans().Processing(tasks)
+    return observed
+
+
+def consumed(tasks: Sequence[Carrier]) -> None:
+    """Count tasks that were pushed to this program."""
+    if active():
+        _spans().consumed(tasks)
