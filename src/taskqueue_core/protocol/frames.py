@@ -20,6 +20,7 @@ __all__ = [
     "CLOSE_CLEAN",
     "CLOSE_PROTOCOL",
     "CLOSE_RESTART",
+    "CLOSE_REVOKED",
     "CLOSE_TIMEOUT",
     "CLOSE_TRY_LATER",
     "CLOSE_UNAUTHENTICATED",
@@ -64,6 +65,8 @@ CLOSE_RESTART = 1012
 """the server is going away: reconnect, to any replica"""
 CLOSE_TRY_LATER = 1013
 """too many connections"""
+CLOSE_REVOKED = 4001
+"""its token is no good any more, or no longer for its keys"""
 CLOSE_PROTOCOL = 4400
 CLOSE_UNAUTHENTICATED = 4401
 CLOSE_TIMEOUT = 4408

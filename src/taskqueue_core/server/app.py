@@ -24,6 +24,7 @@ from taskqueue_core.server import (
     http_settings,
     http_system,
     http_tasks,
+    prefect,
 )
 from taskqueue_core.server.guard import Guard
 from taskqueue_core.server.hub import VERSION, Hub
@@ -58,24 +59,33 @@ def create_app(backend: Backend, settings: Settings) -> Starlette:
     """Make the server's application. It owns ``backend`` and closes it in the end.
 
     The lifespan keeps house and drains. Raises `CapabilityMissing` if the backend lacks ``control`` or
-    ``dead_letters``.
+    ``dead_letters``, and `ConfigurationError` for a tokens file that is no good.
     """
     hub = Hub(backend, settings)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        house = asyncio.create_task(keep_house(hub.control))
+        chores = (
+            asyncio.create_task(keep_house(hub.control)),
+            asyncio.create_task(hub.access.watch()),
+        )
         hub.started = True
         try:
             yield
             await hub.drain()
         finally:
-            house.cancel()
-            await asyncio.gather(house, return_exceptions=True)
+            for chore in chores:
+                chore.cancel()
+            await asyncio.gather(*chores, return_exceptions=True)
             await hub.backend.aclose()
 
     app = Starlette(
-        routes=[*routes(OPERATIONS), WebSocketRoute("/v1/socket", socket)],
+        routes=[
+            *routes(OPERATIONS),
+            WebSocketRoute("/v1/socket", socket),
+            *routes(prefect.OPERATIONS),
+            WebSocketRoute(prefect.PATH, prefect.socket),
+        ],
         middleware=[Middleware(Guard, hub=hub)],
         exception_handlers={HTTPException: problem_response, Exception: problem_response},
         lifespan=lifespan,

@@ -14,6 +14,7 @@ from taskqueue_core.capabilities import has
 from taskqueue_core.consuming.handing_back import close
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Connection as ConnectionInfo
+from taskqueue_core.hooks import Identity
 from taskqueue_core.protocol.frames import (
     CLOSE_PROTOCOL,
     CLOSE_RESTART,
@@ -25,6 +26,7 @@ from taskqueue_core.protocol.server_events import Hangup, Say
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.server.channel import Channel, Gone
 from taskqueue_core.server.conversation import Conversation
+from taskqueue_core.server.credentials import peer_of, token_of
 from taskqueue_core.server.greeting import read_hello
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.racing import first
@@ -37,12 +39,14 @@ _log = logging.getLogger("taskqueue.server.socket")
 class Connection:
     """A member of the registry for as long as it may hold deliveries. Runs once."""
 
-    def __init__(self, hub: Hub, websocket: WebSocket) -> None:
-        """Serve an accepted websocket."""
+    def __init__(self, hub: Hub, websocket: WebSocket, *, known: bool = False) -> None:
+        """Serve an accepted websocket; ``known`` if it showed a good token by header. Otherwise the hello may."""
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
         self._hub = hub
-        self._peer = websocket.client.host if websocket.client else ""
+        self._peer = peer_of(websocket)
+        self._known = known
+        self._token = token_of(websocket)
         self._channel = Channel(websocket, hub.settings.lease)
         self._session = ServerSession()
         self._changed = asyncio.Event()
@@ -54,7 +58,7 @@ class Connection:
 
     async def run(self) -> None:
         """Serve until the end. Whatever happens, nothing stays behind."""
-        self._hub.registry.add(self)
+        self._hub.registry.add(self, known=self._known)
         try:
             match await first(self._hello(), self._restart()):
                 case Hello() as hello:
@@ -74,14 +78,23 @@ class Connection:
         return Hangup(CLOSE_RESTART, "restart")
 
     async def _admit(self, hello: Hello) -> None:
-        hub = self._hub
-        identity = hub.identify(hello.token, self._peer)
+        token = self._token if self._known else hello.token
+        identity = self._hub.identify(token, self._peer)
         if identity is None or "consume" not in identity.verbs:
             await self._refuse("unauthenticated", "may not consume", CLOSE_UNAUTHENTICATED)
             return
-        if not all(identity.may("consume", key) for key in hello.keys):
+
+        def may_stay(who: Identity) -> bool:
+            return all(who.may("consume", key) for key in hello.keys)
+
+        if not may_stay(identity):
             await self._refuse("forbidden", "may not consume these keys", CLOSE_UNAUTHENTICATED)
             return
+        with self._hub.access.stay(token, self._peer, may_stay) as dismissed:
+            await self._let_in(hello, dismissed)
+
+    async def _let_in(self, hello: Hello, dismissed: asyncio.Event) -> None:
+        hub = self._hub
         try:
             subscription = hub.backend.subscribe(hello.keys, hello.worker_id)
         except InvalidInput as error:
@@ -92,7 +105,14 @@ class Connection:
             hub.registry.identify(self, hello.worker_id)
             if has(hub.backend, Capability.HANDOVER):
                 hub.registry.claim(self, hello.worker_id, hello.holding)
-            talk = Conversation(hub, self._channel, self._session, subscription, self._changed)
+            talk = Conversation(
+                hub,
+                self._channel,
+                self._session,
+                subscription,
+                changed=self._changed,
+                dismissed=dismissed,
+            )
             try:
                 await talk.welcome(hello, self.connection_id)
             except TimeoutError:

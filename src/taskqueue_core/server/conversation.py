@@ -14,7 +14,13 @@ from taskqueue_core.capabilities import has, revocation_of
 from taskqueue_core.consuming.handing_back import close, give_up_as_lost
 from taskqueue_core.consuming.store_link import OUTAGES, StoreLink
 from taskqueue_core.errors import SubscriptionClosed
-from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_RESTART, CLOSE_TIMEOUT, Hello
+from taskqueue_core.protocol.frames import (
+    CLOSE_CLEAN,
+    CLOSE_RESTART,
+    CLOSE_REVOKED,
+    CLOSE_TIMEOUT,
+    Hello,
+)
 from taskqueue_core.protocol.server_events import (
     Event,
     Granted,
@@ -60,14 +66,17 @@ class Conversation:
         channel: Channel,
         session: ServerSession,
         subscription: Subscription,
+        *,
         changed: asyncio.Event,
+        dismissed: asyncio.Event,
     ) -> None:
-        """``changed`` is set whenever deliveries leave the books."""
+        """``changed`` is set whenever deliveries leave the books, ``dismissed`` once the worker may not stay."""
         self._hub = hub
         self._channel = channel
         self._session = session
         self._subscription = subscription
         self._changed = changed
+        self._dismissed = dismissed
         self._loop = asyncio.get_running_loop()
         self._listening_since: float | None = None
         self._store = StoreLink(self._tell)
@@ -134,6 +143,7 @@ class Conversation:
     async def _talk(self, settling: asyncio.Task[None]) -> End:
         try:
             return await first(
+                self._dismiss(),
                 self._read(),
                 self._notice(),
                 self._keep(),
@@ -184,6 +194,10 @@ class Conversation:
             return  # the next report says more
         if not current:
             await self._take_away([event.delivery.receipt])
+
+    async def _dismiss(self) -> End:
+        await self._dismissed.wait()
+        return End(orderly=True, reason="revoked", code=CLOSE_REVOKED)
 
     async def _notice(self) -> End:
         raise await self._channel.lost()

@@ -10,7 +10,15 @@ from starlette.requests import HTTPConnection
 
 from taskqueue_core.server.origins import is_own_origin
 
-__all__ = ["by_cookie", "login_cookie", "logout_cookie", "peer_of", "session_cookie", "token_of"]
+__all__ = [
+    "by_cookie",
+    "login_cookie",
+    "logout_cookie",
+    "peer_of",
+    "session_cookie",
+    "shows_header",
+    "token_of",
+]
 
 _COOKIE = "taskqueue-session"
 _SECURE = f"__Host-{_COOKIE}"
@@ -31,9 +39,14 @@ def token_of(connection: HTTPConnection) -> str | None:
     return token.strip() if len(shown) == 1 and scheme.lower() == "bearer" else None
 
 
+def shows_header(connection: HTTPConnection) -> bool:
+    """Whether it tries to show a token by header, a good one or not."""
+    return "authorization" in connection.headers
+
+
 def by_cookie(connection: HTTPConnection) -> bool:
     """Whether a session is all that it shows: then another site's page may be behind it."""
-    return "authorization" not in connection.headers and _session_of(connection) is not None
+    return not shows_header(connection) and _session_of(connection) is not None
 
 
 def peer_of(connection: HTTPConnection) -> str:
@@ -59,7 +72,7 @@ def logout_cookie(connection: HTTPConnection) -> str:
 
 
 def session_cookie(token: str, *, secure: bool) -> str:
-    """Return the ``Set-Cookie`` that has a browser show ``token`` until it is closed: to no script, on no other site."""
+    """Return the cookie that has a browser show ``token`` until it is closed: to no script, to no other site."""
     encoded = base64.urlsafe_b64encode(token.encode("utf-8", "surrogatepass")).decode()
     return _cookie(encoded.rstrip("="), "", secure=secure)
 

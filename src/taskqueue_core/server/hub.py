@@ -13,7 +13,9 @@ from taskqueue_core.config import Settings
 from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
+from taskqueue_core.server.access import Access
 from taskqueue_core.server.registry import Registry
+from taskqueue_core.server.waiting import Waiters
 
 __all__ = ["VERSION", "Hub"]
 
@@ -34,7 +36,11 @@ class Hub:
     def __init__(
         self, backend: Backend, settings: Settings, registry: Registry | None = None
     ) -> None:
-        """Own ``backend``. Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``."""
+        """Own ``backend``.
+
+        Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``, and `ConfigurationError` for a tokens
+        file that is no good.
+        """
         if not isinstance(backend, ObservedBackend):
             backend = ObservedBackend(backend, Hooks())
         self.backend = backend
@@ -43,25 +49,25 @@ class Hub:
         self.dead_letters = dead_letters_of(backend)
         self.queue = Queue(backend)
         self.settings = settings
+        self.access = Access(settings, self.hooks)
         self.registry = registry if registry is not None else Registry()
         self.started = False
         self.draining = asyncio.Event()
+        self.waiters = Waiters(self.control, self.hooks, self.draining)
         self._drained_at = 0.0
 
     def identify(self, token: str | None, peer: str) -> Identity | None:
-        """Say who a token stands for, ``None`` where nobody knows it.
-
-        Without anything that authenticates everybody is let in: the server is on loopback only.
-        """
-        if not self.hooks.wants("authenticate"):
-            return Identity(name="anybody")
-        identity: Identity | None = self.hooks.first("authenticate", token=token, peer=peer)
-        return identity
+        """Say who a token stands for, ``None`` where nobody knows it: see `Access.identify`."""
+        return self.access.identify(token, peer)
 
     @property
     def authenticates(self) -> bool:
         """Whether anything says who may come in; without it everybody may, on loopback only."""
-        return self.hooks.wants("authenticate")
+        return self.access.authenticates
+
+    def reload(self) -> None:
+        """Have the tokens file read anew, soon, whether it changed or not."""
+        self.access.ask_to_reload()
 
     @property
     def drain_left(self) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -14,10 +16,11 @@ from starlette.routing import Route
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Identity
-from taskqueue_core.limits import check_name
+from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.server import bodies
-from taskqueue_core.server.credentials import peer_of, token_of
+from taskqueue_core.server.credentials import by_cookie, peer_of, token_of
 from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.origins import is_own_origin
 from taskqueue_core.server.problems import ProblemError, problem_of, respond
 
 __all__ = ["Call", "Handler", "Operation", "Query", "Scope", "answer", "routes", "spliced"]
@@ -25,28 +28,42 @@ __all__ = ["Call", "Handler", "Operation", "Query", "Scope", "answer", "routes",
 T = TypeVar("T")
 _CHUNK = 256 * 1024
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_SAFE = frozenset({"GET", "HEAD"})
+_REAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+_STRICT = "/v1/"
+"""where a parameter of the query that an operation does not know is refused: a filter must not be lost by a typo"""
 _encoder = msgspec.json.Encoder()
 
 
 class Call:
     """One request, with what its handler needs."""
 
-    def __init__(self, request: Request, verb: str | None = None) -> None:
+    def __init__(self, request: Request, verbs: Sequence[str] = ()) -> None:
         self.request = request
         self.hub: Hub = request.app.state.hub
-        self._verb = verb
+        self._verbs = verbs
         self.identity: Identity | None = None
         """who asks; nobody in particular where the operation is for everybody"""
 
     def may(self, key: str) -> bool:
         """Whether who asks may do this with ``key``."""
-        verb, identity = self._verb, self.identity
-        return verb is None or (identity is not None and identity.may(verb, key))
+        verbs, identity = self._verbs, self.identity
+        return not verbs or (
+            identity is not None and any(identity.may(verb, key) for verb in verbs)
+        )
 
     def demand(self, key: str) -> None:
         """Raise `ProblemError` unless who asks may do this with ``key``."""
         if not self.may(key):
-            raise _forbidden(f"this token may not {self._verb} with this key")
+            raise _forbidden(f"this token may not {_either(self._verbs)} with this key")
+
+    def stay(self) -> AbstractContextManager[asyncio.Event]:
+        """Keep an eye on who asks, for an answer that takes long: the event is set once that one's rights change."""
+        asked = self.identity
+        request = self.request
+        return self.hub.access.stay(
+            token_of(request), peer_of(request), lambda now: asked in (None, now)
+        )
 
     def name(self, part: str) -> str:
         """Return a name from the path. Raises `InvalidInput`."""
@@ -77,6 +94,27 @@ class Call:
             check_name(name, text)
         return text
 
+    def real(self, name: str, highest: float) -> float | None:
+        """Return a number from 0 on from the query, if it is there. Raises `InvalidInput`."""
+        text = self.request.query_params.get(name)
+        if text is None:
+            return None
+        if _REAL.fullmatch(text) and float(text) <= highest:
+            return float(text)
+        raise InvalidInput(name, _got(text), f"a number from 0 to {highest:.0f}")
+
+    def text(self, name: str) -> str | None:
+        """Return text from the query, if it is there. Raises `InvalidInput`."""
+        text = self.request.query_params.get(name)
+        if text is None or 0 < len(text) <= LIMITS.text:
+            return text
+        raise InvalidInput(name, _got(text), f"text of 1 to {LIMITS.text} characters")
+
+    def confirm(self, expected: str) -> None:
+        """Raise `InvalidInput` unless the query repeats ``expected``: what cannot be undone is not done by mistake."""
+        if (told := self.request.query_params.get("confirm")) != expected:
+            raise InvalidInput("confirm", _got(told), f"confirm={expected}")
+
     async def body(self, kind: type[T]) -> T:
         """Return the decoded JSON body. Raises `ProblemError`."""
         return bodies.decode(kind, await bodies.read(self.request))
@@ -90,12 +128,13 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A parameter of the query."""
+    """A parameter of the query, or a header."""
 
     name: str
     schema: dict[str, Any]
     description: str
     required: bool = False
+    example: Any = None
 
 
 class Scope(StrEnum):
@@ -117,13 +156,26 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     handler: Handler
     answers: dict[int, Any]
     """the type of each answer's body; a tuple for one of several, ``None`` for any JSON"""
-    verb: str | None = None
-    """what an identity must be allowed to do; without one everybody may"""
+    verb: str | tuple[str, ...] | None = None
+    """what an identity must be allowed to do, one of several will do; without any everybody may"""
     scope: Scope = Scope.PATH
     body: Any = None
     media_type: str = bodies.JSON
     query: tuple[Query, ...] = ()
+    headers: tuple[Query, ...] = ()
+    """those of the request that it looks at"""
     problems: tuple[int, ...] = ()
+    tag: str = "server"
+    """under which heading it is described"""
+    example: Any = None
+    """a body"""
+    tells: tuple[str, ...] = ()
+    """further headers of an answer of success"""
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        """Those of which one is needed; none where everybody may."""
+        return (self.verb,) if isinstance(self.verb, str) else self.verb or ()
 
 
 def routes(operations: Sequence[Operation]) -> list[Route]:
@@ -140,8 +192,9 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
     async def endpoint(request: Request) -> Response:
         operation = methods["GET" if request.method == "HEAD" else request.method]
         try:
-            call = Call(request, operation.verb)
+            call = Call(request, operation.verbs)
             _authorize(call, operation)
+            _check_query(request, operation)
             return await operation.handler(call)
         except Exception as error:  # noqa: BLE001 - every error becomes a problem document
             return respond(problem_of(error))
@@ -150,20 +203,46 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
 
 
 def _authorize(call: Call, operation: Operation) -> None:
-    verb = operation.verb
-    if verb is None:
+    verbs = operation.verbs
+    if not verbs:
         return
     request = call.request
+    if request.method not in _SAFE and by_cookie(request):
+        _demand_own_page(call)
     call.identity = identity = call.hub.identify(token_of(request), peer_of(request))
     if identity is None:
         challenge = {"www-authenticate": "Bearer"}
         raise ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
-    if verb not in identity.verbs:
-        raise _forbidden(f"this token lacks the right to {verb}")
-    if operation.scope is Scope.SERVER and not identity.may(verb):
-        raise _forbidden(f"this token may {verb} with some keys only")
+    if identity.verbs.isdisjoint(verbs):
+        raise _forbidden(f"this token lacks the right to {_either(verbs)}")
+    if operation.scope is Scope.SERVER and not any(map(identity.may, verbs)):
+        raise _forbidden(f"this token may {_either(verbs)} with some keys only")
     if operation.scope is Scope.PATH:
         call.demand(call.name("key"))
+
+
+def _check_query(request: Request, operation: Operation) -> None:
+    if not (operation.path.startswith(_STRICT) and request.query_params):
+        return
+    names = [name for name, _ in request.query_params.multi_items()]
+    known = {query.name for query in operation.query}
+    if not known.issuperset(names):
+        allowed = ", ".join(sorted(known)) or "none"
+        raise InvalidInput("query", "a parameter that is not known", allowed)
+    if len(names) != len(set(names)):
+        raise InvalidInput("query", "a parameter more than once", "each once")
+
+
+def _demand_own_page(call: Call) -> None:
+    # A browser shows the session whatever page asks, and says with every unsafe request which one that was.
+    request, hub = call.request, call.hub
+    own = is_own_origin(request.headers, request.url.scheme, hub.settings.origins)
+    if hub.authenticates and not own:
+        raise ProblemError(403, "origin", "with a session only this server's own pages may do this")
+
+
+def _either(verbs: Sequence[str]) -> str:
+    return " or ".join(verbs)
 
 
 def _forbidden(detail: str) -> ProblemError:

@@ -49,16 +49,20 @@ class Registry:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may come in."""
-        return (
-            len(self._members) < self._max_connections
-            and len(self._strangers) < self._max_strangers
+        """Whether one more may come in of whom nothing is known."""
+        return self.has_room_for(known=False)
+
+    def has_room_for(self, *, known: bool) -> bool:
+        """Whether one more may come in; strangers cannot keep out one that is ``known`` by its token."""
+        return len(self._members) < self._max_connections and (
+            known or len(self._strangers) < self._max_strangers
         )
 
-    def add(self, member: Member) -> None:
+    def add(self, member: Member, *, known: bool = False) -> None:
         """Note a connection that has not said hello."""
         self._members[member.connection_id] = member
-        self._strangers[member.connection_id] = None
+        if not known:
+            self._strangers[member.connection_id] = None
         self._empty.clear()
 
     def identify(self, member: Member, worker_id: str) -> None:

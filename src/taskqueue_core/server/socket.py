@@ -7,38 +7,68 @@ from starlette.websockets import WebSocket
 from taskqueue_core.protocol.frames import CLOSE_TRY_LATER, SUBPROTOCOL
 from taskqueue_core.server.channel import Gone
 from taskqueue_core.server.connection import Connection
+from taskqueue_core.server.credentials import peer_of, shows_header, token_of
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.origins import host_problem
 from taskqueue_core.server.problems import ProblemError, respond
 
-__all__ = ["socket"]
+__all__ = ["refusal", "shows_good_token", "socket"]
+
+_CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 async def socket(websocket: WebSocket) -> None:
     """Serve one worker. Refusals before the handshake are HTTP problems, later ones close codes."""
     hub: Hub = websocket.app.state.hub
-    refusal = _refusal(hub, websocket)
+    refused = refusal(hub, websocket, SUBPROTOCOL) or _not_ready(hub)
+    known = shows_good_token(hub, websocket)
     try:
-        if refusal is not None:
-            await websocket.send_denial_response(respond(refusal))
+        if refused is not None:
+            await websocket.send_denial_response(respond(refused))
             return
         await websocket.accept(SUBPROTOCOL)
-        if not hub.registry.has_room:
+        if not hub.registry.has_room_for(known=known):
             await websocket.close(CLOSE_TRY_LATER, "too_many")
             return
     except (OSError, RuntimeError, Gone):
         return  # it left during the handshake
-    await Connection(hub, websocket).run()
+    await Connection(hub, websocket, known=known).run()
 
 
-def _refusal(hub: Hub, websocket: WebSocket) -> ProblemError | None:
-    names = hub.settings.allowed_hosts
-    if wrong := host_problem(websocket.headers, names, loopback=not hub.authenticates):
+def refusal(hub: Hub, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
+    """Say why a request for a socket is refused, ``None`` if it is not: by its names, pages, or a token in its header."""
+    headers, settings = websocket.headers, hub.settings
+    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not hub.authenticates):
         return ProblemError(421, "wrong_host", wrong)
-    if "origin" in websocket.headers:
+    # Where the request went is no page's excuse here: the dashboard opens no such socket.
+    origins = headers.getlist("origin")
+    if origins and (len(origins) > 1 or origins[0] not in settings.origins):
         return ProblemError(403, "origin", "pages of browsers may not open this socket")
-    if SUBPROTOCOL not in websocket.scope["subprotocols"]:
-        return ProblemError(426, "subprotocol", f"the subprotocol {SUBPROTOCOL} is required")
+    if websocket.scope["query_string"]:
+        return ProblemError(400, "query", "no query here: a token belongs in a header")
+    if subprotocol not in websocket.scope["subprotocols"]:
+        return ProblemError(426, "subprotocol", f"the subprotocol {subprotocol} is required")
+    return _stranger(hub, websocket)
+
+
+def shows_good_token(hub: Hub, websocket: WebSocket) -> bool:
+    """Whether a request that was not refused has shown who it is already."""
+    return hub.authenticates and shows_header(websocket)
+
+
+def _not_ready(hub: Hub) -> ProblemError | None:
     if hub.draining.is_set() or not hub.started:
         return ProblemError(503, "not_ready", "not ready", headers={"retry-after": "1"})
+    return None
+
+
+def _stranger(hub: Hub, websocket: WebSocket) -> ProblemError | None:
+    # Without the header the token may come with the hello.
+    if not hub.authenticates or not shows_header(websocket):
+        return None
+    identity = hub.identify(token_of(websocket), peer_of(websocket))
+    if identity is None:
+        return ProblemError(401, "unauthenticated", "a valid token is required", headers=_CHALLENGE)
+    if "consume" not in identity.verbs:
+        return ProblemError(403, "forbidden", "this token lacks the right to consume")
     return None

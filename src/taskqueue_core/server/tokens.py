@@ -1,0 +1,217 @@
+"""The tokens file: who may use a server, by the hashes of their tokens. The tokens themselves stand nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime, time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.hooks import Identity
+from taskqueue_core.limits import check_name, check_time
+
+__all__ = ["MAX_ENTRIES", "VERBS", "Entry", "Tokens", "hashed", "read_entries", "signature"]
+
+VERBS = ("publish", "consume", "admin")
+MAX_ENTRIES = 1000
+"""every one is compared with each token that is shown"""
+_TOKEN = 1024
+"""characters of a token at the most"""
+_PATTERNS = 1000
+_BYTES = 4 * 1024 * 1024
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FIELDS = frozenset({"name", "sha256", "verbs", "keys", "expires_at"})
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One token: the SHA-256 of it, whose it is and for what, until when."""
+
+    name: str
+    sha256: bytes
+    verbs: frozenset[str]
+    keys: tuple[str, ...]
+    expires_at: float | None = None
+    """Unix seconds"""
+
+    def __repr__(self) -> str:
+        """Show no hash."""
+        return f"Entry(name={self.name!r})"
+
+    @property
+    def short(self) -> str:
+        """The first 8 digits of the hash: enough for people to tell two entries of a name apart."""
+        return self.sha256.hex()[:8]
+
+    def lives(self, now: float) -> bool:
+        """Whether it has not expired."""
+        return self.expires_at is None or now < self.expires_at
+
+
+def hashed(token: str) -> bytes:
+    """Return what is kept of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+class Tokens:
+    """All entries of a file, at one time."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        """Several entries may have one name: then each of its tokens is good."""
+        self.entries = tuple(entries)
+        self._identities = tuple(
+            Identity(name=entry.name, verbs=entry.verbs, keys=entry.keys) for entry in self.entries
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Tokens:
+        """Read a file that nobody else can read. Raises `ConfigurationError` that names the entry and the field."""
+        return cls(read_entries(_read(path), path))
+
+    def identify(self, token: str | None, now: float) -> Identity | None:
+        """Say whose a token is, ``None`` if nobody's. Takes as long whichever entry it is, and if it is none."""
+        if token is None or len(token) > _TOKEN:
+            return None
+        shown = hashed(token)
+        found = None
+        for entry, identity in zip(self.entries, self._identities, strict=True):
+            if hmac.compare_digest(entry.sha256, shown) and entry.lives(now):
+                found = identity
+        return found
+
+
+def signature(path: Path) -> object:
+    """Return what differs once a file was changed; ``None`` where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def read_entries(text: bytes, path: Path) -> tuple[Entry, ...]:
+    """Return the entries that a file tells. Raises `ConfigurationError`."""
+    try:
+        told = tomllib.loads(text.decode())
+    except UnicodeDecodeError:
+        raise _wrong(path, "it is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        # What the parser says is about the place, and at most about one character.
+        raise _wrong(path, f"it is not TOML: {error}") from None
+    rows = told.pop("token", [])
+    if told or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise _wrong(path, "it holds [[token]] tables and nothing else")
+    if len(rows) > MAX_ENTRIES:
+        raise _wrong(path, f"it has more than {MAX_ENTRIES} entries")
+    entries = tuple(_entry(row, number, path) for number, row in enumerate(rows, 1))
+    if len({entry.sha256 for entry in entries}) < len(entries):
+        raise _wrong(path, "two entries have the same hash: a token stands for one of them")
+    return entries
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise _wrong(path, "it is no plain file")
+            if _is_open(found):
+                mode = stat.S_IMODE(found.st_mode)
+                raise _wrong(
+                    path,
+                    f"others than its owner may use it (mode {mode:04o}): chmod 600, then start again",
+                )
+            return file.read(_BYTES)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise _wrong(path, f"it cannot be read: {reason}") from None
+
+
+def _is_open(found: os.stat_result) -> bool:
+    # Who may write it may come in as anybody. A group may read what root gave it to read, as Kubernetes mounts secrets.
+    given = stat.S_IRGRP if found.st_uid == 0 and os.geteuid() != 0 else 0
+    return bool(found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~given)
+
+
+def _entry(row: Mapping[str, Any], number: int, path: Path) -> Entry:
+    name = row.get("name")
+    shown = f"token {number}"
+
+    def wrong(field: str, allowed: str) -> NoReturn:
+        raise _wrong(path, f"{shown}: {field}: {allowed}")
+
+    try:
+        check_name("name", name)
+    except InvalidInput as error:
+        wrong("name", error.allowed)
+    shown = f"token {number} ({name})"
+    if unknown := sorted(row.keys() - _FIELDS):
+        shown_names = ", ".join(repr(field[:40]) for field in unknown[:5])
+        wrong(shown_names, f"there is no such field; there are {', '.join(sorted(_FIELDS))}")
+    digest = row.get("sha256")
+    if not isinstance(digest, str) or not _SHA256.fullmatch(digest.lower()):
+        wrong("sha256", "the SHA-256 of the token, as 64 hexadecimal digits")
+    return Entry(
+        name=str(name),
+        sha256=bytes.fromhex(digest),
+        verbs=frozenset(_verbs(row.get("verbs"), wrong)),
+        keys=_keys(row.get("keys"), wrong),
+        expires_at=_expiry(row.get("expires_at"), wrong),
+    )
+
+
+def _verbs(told: object, wrong: Callable[[str, str], NoReturn]) -> list[str]:
+    if not isinstance(told, list) or not told or not all(verb in VERBS for verb in told):
+        wrong("verbs", f"an array of some of {', '.join(VERBS)}")
+    return told
+
+
+def _keys(told: object, wrong: Callable[[str, str], NoReturn]) -> tuple[str, ...]:
+    if not isinstance(told, list) or not 0 < len(told) <= _PATTERNS:
+        wrong("keys", f'an array of 1 to {_PATTERNS} keys; "*" for all, "mail-*" for a beginning')
+    for pattern in told:
+        try:
+            if pattern != "*":
+                name = pattern.removesuffix("*") if isinstance(pattern, str) else pattern
+                check_name("keys", name)
+        except InvalidInput:
+            wrong("keys", 'each is a key, the beginning of keys with one * after it, or "*"')
+    return tuple(told)
+
+
+def _expiry(told: object, wrong: Callable[[str, str], NoReturn]) -> float | None:
+    if told is None:
+        return None
+    try:
+        at = _seconds(told)
+        check_time("expires_at", at)
+    except (ValueError, OverflowError, InvalidInput):
+        wrong(
+            "expires_at",
+            "Unix seconds, or a time such as 2027-01-31T12:00:00Z (UTC unless it says)",
+        )
+    return at
+
+
+def _seconds(told: object) -> float:
+    if isinstance(told, int | float) and not isinstance(told, bool):
+        return float(told)
+    if isinstance(told, str):
+        told = datetime.fromisoformat(told)
+    if isinstance(told, date) and not isinstance(told, datetime):
+        told = datetime.combine(told, time())
+    if not isinstance(told, datetime):
+        raise ValueError  # noqa: TRY004 - of the file, as the others
+    return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+
+
+def _wrong(path: Path, why: str) -> ConfigurationError:
+    return ConfigurationError(f"the tokens file {path}: {why}")
