@@ -1,20 +1,24 @@
 """Write the generated parts of ``docs/performance.md``. Usage: ``python benchmarks/report.py [RESULT [AOF-RESULT]]``.
 
-Without arguments it takes the newest result that has a comparison, and the newest that has the pipeline. A part that no
-result was given for stays, as does what stands outside the marks of the page, which is written by hand.
+Without arguments it takes the newest result that has a comparison, the newest that has the socket, and the newest that
+has the pipeline. A part that no result was given for stays, as does what stands outside the marks of the page, which is
+written by hand.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import catalog
+import figures
 import plot
 import render
 import spark_area
+import targets
 from tables import shown
 
 HERE = Path(__file__).parent
@@ -22,6 +26,8 @@ PAGE = HERE.parent / "docs" / "performance.md"
 PICTURE = HERE / "performance.svg"
 BEGIN = "<!-- figures: begin, written by benchmarks/report.py -->"
 END = "<!-- figures: end -->"
+SOCKET_BEGIN = "<!-- figures of the socket: begin, written by benchmarks/report.py -->"
+SOCKET_END = "<!-- figures of the socket: end -->"
 PIPELINE_BEGIN = "<!-- figures of the pipeline: begin, written by benchmarks/report.py -->"
 PIPELINE_END = "<!-- figures of the pipeline: end -->"
 IMAGE = f"![Ours beside floors and peers](../{PICTURE.relative_to(HERE.parent)})"
@@ -35,16 +41,18 @@ _PANELS = (
 
 def main(paths: list[str]) -> int:
     """Write the page and the picture; return the exit status."""
-    chosen = paths or [path for what in ("side_by_side", "pipeline") if (path := _newest(what))]
+    kinds = (_beside, _socket, _pipeline)
+    chosen = paths or [path for has in kinds if (path := _newest(has))]
     results = [json.loads(Path(path).read_text()) for path in chosen]
-    beside = [result for result in results if result.get("side_by_side")]
-    pipeline = [result for result in results if result.get("pipeline")]
-    if not beside and not pipeline:
+    beside, sockets, pipeline = ([one for one in results if has(one)] for has in kinds)
+    if not beside and not sockets and not pipeline:
         raise SystemExit("there is no result with a comparison: run `python3 dev.py bench` first")
     page = PAGE.read_text()
     if beside:
         page = _between(page, BEGIN, END, [_part(result) for result in beside])
         PICTURE.write_text(_picture(beside[0]["side_by_side"]))
+    if sockets:
+        page = _between(page, SOCKET_BEGIN, SOCKET_END, [_of_the_socket(sockets[0])])
     if pipeline:
         page = _between(page, PIPELINE_BEGIN, PIPELINE_END, [_of_the_pipeline(pipeline[0])])
     PAGE.write_text(page)
@@ -60,11 +68,29 @@ def _between(page: str, begin: str, end: str, parts: list[str]) -> str:
     return "\n".join([before + begin, "", *parts, end + after])
 
 
-def _newest(what: str) -> str | None:
+def _newest(has: Callable[[dict[str, Any]], Any]) -> str | None:
     for path in sorted((HERE / "results").glob("*.json"), reverse=True):
-        if json.loads(path.read_text()).get(what):
+        if has(json.loads(path.read_text())):
             return str(path)
     return None
+
+
+def _beside(result: dict[str, Any]) -> Any:
+    return result.get("side_by_side")
+
+
+def _socket(result: dict[str, Any]) -> dict[str, Any]:
+    return {n: found for n, found in result["figures"].items() if n.startswith("socket: ")}
+
+
+def _pipeline(result: dict[str, Any]) -> Any:
+    return result.get("pipeline")
+
+
+def _of_the_socket(result: dict[str, Any]) -> str:
+    found = figures.tables(_socket(result), targets.SOCKET, "the socket")
+    tables = [render.section(table, align="---:") for table in found]
+    return "\n".join([f"{_machine(result)}.", "", *tables])
 
 
 def _of_the_pipeline(result: dict[str, Any]) -> str:

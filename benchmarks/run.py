@@ -27,11 +27,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import catalog
+import figures as of_figures
 import in_process
 import over_socket
 import render
 import side_by_side
 import spark_area
+import targets
 
 _ROUND = 100
 """figures from here on are shown without decimals"""
@@ -62,6 +64,8 @@ def main() -> int:
     report["figures"] = {n: {"median": median(v), "values": v} for n, v in figures.items()}
     if figures:
         _print(figures)
+        reach, _ = of_figures.tables(report["figures"], targets.SOCKET, "the socket")
+        print(render.text([reach] if reach[2] else [], []))
     invalid = False
     if REDIS in areas:
         found = _side_by_side(options)

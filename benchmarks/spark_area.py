@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import figures
 import spark_sizes
 import targets
-from tables import shown
 
 _PROGRAM = Path(__file__).parent / "spark_section.py"
 _PATIENCE = 1800.0
@@ -27,7 +27,7 @@ def measure(size: str, *, rounds: int | None = None) -> dict[str, Any]:
     """Run every section in every round; return the figures by name, each with its values, and what went wrong."""
     sizes = spark_sizes.SIZES[size]
     start = time.monotonic()
-    figures: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     invalid: dict[str, str] = {}
     number = rounds or sizes.rounds
     for turn in range(1, number + 1):
@@ -38,13 +38,13 @@ def measure(size: str, *, rounds: int | None = None) -> dict[str, Any]:
                 invalid[section] = found
                 print(f"INVALID {section}: {found}", file=sys.stderr, flush=True)
                 continue
-            for name, values in found.items():
-                figures.setdefault(name, []).extend(values)
+            for name, more in found.items():
+                values.setdefault(name, []).extend(more)
     return {
         "size": size,
         "rounds": number,
         "seconds": time.monotonic() - start,
-        "figures": {name: {"median": median(v), "values": v} for name, v in figures.items()},
+        "figures": {name: {"median": median(v), "values": v} for name, v in values.items()},
         "invalid": invalid,
     }
 
@@ -67,21 +67,7 @@ def _section(section: str, size: str, turn: int) -> dict[str, list[float]] | str
 
 def tables(run: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Return what a run found as tables: title, head, rows."""
-    values = {name: figure["values"] for name, figure in run["figures"].items()}
-    goals = []
-    for goal in targets.PIPELINE:
-        if (found := goal.value(values)) is not None:
-            reached = "reached" if goal.reached(values) else "NOT reached"
-            bound = f"{goal.sign} {goal.bound:g}"
-            goals.append([goal.figure, goal.measure, bound, shown(found), reached])
-    rows = [
-        [name, shown(median(each)), f"{shown(min(each))} to {shown(max(each))}", str(len(each))]
-        for name, each in values.items()
-    ]
-    return [
-        ("Figures of the pipeline to reach", ["figure", "measure", "reach", "found", ""], goals),
-        ("Figures of the pipeline", ["", "median", "range", "values"], rows),
-    ]
+    return figures.tables(run["figures"], targets.PIPELINE, "the pipeline")
 
 
 def notes(run: dict[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ Values = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Goal:
-    """One bound on one figure of the pipeline."""
+    """One bound on one figure of the socket or of the pipeline."""
 
     name: str
     """of the figure: values that are the same number, measured again"""
@@ -285,3 +285,24 @@ PIPELINE = (
     ),
 )
 """what the pipeline is to reach"""
+
+SOCKET = (
+    *(
+        Goal(
+            f"socket: one worker, credit 100: {name}, x bare socket",
+            f"tasks through one socket, {name}",
+            "x bare uvicorn and websockets",
+            "≥",
+            0.5,
+        )
+        for name in ("memory", "Redis")
+    ),
+    Goal(
+        "socket: publish to handler at 200/s, p99 ms",
+        "latency through server and worker at 200/s, p99",
+        "ms",
+        "≤",
+        5,
+    ),
+)
+"""what the socket is to reach"""

@@ -1,0 +1,111 @@
+"""Throughput of one socket with a credit window, beside a bare one, all in turns of one run.
+
+The server stands on one core, the worker (and Redis) on another. A turn is a server of its own with a backlog,
+and a bare worker process that grants 100, and acknowledges and grants 50 at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from meter import cpu_of
+from processes import RedisServer, pin
+
+from taskqueue_core import Queue, Task
+from taskqueue_core.remote import RemoteBackend
+
+TASKS = 20_000
+BYTES = 300
+WINDOW = 100
+KEY = "bench"
+PATIENCE = 120.0
+HERE = Path(__file__).parent
+
+
+async def throughput() -> dict[str, float]:
+    """Run the floor, the memory backend, and Redis where there is one; rates, and rates relative to the floor."""
+    floor = await _turn("floor", str(HERE / "window_floor.py"), str(TASKS), str(BYTES))
+    turns = {"memory": await _turn("server", *_serve("memory"))}
+    if shutil.which("redis-server") is not None:
+        with RedisServer() as redis:
+            pin(redis.process.pid, 1)
+            variables = {"TASKQUEUE_REDIS_URL": redis.url}
+            turns["Redis"] = await _turn("server", *_serve("redis"), **variables)
+    found = {"bare socket, bodies/s": floor["rate"], "bare socket, server CPU, µs": floor["cpu"]}
+    for name, turn in turns.items():
+        found[f"{name}, tasks/s"] = turn["rate"]
+        found[f"{name}, x bare socket"] = turn["rate"] / floor["rate"]
+        found[f"{name}, server CPU, µs"] = turn["cpu"]
+    return {f"one worker, credit {WINDOW}: {name}": value for name, value in found.items()}
+
+
+def _serve(backend: str) -> tuple[str, ...]:
+    words = ("serve", "--port", "0", "--log-level", "error", "--backend", backend, "--json")
+    return ("-m", "taskqueue_core.cli", *words)
+
+
+async def _turn(kind: str, *words: str, **variables: str) -> dict[str, float]:
+    with _started(*words, **variables) as about:
+        url, pid = about["url"], int(about["pid"])
+        if kind == "server":
+            await _publish(url)
+            url = f"{url}/v1/socket"
+        pin(pid, 0)
+        before = cpu_of(pid)
+        found = await asyncio.to_thread(_work, kind, url)
+        spent = cpu_of(pid) - before
+    if found["handled"] != TASKS:
+        raise SystemExit(f"invalid: {found['handled']} of {TASKS} handled")
+    return {"rate": TASKS / found["seconds"], "cpu": 1e6 * spent / TASKS}
+
+
+async def _publish(url: str) -> None:
+    backend = RemoteBackend(url)
+    body = "x" * (BYTES - 2)
+    await Queue(backend).publish_many([Task.of(KEY, body) for _ in range(TASKS)])
+    await backend.aclose()
+
+
+def _work(kind: str, url: str) -> dict[str, Any]:
+    program = str(HERE / "window_worker.py")
+    words = [sys.executable, program, kind, url, str(TASKS), str(WINDOW), KEY]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as worker:
+        pin(worker.pid, 1)
+        try:
+            said, _ = worker.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            raise
+    if worker.returncode:
+        raise SystemExit("invalid: the worker failed")
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+@contextlib.contextmanager
+def _started(*words: str, **variables: str) -> Iterator[dict[str, str]]:
+    child = subprocess.Popen(
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
+    )
+    try:
+        assert child.stdout is not None
+        about: dict[str, str] = json.loads(child.stdout.readline())
+        yield about
+    finally:
+        child.terminate()
+        child.communicate()
+
+
+MEASUREMENTS = (throughput,)
