@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -68,14 +68,21 @@ class Running:
         """Return the socket's address."""
         return self.server.url.replace("http", "ws") + "/v1/socket"
 
-    def worker(self, worker_id: str = "w1", *keys: str, **hello: Any) -> Worker:
-        """A worker that says hello when it is entered, unless ``hello=None``."""
-        return Worker(self.ws, {"worker_id": worker_id, "keys": keys or ("k",), **hello})
+    def worker(
+        self,
+        worker_id: str = "w1",
+        *keys: str,
+        headers: Mapping[str, str] | None = None,
+        **hello: Any,
+    ) -> Worker:
+        """A worker that says hello when it is entered; ``headers`` are those of its handshake."""
+        hello = {"worker_id": worker_id, "keys": keys or ("k",), **hello}
+        return Worker(self.ws, hello, headers)
 
-    def socket(self, **options: Any) -> Any:
+    def socket(self, *, query: str = "", **options: Any) -> Any:
         """A bare socket."""
         options = {"subprotocols": [Subprotocol(SUBPROTOCOL)], "compression": None, **options}
-        return connect(self.ws, proxy=None, ping_interval=None, **options)
+        return connect(self.ws + query, proxy=None, ping_interval=None, **options)
 
     async def publish(self, *ids: str, key: str = "k", **fields: Any) -> None:
         """Publish tasks with these ids."""
@@ -104,8 +111,11 @@ class Running:
 class Worker:
     """Frames in and out, by hand."""
 
-    def __init__(self, url: str, hello: dict[str, Any]) -> None:
+    def __init__(
+        self, url: str, hello: dict[str, Any], headers: Mapping[str, str] | None = None
+    ) -> None:
         self._url = url
+        self._headers = headers
         self._hello = hello
         self.socket: ClientConnection
         self.welcome: dict[str, Any] = {}
@@ -114,6 +124,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         self.socket = await connect(
             self._url,
+            additional_headers=self._headers,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,
             proxy=None,

@@ -1,0 +1,55 @@
+"""Tokens for tests, in files, and servers that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.server.tokens import hashed
+
+ADMIN = "tq_admin-of-everything"
+A = "tq_works-with-a-alone"
+B = "tq_works-with-b-alone"
+ALL = ("publish", "consume", "admin")
+
+
+def entry(
+    token: str,
+    name: str = "n",
+    verbs: Iterable[str] = ALL,
+    keys: Iterable[str] = ("*",),
+    **more: Any,
+) -> dict[str, Any]:
+    """A row of the file."""
+    row = {"name": name, "sha256": hashed(token).hex(), "verbs": [*verbs], "keys": [*keys]}
+    return row | more
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    """Write a file of tokens, readable for its owner alone."""
+    lines = []
+    for row in rows:
+        lines.append("[[token]]")
+        lines += [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in row.items()]
+    made = path.with_suffix(".new")
+    made.touch(mode=0o600)
+    made.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return made.replace(path)
+
+
+def everybody(path: Path) -> Path:
+    """Write a file with an admin of all keys, one who may do everything with ``a``, and one with ``b``."""
+    return write(
+        path,
+        entry(ADMIN, "admin"),
+        entry(A, "a", keys=("a",)),
+        entry(B, "b", keys=("b",)),
+    )
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header that shows a token."""
+    return {"Authorization": f"Bearer {token}"}

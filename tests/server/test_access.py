@@ -1,0 +1,423 @@
+"""Who gets in, with what, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.hooks import Hooks, Identity, hookimpl
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.server import access as module
+from taskqueue_core.server import registry
+from taskqueue_core.server.access import Access, check_host, notice
+from taskqueue_core.server.credentials import session_cookie
+from taskqueue_core.tasks import State
+from taskqueue_memory import MemoryBackend
+from tests.server.access import ADMIN, ALL, A, B, bearer, entry, everybody, write
+from tests.server.support import PROBLEM, Running, eventually, http, problem, running, settings
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of three tokens."""
+    return everybody(tmp_path / "tokens.toml")
+
+
+@asynccontextmanager
+async def guarded(path: Path, **changes: Any) -> AsyncIterator[Running]:
+    """Run a server that asks for tokens."""
+    async with running(tokens_file=path, **changes) as it:
+        yield it
+
+
+async def refused(it: Running, headers: Mapping[str, str], **options: Any) -> tuple[int, str]:
+    """The status with which a handshake is refused, and the code of the problem."""
+    with pytest.raises(InvalidStatus) as caught:
+        async with it.socket(additional_headers=headers, **options):
+            pass
+    response = caught.value.response
+    assert response.headers["content-type"] == PROBLEM
+    assert response.body is not None
+    return response.status_code, response.body.decode().partition('"code":"')[2].partition('"')[0]
+
+
+def spoil(path: Path, text: str | None) -> None:
+    """Put something else in the file, or remove it."""
+    path.write_text(text, "utf-8") if text else path.unlink()
+
+
+async def closed(it: Running, *keys: str, **hello: Any) -> tuple[int, str]:
+    """The code and the reason with which a hello is answered."""
+    with pytest.raises(ConnectionClosed) as caught:
+        async with it.worker("w1", *keys, **hello):
+            pass
+    assert caught.value.rcvd is not None
+    return caught.value.rcvd.code, caught.value.rcvd.reason
+
+
+class TestSocket:
+    """Before the handshake is accepted."""
+
+    async def test_a_good_token(self, path: Path) -> None:
+        """Fault K1 and security 1: the token in the header, or in the first frame."""
+        async with guarded(path) as it:
+            async with it.worker("w1", "a", headers=bearer(A)) as worker:
+                assert worker.welcome["lease"]
+            async with it.worker("w1", "a", token=A) as worker:
+                assert worker.welcome["lease"]
+
+    @pytest.mark.parametrize(
+        "shown",
+        [
+            bearer("tq_wrong"),
+            bearer(A + "x"),
+            bearer(""),
+            {"Authorization": f"Basic {A}"},
+            {"Authorization": A},
+            {"Authorization": ""},
+        ],
+    )
+    async def test_a_bad_token_is_refused_before_the_handshake(
+        self, path: Path, shown: dict[str, str]
+    ) -> None:
+        """Fault K1 and security 1: 401, and nobody was connected."""
+        async with guarded(path) as it:
+            assert await refused(it, shown) == (401, "unauthenticated")
+            assert len(it.hub.registry) == 0
+
+    async def test_two_headers(self, path: Path) -> None:
+        """Two tokens are none: programs on the way may disagree which of them counts."""
+        async with guarded(path) as it:
+            _, port = it.server.url.rsplit(":", 1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+            shown = f"Authorization: Bearer {A}\r\n".encode()
+            writer.write(b"GET /v1/queues HTTP/1.1\r\nHost: localhost\r\n" + 2 * shown + b"\r\n")
+            assert b" 401 " in await asyncio.wait_for(reader.readline(), 3)
+            writer.close()
+
+    async def test_an_expired_token(self, path: Path) -> None:
+        """Fault K1: good until then, and not after it."""
+        write(path, entry(A, expires_at=time.time() - 1))
+        async with guarded(path) as it:
+            assert await refused(it, bearer(A)) == (401, "unauthenticated")
+            assert await closed(it, "a", token=A) == (4401, "unauthenticated")
+
+    async def test_another_scope(self, path: Path) -> None:
+        """Fault K1 and security 2: a good token, and not for this."""
+        write(path, entry(A, keys=["a"]), entry(B, verbs=["publish", "admin"]))
+        async with guarded(path) as it:
+            assert await refused(it, bearer(B)) == (403, "forbidden")
+            for keys in (("b",), ("a", "b")):
+                assert await closed(it, *keys, headers=bearer(A)) == (4401, "forbidden")
+                assert await closed(it, *keys, token=A) == (4401, "forbidden")
+            # The header counts: a hello cannot make up for it.
+            write(path, entry(A, keys=["a"]), entry(B))
+            assert await it.hub.access.reload()
+            assert await closed(it, "b", headers=bearer(A), token=B) == (4401, "forbidden")
+
+    @pytest.mark.parametrize("query", ["?token=" + A, "?access_token=" + A + "&x=1", "?x"])
+    async def test_a_token_in_the_address(
+        self, path: Path, query: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Fault K1 and security 1: refused before the handshake, and in no log of ours."""
+        caplog.set_level(logging.INFO)
+        async with guarded(path) as it:
+            shown = {} if A in query else bearer(A)
+            assert await refused(it, shown, query=query) == (400, "query")
+        ours = [r for r in caplog.records if r.name.startswith("taskqueue")]
+        assert not [record for record in ours if A in record.getMessage()]
+
+    async def test_a_huge_header(self, path: Path) -> None:
+        """Fault K1: 1 MB of header is refused, and costs little."""
+        async with guarded(path) as it:
+            _, port = it.server.url.rsplit(":", 1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+            writer.write(b"GET /v1/socket HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ")
+            try:
+                writer.write(b"x" * 2**20)
+                answer = await asyncio.wait_for(reader.readline(), 3)
+                assert b" 400 " in answer or b" 431 " in answer
+            except ConnectionResetError:
+                pass  # it did not even wait for the end
+            writer.close()
+            async with it.worker("w1", "a", headers=bearer(A)):
+                pass
+
+    async def test_a_session_is_no_token_here(self, path: Path) -> None:
+        """Security 4: browsers send cookies along from any page, so a socket never looks at them."""
+        cookie = session_cookie(A, secure=False).partition(";")[0]
+        async with guarded(path) as it:
+            assert await closed(it, "a", headers={"Cookie": cookie}) == (4401, "unauthenticated")
+
+    @pytest.mark.parametrize(
+        ("origin", "listed", "welcome"),
+        [
+            (None, [], True),
+            ("https://queue.example", ["https://queue.example"], True),
+            ("https://queue.example", [], False),
+            ("http://queue.example", ["https://queue.example"], False),
+            ("https://queue.example.evil", ["https://queue.example"], False),
+            ("https://queue.example:444", ["https://queue.example"], False),
+            ("null", ["https://queue.example"], False),
+            ("", ["https://queue.example"], False),
+            ("http://127.0.0.1:8420", [], False),
+        ],
+    )
+    async def test_origins(
+        self, path: Path, origin: str | None, listed: list[str], *, welcome: bool
+    ) -> None:
+        """Security 4: none with a token, or one on the list; else 403 before the handshake."""
+        headers = bearer(A) | ({} if origin is None else {"Origin": origin})
+        async with guarded(path, origins=frozenset(listed)) as it:
+            if welcome:
+                async with it.worker("w1", "a", headers=headers):
+                    pass
+            else:
+                assert await refused(it, headers) == (403, "origin")
+
+    async def test_strangers_do_not_keep_workers_out(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fault G11 and security 1: sockets without a token are few, and those with one get in beside them."""
+        monkeypatch.setattr(registry.Registry.__init__, "__defaults__", (1000, 3))
+        async with guarded(path) as it:
+            strangers = [await it.socket() for _ in range(3)]
+            async with it.socket() as late:
+                await asyncio.wait_for(late.wait_closed(), 3)
+                assert (late.close_code, late.close_reason) == (1013, "too_many")
+            async with it.worker("w1", "a", headers=bearer(A)):
+                pass
+            for stranger in strangers:
+                await stranger.close()
+
+    async def test_strangers_may_not_stay(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fault G11: a good token is no hello; who says none is sent away, known or not."""
+        monkeypatch.setattr("taskqueue_core.server.greeting.HELLO_SECONDS", 0.1)
+        async with (
+            guarded(path) as it,
+            it.socket() as stranger,
+            it.socket(additional_headers=bearer(A)) as known,
+        ):
+            for socket in (stranger, known):
+                await asyncio.wait_for(socket.wait_closed(), 3)
+                assert socket.close_code == 4408
+
+
+class TestStaying:
+    """Security 6: what was good at the door may be good no more."""
+
+    @pytest.mark.parametrize("change", ["revoked", "other_keys", "other_verbs", "expired"])
+    async def test_revocation_ends_a_socket(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    ) -> None:
+        """Security 6: its deliveries are back at once, whatever the grace; others stay connected."""
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+        monkeypatch.setattr(module, "CHECK_SECONDS", 0.05)
+        rows = {
+            "revoked": [],
+            "other_keys": [entry(A, keys=["x"])],
+            "other_verbs": [entry(A, verbs=["publish"], keys=["a"])],
+            "expired": [entry(A, keys=["a"], expires_at=time.time() + 0.5)],
+        }
+        async with (
+            guarded(path, grace=30) as it,
+            it.worker("w1", "a", headers=bearer(A), credit=5) as worker,
+            it.worker("w2", "b", token=B) as other,
+        ):
+            await it.publish("t1", "t2", key="a")
+            await worker.deliveries(2)
+            write(path, *rows[change], entry(B, keys=["b"]))
+            assert await worker.closed() == 4001
+            assert worker.socket.close_reason == "revoked"
+            await it.reaches("a", waiting=2, in_flight=0)
+            await other.send("ping", n=7)
+            assert (await other.frame("pong"))["n"] == 7
+
+    async def test_the_same_rights_may_stay(self, path: Path) -> None:
+        """Security 6: a token that may do more, or is called otherwise, ends nothing."""
+        async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
+            write(path, entry(A, "renamed", keys=["a", "c"]))
+            assert await it.hub.access.reload()
+            await worker.send("ping", n=7)
+            assert (await worker.frame("pong"))["n"] == 7
+
+    async def test_on_request_at_once(self, path: Path) -> None:
+        """Security 6: who asks for it need not wait until somebody looks."""
+        async with guarded(path) as it, it.worker("w1", "a", token=A) as worker:
+            write(path, entry(B))
+            it.hub.reload()
+            assert await worker.closed(1.5) == 4001
+
+    async def test_within_ten_seconds(self) -> None:
+        """Security 6: the two intervals together leave time for what a worker had sent."""
+        assert module.LOOK_SECONDS + module.CHECK_SECONDS + 2.0 < 10
+
+    @pytest.mark.parametrize("text", ["[[token]]\nname = 'x'\n", "[[", None])
+    async def test_a_bad_file_changes_nothing(
+        self, path: Path, text: str | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Neither lets anybody in nor throws anybody out; the log says what is wrong; a good file then counts."""
+        async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
+            spoil(path, text)
+            assert not await it.hub.access.reload()
+            assert "the tokens stay as they were" in caplog.text
+            async with http(it) as client:
+                assert (await client.get("/v1/queues", headers=bearer(ADMIN))).status_code == 200
+                problem(await client.get("/v1/queues"), 401, "unauthenticated")
+                write(path, entry(B, keys=["b"]))
+                assert await it.hub.access.reload()
+                problem(
+                    await client.get("/v1/queues", headers=bearer(ADMIN)), 401, "unauthenticated"
+                )
+            assert await worker.closed() == 4001
+
+    async def test_a_plugin_is_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Security 6: also who was let in by a plugin stays only as long as that says so."""
+        monkeypatch.setattr(module, "CHECK_SECONDS", 0.05)
+        plugin = Plugin()
+        async with (
+            running(plugin.backend()) as it,
+            it.worker("w1", "a", token="good") as worker,
+            it.worker("w2", "a", headers=bearer("good")) as other,
+        ):
+            await it.publish("t1", key="a")
+            plugin.known = False
+            assert await worker.closed() == 4001
+            assert await other.closed() == 4001
+            assert await it.count(State.WAITING, "a") == 1
+
+    async def test_each_token_is_asked_about_once(self) -> None:
+        """A round over many connections of few tokens is cheap."""
+        plugin = Plugin()
+        hooks = Hooks()
+        hooks.register(plugin)
+        access = Access(settings(), hooks)
+        stays = [access.stay("good", "here", lambda _: True) for _ in range(100)]
+        events = [stay.__enter__() for stay in stays]
+        await access.check()
+        assert plugin.asked == 1
+        plugin.known = False
+        await access.check()
+        assert all(event.is_set() for event in events)
+        assert "good" not in repr(vars(access))
+        for stay in stays:
+            stay.__exit__(None, None, None)
+        assert not access._stays
+
+    async def test_a_plugin_that_fails_stops_no_round(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A round that failed is logged, and the next one comes."""
+        monkeypatch.setattr(module, "CHECK_SECONDS", 0.02)
+        access = Access(settings(tokens_file=path), Hooks())
+        rounds = 0
+
+        async def check() -> None:
+            nonlocal rounds
+            rounds += 1
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(access, "check", check)
+        watching = asyncio.create_task(access.watch())
+        await eventually(lambda: rounds > 2)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+class Plugin:
+    """Knows one token, for some time."""
+
+    TASKQUEUE_HOOK_API = 1
+
+    def __init__(self) -> None:
+        self.known = True
+        self.asked = 0
+
+    @hookimpl
+    def authenticate(self, token: str | None) -> Identity | None:
+        """Say who it is."""
+        self.asked += 1
+        return Identity(name="good") if token == "good" and self.known else None
+
+    def backend(self) -> ObservedBackend:
+        """A backend with this plugin."""
+        hooks = Hooks()
+        hooks.register(self)
+        return ObservedBackend(MemoryBackend(), hooks)
+
+
+async def test_plugins_go_first_and_the_file_knows_the_others(path: Path) -> None:
+    """Both may be in use at a time; whoever knows a token says what it may."""
+    plugin = Plugin()
+    async with running(plugin.backend(), tokens_file=path) as it, http(it) as client:
+        for token in ("good", ADMIN):
+            assert (await client.get("/v1/queues", headers=bearer(token))).status_code == 200
+        for headers in ({}, bearer("bad")):
+            answer = await client.get("/v1/queues", headers=headers)
+            problem(answer, 401, "unauthenticated")
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "queue.example", ""])  # noqa: S104 - refused
+def test_no_open_server_for_others(host: str, path: Path) -> None:
+    """Security 3: without authentication loopback only, and the error says how to make a token."""
+    hooks = Hooks()
+    with pytest.raises(ConfigurationError, match="taskqueue token new"):
+        check_host(settings(host=host), hooks)
+    check_host(settings(host=host, tokens_file=path), hooks)
+    hooks.register(Plugin())
+    check_host(settings(host=host), hooks)
+
+
+def test_an_open_server_says_so(path: Path) -> None:
+    """Security 3: whoever starts one is told."""
+    hooks = Hooks()
+    for host in ("127.0.0.1", "localhost", "::1", "127.8.0.1"):
+        check_host(settings(host=host), hooks)
+    assert "everybody on this machine" in (notice(settings(), hooks) or "")
+    assert notice(settings(tokens_file=path), hooks) is None
+    hooks.register(Plugin())
+    assert notice(settings(), hooks) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "status"),
+    [
+        ("queue.example", [], 200),
+        ("queue.example", ["queue.example"], 200),
+        ("Queue.Example:8420", ["queue.example"], 200),
+        ("queue.example:8420", ["queue.example:8420"], 200),
+        ("queue.example:1", ["queue.example:8420"], 421),
+        ("127.0.0.1", ["queue.example"], 421),
+        ("queue.example.evil", ["queue.example"], 421),
+    ],
+)
+async def test_names(path: Path, host: str, allowed: list[str], status: int) -> None:
+    """With authentication a server answers to the names on its list, to any where there is none."""
+    async with guarded(path, allowed_hosts=frozenset(allowed)) as it, http(it) as client:
+        headers = bearer(ADMIN) | {"Host": host}
+        assert (await client.get("/v1/queues", headers=headers)).status_code == status
+
+
+async def test_a_bad_file_is_no_server(path: Path) -> None:
+    """What cannot be read at the start lets nobody in: there is no server."""
+    spoil(path, "[[")
+    with pytest.raises(ConfigurationError, match="tokens file"):
+        async with guarded(path):
+            pass
+
+
+def test_everything_is_a_verb() -> None:
+    """The verbs of an identity are those of the file."""
+    assert Identity(name="n").verbs == frozenset(ALL)

@@ -1,0 +1,217 @@
+"""The tokens file: what it may say, who may read it, and how a token is found in it."""
+
+from __future__ import annotations
+
+import ast
+import hmac
+import inspect
+import os
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.server import tokens as module
+from taskqueue_core.server.tokens import Tokens, hashed, signature
+from tests.server.access import entry, write
+
+SECRET = "tq_0123456789"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the file is."""
+    return tmp_path / "tokens.toml"
+
+
+class TestFinding:
+    """Whose a token is."""
+
+    def test_scopes(self, path: Path) -> None:
+        """Security 2: verbs times keys; a pattern is a key, or a beginning with one star."""
+        write(path, entry(SECRET, "mail", ["publish"], ["mail-*", "x"]))
+        found = Tokens.load(path).identify(SECRET, time.time())
+        assert found is not None
+        assert found.name == "mail"
+        assert found.may("publish", "mail-7")
+        assert found.may("publish", "x")
+        assert not found.may("publish", "xy")
+        assert not found.may("publish", "mai")
+        assert not found.may("publish")
+        assert not found.may("admin", "x")
+
+    def test_rotation(self, path: Path) -> None:
+        """Security 6: two tokens of one name are good at a time, until one expires or is taken out."""
+        soon = time.time() + 1000
+        write(path, entry("old", "n", expires_at=soon), entry("new", "n"))
+        both = Tokens.load(path)
+        assert both.identify("old", soon - 1)
+        assert both.identify("new", soon - 1)
+        assert both.identify("old", soon) is None
+        assert both.identify("new", soon)
+
+    @pytest.mark.parametrize("shown", [None, "", "x", SECRET + "x", SECRET[:-1], "x" * 5000])
+    def test_nobody(self, path: Path, shown: str | None) -> None:
+        """Fault K1: no token, a wrong one, a part of one, one too long; also its hash is no token."""
+        tokens = Tokens.load(write(path, entry(SECRET)))
+        assert tokens.identify(shown, 0.0) is None
+        assert tokens.identify(hashed(SECRET).hex(), 0.0) is None
+        assert tokens.identify(SECRET, 0.0)
+
+    def test_an_empty_file_lets_nobody_in(self, path: Path) -> None:
+        """No entry is nobody, and not everybody."""
+        assert Tokens.load(write(path)).identify(SECRET, 0.0) is None
+
+    @pytest.mark.parametrize("place", [0, 7, 15, None])
+    def test_every_entry_is_compared(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, place: int | None
+    ) -> None:
+        """Security 1: hashes are compared in constant time, all of them, wherever the right one is."""
+        compared: list[int] = []
+        really = hmac.compare_digest
+
+        def compare(one: bytes, other: bytes) -> bool:
+            compared.append(len(one) + len(other))
+            return really(one, other)
+
+        rows = [entry(f"t{i}", f"n{i}") for i in range(16)]
+        tokens = Tokens.load(write(path, *rows))
+        monkeypatch.setattr(hmac, "compare_digest", compare)
+        found = tokens.identify("zz" if place is None else f"t{place}", 0.0)
+        assert compared == [64] * 16
+        assert (found and found.name) == (None if place is None else f"n{place}")
+
+    def test_nothing_ends_the_comparison(self) -> None:
+        """Security 1: by its construction: one loop over all, without return, break or another comparison."""
+        source = textwrap.dedent(inspect.getsource(Tokens.identify))
+        (function,) = ast.parse(source).body
+        (loop,) = (node for node in ast.walk(function) if isinstance(node, ast.For))
+        assert not [
+            n for n in ast.walk(loop) if isinstance(n, ast.Return | ast.Break | ast.Compare)
+        ]
+        assert "compare_digest(entry.sha256, shown)" in ast.unparse(loop)
+
+    def test_reprs(self, path: Path) -> None:
+        """Security 24: neither a token nor its hash is in a repr."""
+        tokens = Tokens.load(write(path, entry(SECRET)))
+        for thing in (tokens, tokens.entries, tokens.identify(SECRET, 0.0), vars(tokens)):
+            assert SECRET not in repr(thing)
+            assert hashed(SECRET).hex() not in repr(thing)
+            assert repr(hashed(SECRET))[2:-1] not in repr(thing)
+
+
+class TestExpiry:
+    """When a token stops to be good."""
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "1893456000",
+            "1893456000.0",
+            '"2030-01-01"',
+            '"2030-01-01T00:00:00Z"',
+            '"2030-01-01T02:00:00+02:00"',
+            "2030-01-01",
+            "2030-01-01T00:00:00",
+            "2030-01-01T00:00:00Z",
+        ],
+    )
+    def test_forms(self, path: Path, line: str) -> None:
+        """Seconds or a time, as text or as TOML has it; UTC unless it says."""
+        write(path, entry(SECRET))
+        path.write_text(path.read_text(encoding="utf-8") + f"expires_at = {line}\n", "utf-8")
+        (found,) = Tokens.load(path).entries
+        assert found.expires_at == 1_893_456_000
+
+
+class TestFile:
+    """What is refused, and how that is told."""
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"name": ""}, "token 2: name"),
+            ({"name": "a b"}, "token 2: name"),
+            ({"sha256": SECRET}, "token 2 (two): sha256"),
+            ({"sha256": "ab"}, "token 2 (two): sha256"),
+            ({"verbs": []}, "token 2 (two): verbs"),
+            ({"verbs": "admin"}, "token 2 (two): verbs"),
+            ({"verbs": ["root"]}, "token 2 (two): verbs"),
+            ({"verbs": [["admin"]]}, "token 2 (two): verbs"),
+            ({"keys": []}, "token 2 (two): keys"),
+            ({"keys": ["*a"]}, "token 2 (two): keys"),
+            ({"keys": ["a*b"]}, "token 2 (two): keys"),
+            ({"keys": ["a**"]}, "token 2 (two): keys"),
+            ({"keys": [3]}, "token 2 (two): keys"),
+            ({"keys": ["a{b}"]}, "token 2 (two): keys"),
+            ({"expires_at": "soon"}, "token 2 (two): expires_at"),
+            ({"expires_at": -1}, "token 2 (two): expires_at"),
+            ({"expires_at": True}, "token 2 (two): expires_at"),
+            ({"verb": ["admin"]}, "token 2 (two): 'verb'"),
+        ],
+    )
+    def test_wrong_entries(self, path: Path, change: dict[str, Any], field: str) -> None:
+        """Security 25: the entry and the field are named, and neither a hash nor what stood there is shown."""
+        write(path, entry("first"), entry("second", "two") | change)
+        with pytest.raises(ConfigurationError) as caught:
+            Tokens.load(path)
+        assert f"{path}: {field}" in str(caught.value)
+        assert SECRET not in str(caught.value)
+        assert hashed("second").hex() not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            (b"[[token]", "not TOML"),
+            (b"\xff", "not UTF-8"),
+            (b"[token]\nname='n'", "[[token]] tables and nothing else"),
+            (b"token = [1]", "[[token]] tables and nothing else"),
+            (b"tokens = []", "[[token]] tables and nothing else"),
+            (b"[[token]]\nname='n'", "sha256"),
+        ],
+    )
+    def test_wrong_files(self, path: Path, text: bytes, told: str) -> None:
+        """Whatever is no list of tokens is refused whole."""
+        write(path)
+        path.write_bytes(text)
+        with pytest.raises(ConfigurationError) as caught:
+            Tokens.load(path)
+        assert told in str(caught.value)
+
+    def test_limits(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Security 12: so many entries and no more; one token is not two entries."""
+        monkeypatch.setattr(module, "MAX_ENTRIES", 2)
+        assert len(Tokens.load(write(path, entry("a"), entry("b"))).entries) == 2
+        with pytest.raises(ConfigurationError, match="more than 2"):
+            Tokens.load(write(path, entry("a"), entry("b"), entry("c")))
+        with pytest.raises(ConfigurationError, match="same hash"):
+            Tokens.load(write(path, entry("a", "one"), entry("a", "two")))
+
+    @pytest.mark.parametrize("mode", [0o640, 0o604, 0o602, 0o660, 0o644])
+    def test_others_may_not_use_it(self, path: Path, mode: int) -> None:
+        """Security 26: who could write it could let anybody in."""
+        write(path, entry(SECRET)).chmod(mode)
+        if os.geteuid() != 0 and mode == 0o640:
+            path.chmod(0o660)
+        with pytest.raises(ConfigurationError, match="chmod 600"):
+            Tokens.load(path)
+
+    def test_missing_and_no_file(self, path: Path) -> None:
+        """There is a reason, and no trace of a stack."""
+        assert signature(path) is None
+        with pytest.raises(ConfigurationError, match="No such file"):
+            Tokens.load(path)
+        with pytest.raises(ConfigurationError, match="directory"):
+            Tokens.load(path.parent)
+
+    def test_a_change_shows(self, path: Path) -> None:
+        """Another file in its place is another file, though it is as long and as old."""
+        write(path, entry("a"))
+        first = signature(path)
+        stamp = path.stat()
+        write(path, entry("b"))
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        assert signature(path) != first
