@@ -1,0 +1,265 @@
+"""Several server processes on one port: how they share it, die, drain and change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
+from taskqueue_core.server import processes
+from taskqueue_core.server.listening import Port
+from taskqueue_core.server.processes import Processes
+from taskqueue_core.tasks import QueueStats, State, Task
+from taskqueue_redis import RedisBackend
+from tests.redis.conftest import MakeServer
+from tests.redis.serving import alive, serving
+from tests.server.support import Worker, eventually, receipts, settings
+
+pytestmark = pytest.mark.usefixtures("redis_url")
+
+
+@contextlib.asynccontextmanager
+async def store() -> AsyncIterator[RedisBackend]:
+    """The store, as this process sees it."""
+    async with contextlib.aclosing(RedisBackend()) as backend:
+        yield backend
+
+
+async def publish(backend: RedisBackend, count: int, key: str = "k") -> None:
+    """Publish so many tasks."""
+    await backend.publisher.publish(*(Task(key=key, id=f"t{n}") for n in range(count)))
+
+
+async def stats(backend: RedisBackend, key: str = "k") -> QueueStats:
+    """What the store has counted."""
+    found = await control_of(backend).stats(key)
+    assert found.ledger.balanced
+    return found
+
+
+async def test_they_share_one_port(tmp_path: Path) -> None:
+    """Fault A7: one address, workers spread over all; a drain of all loses nothing and repeats nothing."""
+    words = ("--backend", "redis", "--processes", "3")
+    async with contextlib.AsyncExitStack() as stack:
+        it = await stack.enter_async_context(
+            serving(tmp_path, *words, drain="10", token="canary-7")
+        )
+        assert it.told["pid"] == it.process.pid
+        assert len(it.pids()) == 3
+        workers = [await stack.enter_async_context(it.worker(f"w{n}", credit=2)) for n in range(24)]
+        async with httpx2.AsyncClient(base_url=it.url, trust_env=False) as client:
+            for n in range(48):
+                answer = await client.post("/v1/tasks", json={"key": "k", "id": f"t{n}"})
+                assert answer.status_code == 201
+        held = [receipts(await worker.deliveries(2)) for worker in workers]
+        for pid in it.pids():
+            shown = await asyncio.create_subprocess_exec(
+                "ps", "-o", "args=", "-p", str(pid), stdout=asyncio.subprocess.PIPE
+            )
+            assert b"canary" not in (await shown.communicate())[0], "security 24: secrets in argv"
+
+        it.send(signal.SIGTERM)
+        for worker, got in zip(workers, held, strict=True):
+            await worker.frame("drain")
+            await worker.send("ack", receipts=got)
+            assert await worker.settled(2) == (got, [])
+            assert await worker.closed() == 1012
+        assert await it.ended() == 0
+        shares = [int(n) for n in re.findall(r"event='draining' connections=(\d+)", it.log())]
+        assert len(shares) == 3
+        assert min(shares) > 0, "a process without a connection"
+        backend = await stack.enter_async_context(store())
+        found = await stats(backend)
+        assert (found.ledger.done, found.delivered, found.redelivered, found.lost) == (48, 48, 0, 0)
+        await eventually(lambda: not any(map(alive, it.pids())))
+
+
+async def test_a_killed_one_is_replaced(tmp_path: Path) -> None:
+    """Fault A6: others serve on, no connection is refused, and its workers take what they run to another process."""
+    words = ("--backend", "redis", "--processes", "2")
+    async with contextlib.AsyncExitStack() as stack:
+        it = await stack.enter_async_context(serving(tmp_path, *words))
+        backend = await stack.enter_async_context(store())
+        await publish(backend, 8)
+        names = [f"w{n}" for n in range(8)]
+        workers = [await stack.enter_async_context(it.worker(name, credit=1)) for name in names]
+        held = [receipts(await worker.deliveries(1)) for worker in workers]
+
+        os.kill(it.pids()[0], signal.SIGKILL)
+        async with httpx2.AsyncClient(base_url=it.url, trust_env=False) as client:
+            while len(it.pids()) < 3:
+                assert (await client.get("/ready", headers={"connection": "close"})).is_success
+        moved = 0
+        for name, worker, got in zip(names, workers, held, strict=True):
+            try:
+                await worker.send("ping", n=1)
+                await worker.frame("pong")
+                present = worker
+            except ConnectionClosed:
+                moved += 1
+                present = await stack.enter_async_context(it.worker(name, credit=1, holding=got))
+                assert present.welcome["adopted"] == got
+            await present.send("ack", receipts=got)
+            assert await present.settled(1) == (got, [])
+        assert 0 < moved < 8
+        found = await stats(backend)
+        assert (found.ledger.done, found.delivered, found.redelivered, found.lost) == (8, 8, 0, 0)
+        assert "another takes its place" in it.log()
+
+
+async def test_none_outlives_the_first(tmp_path: Path) -> None:
+    """Fault A6: after SIGKILL of the process that started them they hand back what is held, and end."""
+    async with serving(tmp_path, "--backend", "redis", "--processes", "2", drain="0.2") as it:
+        (folder,) = metrics_of(it.pids()[0])
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        async with store() as backend, it.worker("w", credit=1) as worker:
+            await publish(backend, 1)
+            await worker.deliveries(1)
+            it.process.kill()
+            assert await worker.closed(10) == 1012
+            await eventually(lambda: not any(map(alive, it.pids())), 10)
+            (status,) = await control_of(backend).statuses("k", "t0")
+            assert status is not None
+            assert (status.state, status.losses) == (State.WAITING, 0)
+        assert not folder.exists()
+
+
+def metrics_of(pid: int) -> list[Path]:
+    """The folder that a process shares its figures in."""
+    if sys.platform != "linux":
+        return list(Path(tempfile.gettempdir()).glob("taskqueue-metrics-*"))
+    variables = Path(f"/proc/{pid}/environ").read_text("utf-8").split("\0")
+    name = "PROMETHEUS_MULTIPROC_DIR="
+    return [Path(one.removeprefix(name)) for one in variables if one.startswith(name)]
+
+
+async def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
+    """Who cannot wait asks twice; one process that is asked twice by mistake still drains."""
+    words = ("--backend", "redis", "--processes", "2")
+    async with serving(tmp_path, *words, drain="60") as it, store() as backend:
+        await publish(backend, 1)
+        async with it.worker("w", credit=1) as worker:
+            await worker.deliveries(1)
+            for pid in it.pids() * 2:
+                os.kill(pid, signal.SIGTERM)  # as a service manager does that signals all
+            it.send(signal.SIGTERM)
+            await worker.frame("drain")
+            assert it.process.returncode is None
+            it.send(signal.SIGTERM)
+            assert await it.ended(5) == 0
+        assert "Traceback" not in it.log()
+
+
+async def test_settings_are_read_anew(tmp_path: Path) -> None:
+    """SIGHUP: what can change does in every process, what cannot is named, and bad settings change nothing."""
+    file = tmp_path / "taskqueue.toml"
+    file.write_text("drain = 7\n")
+    words = ("--backend", "redis", "--processes", "2")
+    async with contextlib.AsyncExitStack() as stack:
+        it = await stack.enter_async_context(serving(tmp_path, *words))
+        workers: list[Worker] = [
+            await stack.enter_async_context(it.worker(f"w{n}", credit=1)) for n in range(6)
+        ]
+        backend = await stack.enter_async_context(store())
+        await publish(backend, 6)
+        held = [receipts(await worker.deliveries(1)) for worker in workers]
+
+        file.write_text("drain = 'canary'\n")
+        it.send(signal.SIGHUP)
+        await it.logs("the settings stay as they are")
+        assert "TASKQUEUE_DRAIN" in it.log()
+        assert "canary" not in it.log()
+        file.write_text("drain = 9\nlease = 33\nport = 1\n")
+        it.send(signal.SIGHUP)
+        await it.logs("needs a restart")
+        await it.logs("settings='drain'")
+        assert "settings='lease'" in it.log(), "the port was given, and so is not among them"
+
+        it.send(signal.SIGTERM)
+        for worker, got in zip(workers, held, strict=True):
+            assert 8 < (await worker.frame("drain"))["seconds"] <= 9
+            await worker.send("ack", receipts=got)
+            await worker.closed()
+        assert await it.ended() == 0
+
+
+async def test_a_backend_of_one_process_is_refused(tmp_path: Path) -> None:
+    """The reason is told, and what to do: each process would have tasks of its own."""
+    async with serving(tmp_path, "--backend", "memory", "--processes", "2", ready=False) as it:
+        assert await it.ended() == 2
+    assert "lives in one process" in it.log()
+    assert "TASKQUEUE_PROCESSES" in it.log()
+
+
+async def test_an_embedded_store_serves_them_all(tmp_path: Path) -> None:
+    """``--embedded-redis``: the store is a process of its own, so it works with several servers too."""
+    words = (f"--embedded-redis={tmp_path / 'store'}", "--processes", "2")
+    async with serving(tmp_path, *words) as it:
+        async with httpx2.AsyncClient(base_url=it.url, trust_env=False) as client:
+            assert (await client.post("/v1/tasks", json={"key": "k", "id": "t"})).is_success
+        async with it.worker("w", credit=1) as worker:
+            (delivery,) = await worker.deliveries(1)
+            assert delivery["task"]["id"] == "t"
+            await worker.send("ack", receipts=[delivery["receipt"]])
+            assert (await worker.settled(1))[1] == []
+        it.send(signal.SIGINT)
+        assert await it.ended() == 0
+
+
+class TestGivingUp:
+    """What cannot work ends loudly."""
+
+    async def test_processes_that_end_at_once(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """A few times in a row, with growing pauses in between, and no more."""
+        (tmp_path / "dying.py").write_text(
+            "import os\n"
+            "from taskqueue_redis import create_backend\n"
+            "if 'PROMETHEUS_MULTIPROC_DIR' in os.environ:\n"
+            "    os._exit(3)\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(processes, "TRIES", 2)
+        began = time.monotonic()
+        with pytest.raises(TaskQueueError, match="as soon as they start"):
+            await Processes(settings(processes=2), "dying:create_backend").run()
+        assert time.monotonic() - began < 15
+        assert "giving up" in caplog.text
+
+    async def test_a_store_that_refuses_its_configuration(
+        self, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fault B9: what no restart mends is not tried again; the error is the one that a single process has."""
+        server = make_server(config={"maxmemory-policy": "allkeys-lru"}).start()
+        monkeypatch.setenv("TASKQUEUE_REDIS_URL", server.url)
+        with pytest.raises(ConfigurationError, match="noeviction"):
+            await Processes(settings(processes=2), "redis").run()
+
+    def test_a_port_that_others_share(self) -> None:
+        """Two services do not get the same port by accident, though the processes of one do."""
+        first = Port(settings())
+        number = int(first.url.rsplit(":", 1)[1])
+        with contextlib.closing(first), first.share() as one, first.share() as two:
+            one.listen()
+            two.listen()
+            with pytest.raises(ConfigurationError, match="TASKQUEUE_PORT"):
+                Port(settings(port=number))
+        Port(settings(port=number)).close()

@@ -1,0 +1,195 @@
+"""Settings read anew while a server runs, and what systemd is told of it, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pty
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from taskqueue_core.config import Settings
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.server import notify
+from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.logs import set_level, set_up_logs
+from taskqueue_core.server.orders import plain, settings_of
+from taskqueue_core.server.reload import LIVE, read_anew, reload
+from taskqueue_memory import MemoryBackend
+from tests.server.support import settings
+from tests.server.test_drain import Child, environment
+
+SECONDS = 20.0
+
+
+class Manager:
+    """The side of systemd: a socket that a service tells how it goes."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._socket.settimeout(0)
+
+    async def told(self, *, beats: bool = False) -> dict[str, str]:
+        """The next message; those of the watchdog only if they are asked for."""
+        loop = asyncio.get_running_loop()
+        while True:
+            text = await asyncio.wait_for(loop.sock_recv(self._socket, 4096), SECONDS)
+            message = dict(line.split("=", 1) for line in text.decode().splitlines())
+            if ("WATCHDOG" in message) == beats:
+                return message
+
+    def close(self) -> None:
+        """Close."""
+        self._socket.close()
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, more: Mapping[str, str] | None = None, stdin: int | None = None
+) -> AsyncIterator[Child]:
+    """``taskqueue serve`` in ``folder``; its log is on stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "taskqueue_core.cli", "serve", "--port", "0", "--json"),
+        stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment() | dict(more or {}),
+        cwd=folder,
+    )
+    assert process.stdout
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), SECONDS)
+        yield Child(process, line.decode().split('"')[3])
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+async def test_systemd_is_told(tmp_path: Path, *, abstract: bool) -> None:
+    """READY once it serves; RELOADING with its time, then READY, for a reload; STOPPING; WATCHDOG in between."""
+    if abstract and sys.platform != "linux":
+        return  # the address has no meaning elsewhere
+    address = f"@taskqueue-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    manager = Manager(address)
+    file = tmp_path / "taskqueue.toml"
+    variables = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"}
+    try:
+        async with served(tmp_path, variables) as it:
+            ready = await manager.told()
+            assert ready == {"READY": "1", "STATUS": f"at {it.url}"}
+            began = asyncio.get_running_loop().time()
+            for _ in range(3):
+                assert await manager.told(beats=True) == {"WATCHDOG": "1"}
+            assert asyncio.get_running_loop().time() - began < SECONDS / 2
+            for text in ("grace = 1\n", "grace = 'no'\n", "not toml"):
+                file.write_text(text)
+                before = time.monotonic_ns() // 1000
+                it.process.send_signal(signal.SIGHUP)
+                told = await manager.told()
+                assert told["RELOADING"] == "1"
+                assert before <= int(told["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
+                assert (await manager.told())["READY"] == "1"
+            it.process.send_signal(signal.SIGTERM)
+            assert await manager.told() == {"STOPPING": "1"}
+            assert await it.ended(5) == 0
+    finally:
+        manager.close()
+
+
+def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No address, one that means nothing, and one where nobody listens are all the same."""
+    for address in ("", "relative", str(tmp_path / "nobody")):
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        notify.ready()
+    monkeypatch.setenv("WATCHDOG_USEC", "1000")
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    with notify.watched():  # it is another process that is watched
+        pass
+
+
+async def test_a_closed_terminal_is_no_reload(tmp_path: Path) -> None:
+    """Who closes the window ends the server, as without SIGHUP's other meaning; before that, it reads settings."""
+    main, terminal = pty.openpty()
+    try:
+        async with served(tmp_path, stdin=terminal) as it:
+            os.close(terminal)
+            assert it.process.stderr
+            it.process.send_signal(signal.SIGHUP)
+            await asyncio.wait_for(it.process.stderr.readuntil(b"settings read anew"), SECONDS)
+            os.close(main)
+            main = -1
+            it.process.send_signal(signal.SIGHUP)
+            assert await it.ended(5) == 0
+    finally:
+        if main >= 0:
+            os.close(main)
+
+
+class TestReading:
+    """What a reload does with what it reads."""
+
+    def test_only_what_can_change_does(self, caplog: pytest.LogCaptureFixture) -> None:
+        """The rest is named as needing a restart; the names alone are logged."""
+        caplog.set_level(logging.INFO, "taskqueue")
+        old = settings()
+        new = settings(drain=9.0, grace=3.0, origins=frozenset({"https://a"}), host="::1", port=7)
+        found = read_anew(old, lambda: new)
+        assert found is not None
+        assert found.drain == 9
+        assert found.origins == {"https://a"}
+        assert (found.host, found.port) == (old.host, old.port)
+        late, live = caplog.records
+        assert late.__dict__["settings"] == "host port"
+        assert set(live.__dict__["settings"].split()) == {"drain", "grace", "origins"}
+
+    def test_bad_settings_change_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+        """The server goes on with those that it has."""
+
+        def read() -> Settings:
+            raise ConfigurationError("invalid settings: TASKQUEUE_DRAIN: no number")
+
+        hub = Hub(MemoryBackend(), settings())
+        before = hub.settings
+        reload(hub, read)
+        assert hub.settings is before
+        assert "TASKQUEUE_DRAIN" in caplog.records[0].__dict__["reason"]
+
+    def test_the_level_of_logs_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From the next line on; logs that the application set up itself are left alone."""
+        ours = logging.getLogger("taskqueue")
+        monkeypatch.setattr(ours, "handlers", [])
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])
+        monkeypatch.setattr(ours, "level", ours.level)
+        before = ours.level
+        set_level("debug")
+        assert ours.level == before
+        set_up_logs()
+        set_level("error")
+        assert ours.level == logging.ERROR
+
+    def test_what_may_change_is_a_setting(self) -> None:
+        """No name is left behind when a setting goes."""
+        assert set(Settings.model_fields) >= LIVE
+
+    def test_settings_reach_another_process_whole(self) -> None:
+        """Secrets, paths and sets included; the environment there changes none of them."""
+        told = settings(
+            port=7,
+            token=SecretStr("secret"),
+            tokens_file=Path("/a"),
+            plugins_deny=frozenset({"b", "a"}),
+        )
+        assert settings_of(plain(told)) == told
+        assert settings_of(plain(settings())).drain == settings().drain
