@@ -92,6 +92,8 @@ class Settings(BaseSettings):
     """seconds a broken socket's deliveries wait for the worker to come back"""
     drain: float = Field(5.0, ge=0, le=3600, allow_inf_nan=False)
     """seconds the server waits at its end for workers to settle what they run"""
+    prefect_version: str = Field("3.9.1", pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z.+]{1,32})?$")
+    """the version of Prefect that the server gives to task workers which ask for one"""
     plugins_allow: Annotated[frozenset[str] | None, *_Comma] = None
     """names of the plugins that may be loaded; unset allows all that are installed"""
     plugins_deny: Annotated[frozenset[str], *_Comma] = frozenset()

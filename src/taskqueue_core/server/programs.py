@@ -7,10 +7,10 @@ import asyncio
 import h11
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
 from taskqueue_core.server.channel import ABORT
+from taskqueue_core.server.pings import PINGS, PingingProtocol
 
 __all__ = ["HttpProtocol", "SocketProtocol"]
 
@@ -79,12 +79,13 @@ class HttpProtocol(H11Protocol):
             self._patience = None
 
 
-class SocketProtocol(WebSocketsSansIOProtocol):
+class SocketProtocol(PingingProtocol):
     """Can be broken by the application, waits briefly for a farewell, and answers pings only as they are read."""
 
     async def run_asgi(self) -> None:
         """Run the application; break the connection soon after if the peer has not ended it."""
         self.scope["extensions"][ABORT] = {"abort": self.transport.abort}
+        self.scope["extensions"][PINGS] = self.pings()
         try:
             await super().run_asgi()
         finally:

@@ -12,7 +12,7 @@ from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.origins import host_problem
 from taskqueue_core.server.problems import ProblemError, respond
 
-__all__ = ["refusal", "shows_good_token", "socket"]
+__all__ = ["refusal", "socket"]
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 
@@ -20,8 +20,8 @@ _CHALLENGE = {"www-authenticate": "Bearer"}
 async def socket(websocket: WebSocket) -> None:
     """Serve one worker. Refusals before the handshake are HTTP problems, later ones close codes."""
     hub: Hub = websocket.app.state.hub
-    refused = refusal(hub, websocket, SUBPROTOCOL) or _not_ready(hub)
-    known = shows_good_token(hub, websocket)
+    refused = refusal(hub, websocket, SUBPROTOCOL) or _not_ready(hub) or _stranger(hub, websocket)
+    known = hub.authenticates and shows_header(websocket)
     try:
         if refused is not None:
             await websocket.send_denial_response(respond(refused))
@@ -36,7 +36,7 @@ async def socket(websocket: WebSocket) -> None:
 
 
 def refusal(hub: Hub, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
-    """Say why a request for a socket is refused, ``None`` if it is not: by its names, pages, or a token in its header."""
+    """Say why a request is refused, by what it names: the server, a page, the protocol. ``None`` where it is not."""
     headers, settings = websocket.headers, hub.settings
     if wrong := host_problem(headers, settings.allowed_hosts, loopback=not hub.authenticates):
         return ProblemError(421, "wrong_host", wrong)
@@ -48,12 +48,7 @@ def refusal(hub: Hub, websocket: WebSocket, subprotocol: str) -> ProblemError | 
         return ProblemError(400, "query", "no query here: a token belongs in a header")
     if subprotocol not in websocket.scope["subprotocols"]:
         return ProblemError(426, "subprotocol", f"the subprotocol {subprotocol} is required")
-    return _stranger(hub, websocket)
-
-
-def shows_good_token(hub: Hub, websocket: WebSocket) -> bool:
-    """Whether a request that was not refused has shown who it is already."""
-    return hub.authenticates and shows_header(websocket)
+    return None
 
 
 def _not_ready(hub: Hub) -> ProblemError | None:

@@ -1,0 +1,100 @@
+"""The frames of a task worker of Prefect. Those of the server are as few: ``auth_success``, and bare task runs."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from taskqueue_core.limits import LIMITS
+
+__all__ = [
+    "AUTH_SUCCESS",
+    "CLOSE_INTERNAL",
+    "CLOSE_NO_HELLO",
+    "CLOSE_POLICY",
+    "CLOSE_PROTOCOL",
+    "CLOSE_QUIT",
+    "CLOSE_RESTART",
+    "CLOSE_TRY_LATER",
+    "SUBPROTOCOL",
+    "Auth",
+    "Subscribe",
+    "Violation",
+    "answered",
+    "decode",
+]
+
+SUBPROTOCOL = "prefect"
+AUTH_SUCCESS = '{"type":"auth_success"}'
+
+# A worker ends for good if it is closed with 1000 or 1001, and comes again after anything else, with one exception:
+CLOSE_POLICY = 1008
+"""before the success of its token this ends it, with a message; after it, not"""
+CLOSE_INTERNAL = 1011
+CLOSE_RESTART = 1012
+CLOSE_TRY_LATER = 1013
+CLOSE_QUIT = 4000
+CLOSE_PROTOCOL = 4001
+CLOSE_NO_HELLO = 4408
+
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9._:@=+<>~-]")
+F = TypeVar("F", "Auth", "Subscribe")
+
+
+class Violation(Exception):
+    """A frame breaks the rules. Its text says which, and repeats nothing."""
+
+
+class Auth(msgspec.Struct, tag_field="type", tag="auth"):
+    """The first frame."""
+
+    token: str | None = None
+
+
+class Subscribe(msgspec.Struct, tag_field="type", tag="subscribe"):
+    """The second frame."""
+
+    keys: list[str]
+    client_id: str
+
+    @property
+    def worker_id(self) -> str:
+        """The client's own name, with what no name may have replaced."""
+        name = _UNNAMEABLE.sub("_", self.client_id)[: LIMITS.name]
+        return name if name[:1].isalnum() or name[:1] == "_" else f"_{name[1:]}"
+
+
+class _Answer(msgspec.Struct):
+    type: str
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+def decode(kind: type[F], data: str | bytes) -> F:
+    """Return the frame of this kind. Raises `Violation`."""
+    name = kind.__struct_config__.tag
+    if isinstance(data, bytes):
+        raise Violation(f"{name}: a text message is expected")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        needs = ", ".join(("type", *(field.name for field in msgspec.structs.fields(kind))))
+        raise Violation(f"{name}: its fields are {needs}") from None
+    except (ValueError, RecursionError):
+        raise Violation(f"{name}: JSON is expected") from None
+
+
+def answered(data: str | bytes) -> str:
+    """Return the type of an answer to a delivery: ``ack`` and ``quit`` are all there are. Raises `Violation`."""
+    if isinstance(data, bytes):
+        raise Violation("ack: a text message is expected")
+    try:
+        found = _answer.decode(data).type
+    except (ValueError, RecursionError):
+        raise Violation("ack: JSON with a type is expected") from None
+    if found not in {"ack", "quit"}:
+        raise Violation("ack: another type has come")
+    return found

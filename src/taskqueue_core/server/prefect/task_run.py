@@ -1,0 +1,143 @@
+"""What a worker of Prefect bears: it acknowledges whatever comes, and ends if that is not a task run that it serves."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+
+from taskqueue_core.tasks import Task
+
+__all__ = ["MAX_BYTES", "TaskRun", "refusal"]
+
+MAX_BYTES = 1024 * 1024
+"""one message that a worker takes"""
+_LONGEST = 10_000 * 366 * 86_400.0
+Seconds = Annotated[float, msgspec.Meta(ge=-_LONGEST, le=_LONGEST)]
+
+
+class TaskRunResult(msgspec.Struct, tag_field="input_type", tag="task_run"):
+    """An input that another task run makes."""
+
+    id: UUID
+
+
+class FlowRunResult(msgspec.Struct, tag_field="input_type", tag="flow_run"):
+    """An input that a flow run makes."""
+
+    id: UUID
+
+
+class Parameter(msgspec.Struct, tag_field="input_type", tag="parameter"):
+    """An input that is a parameter of the flow run."""
+
+    name: str
+
+
+class Constant(msgspec.Struct, tag_field="input_type", tag="constant"):
+    """An input whose value does not change."""
+
+    type: str
+
+
+class Policy(msgspec.Struct):
+    """How the worker's own engine retries."""
+
+    max_retries: int = 0
+    retry_delay_seconds: float = 0
+    retries: int | None = None
+    retry_delay: float | list[float] | None = None
+    retry_jitter_factor: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+class StateDetails(msgspec.Struct):
+    """What a state says beside its type."""
+
+    deferred: Literal[True]
+    """executed by a worker, not by who submitted it"""
+    flow_run_id: UUID | None = None
+    task_run_id: UUID | None = None
+    child_flow_run_id: UUID | None = None
+    scheduled_time: datetime | None = None
+    cache_key: str | None = None
+    cache_expiration: datetime | None = None
+    untrackable_result: bool = False
+    pause_timeout: datetime | None = None
+    pause_reschedule: bool = False
+    pause_key: str | None = None
+    run_input_keyset: dict[str, str] | None = None
+    refresh_cache: bool | None = None
+    retriable: bool | None = None
+    transition_id: UUID | None = None
+    task_parameters_id: UUID | None = None
+    """where its parameters are stored; a task without any has none"""
+    traceparent: str | None = None
+    deployment_concurrency_lease_id: UUID | None = None
+
+
+class State(msgspec.Struct):
+    """The state of a run that waits for a worker."""
+
+    type: Literal["SCHEDULED"]
+    state_details: StateDetails
+    id: UUID | msgspec.UnsetType = msgspec.UNSET
+    created: datetime | None = None
+    updated: datetime | None = None
+    name: str | None = None
+    timestamp: datetime | msgspec.UnsetType = msgspec.UNSET
+    message: str | None = None
+    data: None = None
+
+
+class TaskRun(msgspec.Struct):
+    """A task run as Prefect writes it. Fields that are not listed may be there, and hold anything."""
+
+    id: UUID
+    task_key: str
+    dynamic_key: str
+    name: str
+    state: State
+    created: datetime | None = None
+    updated: datetime | None = None
+    flow_run_id: UUID | None = None
+    cache_key: str | None = None
+    cache_expiration: datetime | None = None
+    task_version: str | None = None
+    empirical_policy: Policy | msgspec.UnsetType = msgspec.UNSET
+    tags: list[str] = []
+    labels: dict[str, bool | int | float | str] | None = None
+    state_id: UUID | None = None
+    task_inputs: dict[str, list[TaskRunResult | FlowRunResult | Parameter | Constant]] = {}
+    state_type: Literal["SCHEDULED"] | None = None
+    state_name: str | None = None
+    run_count: int = 0
+    flow_run_run_count: int = 0
+    expected_start_time: datetime | None = None
+    next_scheduled_start_time: datetime | None = None
+    start_time: datetime | None = None
+    end_time: datetime | None = None
+    total_run_time: Seconds = 0
+    estimated_run_time: Seconds = 0
+    estimated_start_time_delta: Seconds = 0
+
+
+_everything = msgspec.json.Decoder()
+_task_run = msgspec.json.Decoder(TaskRun)
+
+
+def refusal(task: Task) -> str | None:
+    """Say why a task must not be sent to a worker, ``None`` where it may."""
+    if len(task.payload) > MAX_BYTES:
+        return f"{len(task.payload)} bytes, a worker takes {MAX_BYTES}"
+    try:
+        _everything.decode(
+            task.payload
+        )  # also what no field looks at must be text that any reader bears
+        run = _task_run.decode(task.payload)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    if run.task_key != task.key:
+        return "its task_key is not the key that it was published to"
+    return None
