@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from taskqueue_core.authoring import checked_progress, checked_settings, workers_of
 from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
@@ -108,10 +109,17 @@ class MemoryDeadLetters:
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        dead = self._dead(key)
-        ids = [record.task.id for record in dead]
-        start = ids.index(after) + 1 if after in ids else 0
-        return tuple(record.dead_letter for record in dead[start : start + limit])
+        queue = self._store.queues.get(key)
+        if queue is None:
+            return ()
+        rest = iter(queue.dead.items())
+        if after in queue.dead:
+            next(task_id for task_id, _ in rest if task_id == after)
+        return tuple(record.dead_letter for _, record in islice(rest, limit))
+
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        found = self._dead(key, (task_id,))
+        return found[0].dead_letter if found else None
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         chosen = self._dead(key, task_ids)

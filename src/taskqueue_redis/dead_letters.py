@@ -27,6 +27,10 @@ class RedisDeadLetters:
         told = await self._of("dead_letters", key, after or "", limit)
         return tuple(dead_letter_of(key, answer) for answer in told)
 
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        told = await self._of("dead_letters", key, task_id, 0)
+        return dead_letter_of(key, told[0]) if told else None
+
     async def redrive(self, key: str, *task_ids: str) -> int:
         return await self._move("redrive", key, task_ids)
 

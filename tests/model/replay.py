@@ -301,6 +301,8 @@ class Replay(Spec):
             name[1] for _, name in sorted((r.due, n) for n, r in self.of(key) if r.state == "dead")
         ]
         after = words[1].decode()
+        if not int(words[2]):  # that one alone
+            return [after] if after in dead else []
         start = dead.index(after) + 1 if after in dead else 0
         return dead[start : start + int(words[2])]
 

@@ -102,8 +102,11 @@ class TestQueues:
         """What waits is cancelled and counted, what is in flight stays."""
         await backend.publisher.publish(*(Task(key="k") for _ in range(3)))
         await backend.subscribe(["k"], "w").receive(1, 0)
-        assert (await api.post("/v1/queues/k/purge")).json() == {"count": 2}
-        assert (await api.post("/v1/queues/k/purge")).json() == {"count": 0}
+        for unconfirmed in ("", "?confirm=", "?confirm=true", "?confirm=K"):
+            answer = await api.post(f"/v1/queues/k/purge{unconfirmed}")
+            problem(answer, 422, "invalid_input", "confirm")
+        assert (await api.post("/v1/queues/k/purge?confirm=k")).json() == {"count": 2}
+        assert (await api.post("/v1/queues/k/purge?confirm=k")).json() == {"count": 0}
         ledger = (await api.get("/v1/queues/k/ledger")).json()
         assert (ledger["in_flight"], ledger["cancelled"]) == (1, 2)
 
@@ -142,7 +145,11 @@ class TestDeadLetters:
         assert (await api.post(f"{url}/redrive", json=some)).json() == {"count": 0}
         assert (await api.post(f"{url}/discard", json={"ids": ["b"]})).json() == {"count": 1}
         assert (await api.post(f"{url}/redrive", json={"all": True})).json() == {"count": 2}
-        assert (await api.post(f"{url}/discard", json={"all": True})).json() == {"count": 0}
+        problem(
+            await api.post(f"{url}/discard", json={"all": True}), 422, "invalid_input", "confirm"
+        )
+        confirmed = f"{url}/discard?confirm=k"
+        assert (await api.post(confirmed, json={"all": True})).json() == {"count": 0}
         ledger = await backend.control.ledger("k")
         assert (ledger.waiting, ledger.discarded, ledger.dead) == (3, 1, 0)
 

@@ -21,6 +21,10 @@ class DeadLetters(Protocol):
         """
         ...
 
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        """Return one dead letter; ``None`` for a task that is not dead."""
+        ...
+
     async def redrive(self, key: str, *task_ids: str) -> int:
         """Make dead tasks waiting again, at the end of their lanes; no ids means all. Returns how many moved.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
@@ -13,7 +12,6 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.cli.backends import REACH, ServerUrl, opened
 from taskqueue_core.cli.lookup import Id, Key, NoTask, moment
@@ -23,7 +21,6 @@ from taskqueue_core.tasks import DeadLetter
 
 __all__ = ["add_to"]
 
-_PAGE = 500
 Ids = Annotated[
     list[str] | None, typer.Argument(metavar="ID", help="Task ids.", show_default=False)
 ]
@@ -156,21 +153,7 @@ async def _list(key: str, limit: int, server: str | None) -> list[DeadLetter]:
 
 async def _find(key: str, task_id: str, server: str | None) -> DeadLetter | None:
     async with opened(server) as backend:
-        async for letter in _every(backend, key):
-            if letter.task.id == task_id:
-                return letter
-    return None
-
-
-async def _every(backend: Backend, key: str) -> AsyncIterator[DeadLetter]:
-    after, cursors = None, set[str]()
-    while page := await dead_letters_of(backend).list(key, limit=_PAGE, after=after):
-        for letter in page:
-            yield letter
-        after = page[-1].task.id
-        if len(page) < _PAGE or after in cursors:
-            return  # the second: somebody acts on them meanwhile, so that pages start again
-        cursors.add(after)
+        return await dead_letters_of(backend).get(key, task_id)
 
 
 async def _act(verb: str, key: str, ids: list[str], server: str | None) -> int:

@@ -111,6 +111,10 @@ class DeadLettersSuite(Harness):
             after = page[-1].task.id
         assert pages == [["t4", "t3"], ["t2", "t1"], ["t0"]]
         assert await dead_letters.list("nobody") == ()
+        for letter in await dead_letters.list(KEY):
+            assert await dead_letters.get(KEY, letter.task.id) == letter
+        assert await dead_letters.get(KEY, "other") is None
+        assert await dead_letters.get("nobody", "t0") is None
 
     async def test_redrive(self, bench: Bench) -> None:
         """A redriven task waits again: attempt kept, ``prior`` tells what was spent, losses from 0 (law 1; C17)."""

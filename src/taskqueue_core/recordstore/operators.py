@@ -47,6 +47,12 @@ class RecordDeadLetters:
             records = self._books.store.in_state(key, State.DEAD, limit, place)
         return tuple(record.dead_letter for record in records)
 
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        """See `taskqueue_core.capabilities.DeadLetters.get`."""
+        with self._books.step():
+            record = self._books.store.load(key, task_id)
+        return None if record is None or record.state is not State.DEAD else record.dead_letter
+
     async def redrive(self, key: str, *task_ids: str) -> int:
         """See `taskqueue_core.capabilities.DeadLetters.redrive`."""
         return await self._each(key, task_ids, self._redrive)

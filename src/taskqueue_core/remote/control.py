@@ -19,8 +19,13 @@ from taskqueue_core.tasks import Delivery, Ledger, QueueStats, TaskStatus, Worke
 __all__ = ["RemoteControl", "batches"]
 
 
+class _Named(msgspec.Struct, frozen=True):
+    key: str
+
+
 class _Queues(msgspec.Struct, frozen=True):
-    queues: list[QueueStats]
+    queues: list[_Named]
+    next: str | None = None
 
 
 class _Statuses(msgspec.Struct, frozen=True):
@@ -41,6 +46,7 @@ class _Count(msgspec.Struct, frozen=True):
 
 class _Workers(msgspec.Struct, frozen=True):
     workers: list[WorkerInfo]
+    next: str | None = None
 
 
 def batches(ids: Sequence[str]) -> Iterator[list[str]]:
@@ -59,8 +65,14 @@ class RemoteControl:
 
     async def queues(self) -> tuple[str, ...]:
         """Return the names of all known queues, sorted."""
-        found = (await self._client.ask("GET", "/v1/queues", _Queues)).queues
-        return tuple(sorted(stats.key for stats in found))
+        found: set[str] = set()
+        query: dict[str, str | int] = {"limit": LIMITS.batch}
+        while True:
+            page = await self._client.ask("GET", "/v1/queues", _Queues, query=query)
+            found.update(one.key for one in page.queues)
+            if page.next is None:
+                return tuple(sorted(found))
+            query["after"] = page.next
 
     async def settings(self, key: str) -> QueueSettings:
         """Return the settings in force."""
@@ -109,11 +121,19 @@ class RemoteControl:
 
     async def purge(self, key: str) -> int:
         """End all waiting and scheduled tasks as ``cancelled``."""
-        return (await self._client.ask("POST", path("queues", key, "purge"), _Count)).count
+        where = path("queues", key, "purge")
+        return (await self._client.ask("POST", where, _Count, query={"confirm": key})).count
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Return the workers with an open subscription."""
-        return tuple((await self._client.ask("GET", "/v1/workers", _Workers)).workers)
+        found: list[WorkerInfo] = []
+        query: dict[str, str | int] = {"limit": LIMITS.batch}
+        while True:
+            page = await self._client.ask("GET", "/v1/workers", _Workers, query=query)
+            found += page.workers
+            if page.next is None:
+                return tuple(found)
+            query["after"] = page.next
 
     async def maintain(self) -> Maintained:
         """Have the server do one bounded pass of housekeeping."""

@@ -9,9 +9,13 @@ from taskqueue_core.protocol.frames import WireDelivery, WireTask, to_delivery
 from taskqueue_core.remote.address import path
 from taskqueue_core.remote.client import HttpClient
 from taskqueue_core.remote.control import batches
+from taskqueue_core.remote.problems import problem_of
 from taskqueue_core.tasks import DeadLetter, Failure
 
 __all__ = ["RemoteDeadLetters"]
+
+_NOT_FOUND = 404
+_NOT_DEAD = "no_dead_letter"
 
 
 class _WireDeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,10 +29,12 @@ class _WireDeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Page(msgspec.Struct, frozen=True):
     dead_letters: list[_WireDeadLetter]
+    next: str | None = None
 
 
 class _Count(msgspec.Struct, frozen=True):
     count: int
+    next: str | None = None
 
 
 class RemoteDeadLetters:
@@ -48,15 +54,26 @@ class RemoteDeadLetters:
             query: dict[str, str | int] = {"limit": wanted}
             if after is not None:
                 query["after"] = after
-            page = (await self._client.ask("GET", where, _Page, query=query)).dead_letters
+            page = await self._client.ask("GET", where, _Page, query=query)
+            letters = page.dead_letters
             new = {
-                wire.task.id: _to_dead_letter(wire) for wire in page if wire.task.id not in found
+                wire.task.id: _to_dead_letter(wire) for wire in letters if wire.task.id not in found
             }
             found |= new
-            if len(page) < wanted or not new:
+            if page.next is None or (letters and not new):
                 break
-            after = page[-1].task.id
+            after = page.next
         return tuple(found.values())
+
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        """Return one dead letter; ``None`` for a task that is not dead."""
+        where = path("queues", key, "dead-letters", task_id)
+        answer = await self._client.fetch("GET", where)
+        if answer.status == _NOT_FOUND and problem_of(answer.status, answer.body).code == _NOT_DEAD:
+            return None
+        if not answer.ok:
+            raise self._client.error(answer)
+        return _to_dead_letter(self._client.decode(answer.body, _WireDeadLetter))
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         """Make dead tasks waiting again."""
@@ -69,7 +86,8 @@ class RemoteDeadLetters:
     async def _act(self, key: str, verb: str, task_ids: tuple[str, ...]) -> int:
         where = path("queues", key, "dead-letters", verb)
         if not task_ids:
-            return (await self._client.ask("POST", where, _Count, body={"all": True})).count
+            body, query = {"all": True}, {"confirm": key} if verb == "discard" else None
+            return (await self._client.ask("POST", where, _Count, body=body, query=query)).count
         count = 0
         for ids in batches(task_ids):
             count += (await self._client.ask("POST", where, _Count, body={"ids": ids})).count

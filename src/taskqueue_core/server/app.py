@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,6 +21,9 @@ from taskqueue_core.server import (
     http_batch,
     http_dead_letters,
     http_lookups,
+    http_metrics,
+    http_migration,
+    http_scaling,
     http_queues,
     http_settings,
     http_system,
@@ -29,6 +33,8 @@ from taskqueue_core.server import (
 from taskqueue_core.server.guard import Guard
 from taskqueue_core.server.hub import VERSION, Hub
 from taskqueue_core.server.openapi import document
+from taskqueue_core.server.metrics import Metrics
+from taskqueue_core.server.metrics_http import Noted
 from taskqueue_core.server.operations import Call, Operation, answer, routes
 from taskqueue_core.server.problems import problem_response
 from taskqueue_core.server.socket import socket
@@ -38,7 +44,12 @@ __all__ = ["OPERATIONS", "create_app"]
 
 async def describe(call: Call) -> Response:
     """Return this description."""
-    return answer(call.request.app.state.openapi)
+    return answer(_described(open_to_all=not call.hub.authenticates))
+
+
+@cache
+def _described(*, open_to_all: bool) -> dict[str, Any]:
+    return document(OPERATIONS, VERSION, open_to_all=open_to_all)
 
 
 OPERATIONS = (
@@ -49,6 +60,8 @@ OPERATIONS = (
     *http_settings.OPERATIONS,
     *http_dead_letters.OPERATIONS,
     *http_system.OPERATIONS,
+    *http_migration.OPERATIONS,
+    *http_scaling.OPERATIONS,
     Operation(
         method="GET", path="/v1/openapi.json", handler=describe, answers={200: dict[str, Any]}
     ),
@@ -62,12 +75,14 @@ def create_app(backend: Backend, settings: Settings) -> Starlette:
     ``dead_letters``, and `ConfigurationError` for a tokens file that is no good.
     """
     hub = Hub(backend, settings)
+    metrics = Metrics(hub)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         chores = (
             asyncio.create_task(keep_house(hub.control)),
             asyncio.create_task(hub.access.watch()),
+            asyncio.create_task(metrics.keep()),
         )
         hub.started = True
         try:
@@ -82,15 +97,16 @@ def create_app(backend: Backend, settings: Settings) -> Starlette:
     app = Starlette(
         routes=[
             *routes(OPERATIONS),
+            *routes(http_metrics.OPERATIONS),
             WebSocketRoute("/v1/socket", socket),
             *routes(prefect.OPERATIONS),
-            WebSocketRoute(prefect.PATH, prefect.socket),
+            *prefect.SOCKETS,
         ],
-        middleware=[Middleware(Guard, hub=hub)],
+        middleware=[Middleware(Noted, local=metrics.local), Middleware(Guard, hub=hub)],
         exception_handlers={HTTPException: problem_response, Exception: problem_response},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.state.hub = hub
-    app.state.openapi = document(OPERATIONS, VERSION)
+    app.state.metrics = metrics
     return app

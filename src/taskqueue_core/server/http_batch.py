@@ -13,6 +13,7 @@ from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.server import bodies
+from taskqueue_core.server.idempotency import IDEMPOTENCY_KEY, id_maker
 from taskqueue_core.server.models import ConfirmationOut, InvalidLine, TaskIn
 from taskqueue_core.server.operations import Call, Operation, Scope, spliced
 from taskqueue_core.server.problems import ProblemError
@@ -30,7 +31,8 @@ async def publish(call: Call) -> Response:
     """Publish many tasks. Answers one line per line, in order; empty lines are passed over.
 
     A line that is no valid task is answered as such, and the others are published. Where the whole answer is an
-    error some may have been published: send all again with the same ids.
+    error some may have been published: send all again with the same ids, or with the same ``Idempotency-Key``: with it,
+    a task without an id is the same as the one on the same line before.
     """
     batch = _Batch(call)
     async for line in _lines(bodies.stream(call.request, bodies.NDJSON)):
@@ -43,6 +45,7 @@ class _Batch:
     def __init__(self, call: Call) -> None:
         self.answers: list[bytes] = []
         self._call = call
+        self._id_of = id_maker(call)
         self._orders = has(call.hub.backend, Capability.ORDER)
         self._number = 0
         self._waiting: list[tuple[int, Task]] = []
@@ -58,7 +61,9 @@ class _Batch:
         if not line.strip():
             return
         try:
-            task = bodies.decode(TaskIn, line).to_task(self._call.hub.backend.now())
+            told = bodies.decode(TaskIn, line)
+            task_id = self._id_of(told.key, told.id, self._number)
+            task = told.to_task(self._call.hub.backend.now(), task_id)
             if not self._orders:
                 demand_no_keys((task,))
             self._call.demand(task.key)
@@ -117,5 +122,8 @@ OPERATIONS = (
         media_type=bodies.NDJSON,
         answers={200: (ConfirmationOut, InvalidLine)},
         problems=(413, 503),
+        headers=(IDEMPOTENCY_KEY,),
+        tag="tasks",
+        example={"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}},
     ),
 )

@@ -49,6 +49,8 @@ OPERATIONS = (
         body=Ids,
         answers={200: StatusesOut},
         problems=(503,),
+        tag="tasks",
+        example={"ids": ["order-4711"]},
     ),
     Operation(
         method="POST",
@@ -58,5 +60,7 @@ OPERATIONS = (
         body=Ids,
         answers={200: dict[str, dict[str, Any]]},
         problems=(503,),
+        tag="tasks",
+        example={"ids": ["order-4711"]},
     ),
 )

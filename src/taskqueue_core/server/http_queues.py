@@ -1,4 +1,4 @@
-"""Queues: figures, purge."""
+"""Queues: figures, page by page or one by one, and purge."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ import asyncio
 from starlette.responses import Response
 
 from taskqueue_core.server.models import Count, LedgerOut, QueueOut, QueuesOut
-from taskqueue_core.server.operations import Call, Operation, Scope, answer
+from taskqueue_core.server.operations import Call, Operation, Query, Scope, answer
+from taskqueue_core.server.paging import AFTER, LIMIT, link, page_of
+from taskqueue_core.server.schemas import NAME
+from taskqueue_core.together import together
 
 __all__ = ["OPERATIONS"]
 
+_AT_ONCE = 20
+
 
 async def queues(call: Call) -> Response:
-    """Return all queues at a glance."""
-    keys = [key for key in await call.hub.control.queues() if call.may(key)]
-    return answer(QueuesOut([await _look(call, key) for key in keys]))
+    """Return queues at a glance, by name, page by page: those that the token is for.
+
+    Ask again with ``next`` as ``after`` until there is none; the header ``Link`` says the same.
+    """
+    keys, following = page_of(call, filter(call.may, await call.hub.control.queues()))
+    found: list[QueueOut] = []
+    for start in range(0, len(keys), _AT_ONCE):
+        found += await together(_look(call, key) for key in keys[start : start + _AT_ONCE])
+    return answer(QueuesOut(queues=found, next=following), headers=link(call, following))
 
 
 async def queue(call: Call) -> Response:
@@ -39,11 +50,14 @@ async def total(call: Call) -> Response:
 
 
 async def purge(call: Call) -> Response:
-    """Cancel all waiting and scheduled tasks; what runs is left alone."""
-    return answer(Count(await call.hub.control.purge(call.name("key"))))
+    """Cancel all waiting and scheduled tasks; what runs is left alone. Idempotent. It cannot be undone."""
+    key = call.name("key")
+    call.confirm(key)
+    return answer(Count(await call.hub.control.purge(key)))
 
 
 _KEY = "/v1/queues/{key}"
+_CONFIRM = Query("confirm", NAME, "the queue's key, once more", required=True, example="emails")
 OPERATIONS = (
     Operation(
         method="GET",
@@ -51,8 +65,11 @@ OPERATIONS = (
         handler=queues,
         verb="admin",
         scope=Scope.HANDLER,
+        query=(LIMIT, AFTER),
         answers={200: QueuesOut},
+        tells=("Link",),
         problems=(503,),
+        tag="queues",
     ),
     Operation(
         method="GET",
@@ -61,6 +78,7 @@ OPERATIONS = (
         verb="admin",
         answers={200: QueueOut},
         problems=(503,),
+        tag="queues",
     ),
     Operation(
         method="GET",
@@ -69,6 +87,7 @@ OPERATIONS = (
         verb="admin",
         answers={200: LedgerOut},
         problems=(503,),
+        tag="queues",
     ),
     Operation(
         method="GET",
@@ -78,13 +97,16 @@ OPERATIONS = (
         scope=Scope.SERVER,
         answers={200: LedgerOut},
         problems=(503,),
+        tag="queues",
     ),
     Operation(
         method="POST",
         path=f"{_KEY}/purge",
         handler=purge,
         verb="admin",
+        query=(_CONFIRM,),
         answers={200: Count},
         problems=(503,),
+        tag="queues",
     ),
 )

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from starlette.responses import Response
 
 from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.operating import pause_queue, read_settings, reset_settings
 from taskqueue_core.server import bodies
 from taskqueue_core.server.operations import Call, Operation, Query
+from taskqueue_core.server.problems import ProblemError
 
 __all__ = ["OPERATIONS"]
 
 _VERSIONS = 999_999_999
+_ETAG = re.compile(r'"([0-9]{1,9})"')
 
 
 async def read(call: Call) -> Response:
@@ -20,18 +27,54 @@ async def read(call: Call) -> Response:
 
 
 async def replace(call: Call) -> Response:
-    """Replace the settings; ``version`` must be the one in force. They act on the next call."""
+    """Replace the settings. They act on the next call.
+
+    The version in force must be told: as ``version`` in the body, where another one is answered with 409, or by its
+    ``ETag`` in the header ``If-Match``, where another one is answered with 412. The header counts, if both are there.
+    """
     key = call.name("key")
     body = await bodies.read(call.request)
     bodies.decode(object, body)  # what is not JSON has the answer that it has everywhere
-    return _answer(await call.hub.control.configure(key, read_settings(body)))
+    settings, version = read_settings(body), _if_match(call)
+    if version is None:
+        return _answer(await call.hub.control.configure(key, settings))
+    settings = settings.model_copy(update={"version": version})
+    with _precondition():
+        return _answer(await call.hub.control.configure(key, settings))
 
 
 async def reset(call: Call) -> Response:
-    """Return to the defaults; ``version`` must be the one in force. They act on the next call."""
+    """Return to the defaults. They act on the next call.
+
+    The version in force must be told: as ``version`` in the query, or by its ``ETag`` in the header ``If-Match``.
+    """
     key = call.name("key")
-    version = call.number("version", None, _VERSIONS, lowest=0)
-    return _answer(await reset_settings(call.hub.control, key, version=version))
+    version = _if_match(call)
+    if version is None:
+        version = call.number("version", None, _VERSIONS, lowest=0)
+        return _answer(await reset_settings(call.hub.control, key, version=version))
+    if "version" in call.request.query_params:
+        raise InvalidInput("version", "both a version and If-Match", "one of them")
+    with _precondition():
+        return _answer(await reset_settings(call.hub.control, key, version=version))
+
+
+def _if_match(call: Call) -> int | None:
+    """Return the version of the header, if it is there. Raises `InvalidInput`."""
+    told = call.request.headers.getlist("if-match")
+    if not told:
+        return None
+    if len(told) > 1 or not (found := _ETAG.fullmatch(told[0])):
+        raise InvalidInput("If-Match", f"text of length {len(told[0])}", "one ETag of settings")
+    return int(found[1])
+
+
+@contextmanager
+def _precondition() -> Iterator[None]:
+    try:
+        yield
+    except SettingsConflict as error:
+        raise ProblemError(412, error.code, str(error)) from None
 
 
 async def pause(call: Call) -> Response:
@@ -50,7 +93,8 @@ async def _pause(call: Call, *, paused: bool) -> Response:
 
 
 def _answer(found: QueueSettings) -> Response:
-    return Response(found.model_dump_json(), media_type=bodies.JSON)
+    headers = {"etag": f'"{found.version}"'}
+    return Response(found.model_dump_json(), headers=headers, media_type=bodies.JSON)
 
 
 _KEY = "/v1/queues/{key}"
@@ -58,8 +102,14 @@ _INTAKE = Query("intake", {"type": "boolean", "default": False}, "what publisher
 _VERSION = Query(
     "version",
     {"type": "integer", "minimum": 0, "maximum": _VERSIONS},
-    "the version in force",
-    required=True,
+    "the version in force; needed, unless there is `If-Match`",
+    example=3,
+)
+_IF_MATCH = Query(
+    "If-Match",
+    {"type": "string", "pattern": f"^{_ETAG.pattern}$"},
+    "the `ETag` of the settings that are to be replaced",
+    example='"3"',
 )
 OPERATIONS = (
     Operation(
@@ -68,6 +118,8 @@ OPERATIONS = (
         handler=read,
         verb="admin",
         answers={200: QueueSettings},
+        tag="queues",
+        tells=("ETag",),
         problems=(503,),
     ),
     Operation(
@@ -77,7 +129,11 @@ OPERATIONS = (
         verb="admin",
         body=QueueSettings,
         answers={200: QueueSettings},
-        problems=(409, 503),
+        tag="queues",
+        tells=("ETag",),
+        headers=(_IF_MATCH,),
+        problems=(409, 412, 503),
+        example={"version": 3, "max_inflight": 10},
     ),
     Operation(
         method="DELETE",
@@ -85,8 +141,11 @@ OPERATIONS = (
         handler=reset,
         verb="admin",
         query=(_VERSION,),
+        headers=(_IF_MATCH,),
         answers={200: QueueSettings},
-        problems=(409, 503),
+        tag="queues",
+        tells=("ETag",),
+        problems=(409, 412, 503),
     ),
     *(
         Operation(
@@ -96,6 +155,8 @@ OPERATIONS = (
             verb="admin",
             query=(_INTAKE,),
             answers={200: QueueSettings},
+            tag="queues",
+            tells=("ETag",),
             problems=(409, 503),
         )
         for handler in (pause, resume)

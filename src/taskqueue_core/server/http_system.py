@@ -10,6 +10,7 @@ from taskqueue_core.capabilities import Maintained
 from taskqueue_core.server.hub import VERSION, Hub
 from taskqueue_core.server.models import HealthOut, ReadyOut, WorkersOut
 from taskqueue_core.server.operations import Call, Operation, Scope, answer
+from taskqueue_core.server.paging import AFTER, LIMIT, link, page_of
 from taskqueue_core.tasks import Health
 
 __all__ = ["OPERATIONS"]
@@ -48,9 +49,18 @@ async def _health(hub: Hub) -> Health:
 
 
 async def workers(call: Call) -> Response:
-    """Return the workers with an open subscription, on any replica."""
-    found = await call.hub.control.workers()
-    return answer(WorkersOut([worker for worker in found if all(map(call.may, worker.keys))]))
+    """Return the workers with an open subscription, on any replica, by id, page by page.
+
+    Those are left out that work on a queue that the token is not for.
+    """
+    found = {
+        worker.worker_id: worker
+        for worker in await call.hub.control.workers()
+        if all(map(call.may, worker.keys))
+    }
+    names, following = page_of(call, sorted(found))
+    told = WorkersOut(workers=[found[name] for name in names], next=following)
+    return answer(told, headers=link(call, following))
 
 
 async def maintain(call: Call) -> Response:
@@ -69,8 +79,11 @@ OPERATIONS = (
         handler=workers,
         verb="admin",
         scope=Scope.HANDLER,
+        query=(LIMIT, AFTER),
         answers={200: WorkersOut},
         problems=(503,),
+        tag="workers",
+        tells=("Link",),
     ),
     Operation(
         method="POST",

@@ -13,6 +13,16 @@ from taskqueue_core.flow import IntervalUnit
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
 from taskqueue_core.queue import instant
+from taskqueue_core.server.schemas import (
+    Attempts,
+    HeadersField,
+    Instant,
+    Name,
+    Priority,
+    Seconds,
+    Text,
+    Token,
+)
 from taskqueue_core.tasks import (
     DEFAULT_PRIORITY,
     Confirmation,
@@ -29,6 +39,8 @@ from taskqueue_core.tasks import (
 )
 
 __all__ = [
+    "Acted",
+    "AgainIn",
     "Cancelled",
     "ConfirmationOut",
     "Count",
@@ -39,6 +51,7 @@ __all__ = [
     "Ids",
     "InvalidLine",
     "LedgerOut",
+    "LetterFilter",
     "QueueOut",
     "QueuesOut",
     "RateLimitOut",
@@ -50,7 +63,7 @@ __all__ = [
     "WorkersOut",
 ]
 
-_Ids = Annotated[list[str], Meta(max_length=LIMITS.batch)]
+_Ids = Annotated[list[Name], Meta(max_length=LIMITS.batch)]
 
 
 class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,25 +72,28 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds.
     """
 
-    key: str
+    key: Name
     payload: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
-    id: str | None = None
-    headers: dict[str, str] = {}
-    priority: int = DEFAULT_PRIORITY
-    tenant: str | None = None
-    ordering_key: str | None = None
-    deadline: float | None = None
-    expires_in: float | None = None
-    not_before: float | None = None
-    delay: float | None = None
-    max_attempts: int | None = None
+    id: Name | None = None
+    headers: HeadersField = {}
+    priority: Priority = DEFAULT_PRIORITY
+    tenant: Name | None = None
+    ordering_key: Name | None = None
+    deadline: Instant | None = None
+    expires_in: Seconds | None = None
+    not_before: Instant | None = None
+    delay: Seconds | None = None
+    max_attempts: Attempts | None = None
 
-    def to_task(self, now: float) -> Task:
-        """Return the checked task; the payload's bytes stay as they came. Raises `InvalidInput`."""
+    def to_task(self, now: float, task_id: str | None = None) -> Task:
+        """Return the checked task; the payload's bytes stay as they came. Raises `InvalidInput`.
+
+        ``task_id`` is its id where it has none of its own; a fresh one without.
+        """
         return Task(
             key=self.key,
             payload=bytes(self.payload),
-            id=new_id() if self.id is None else self.id,
+            id=self.id if self.id is not None else task_id or new_id(),
             headers=self.headers,
             priority=self.priority,
             tenant=self.tenant,
@@ -92,10 +108,23 @@ class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The next attempt of a task, at a time or after a delay."""
 
     task: TaskIn
-    at: float | None = None
-    delay: float | None = None
+    at: Instant | None = None
+    delay: Seconds | None = None
     error: str | None = None
-    token: str | None = None
+    token: Token | None = None
+
+
+class AgainIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The next attempt of the task that the path names: at once, at a time, or after a delay.
+
+    Without ``payload`` the task must be dead, for then its payload is known.
+    """
+
+    at: Instant | None = None
+    delay: Seconds | None = None
+    error: str | None = None
+    token: Token | None = None
+    payload: Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class ConfirmationOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -136,20 +165,41 @@ class Ids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return _checked(self.ids)
 
 
+class LetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Dead letters for which all of this holds. At least one thing must be said."""
+
+    reason: Text | None = None
+    """is the reason, word for word"""
+    error: Text | None = None
+    """stands in the last error"""
+    failed_before: Instant | None = None
+    """Unix seconds"""
+    older_than: Seconds | None = None
+    """failed so many seconds ago, or more"""
+
+
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Some dead letters, or all. Nothing stands for all but saying so."""
+    """Some dead letters: those with these ids, or those that a filter finds, or all.
+
+    Nothing stands for all but saying so. ``after`` goes with a filter: where the answer before said ``next``.
+    """
 
     ids: _Ids | None = None
     all: bool = False
+    filter: LetterFilter | None = None
+    after: Name | None = None
 
     def checked(self) -> tuple[str, ...]:
-        """Return the ids; none means all. Raises `InvalidInput`."""
-        if self.all:
-            if self.ids is not None:
-                raise InvalidInput("all", "both all and ids", "one of them")
+        """Return the ids; none means all, or those of the filter. Raises `InvalidInput`."""
+        ways = sum((self.all, self.ids is not None, self.filter is not None))
+        if ways > 1:
+            raise InvalidInput("all", "more than one of all, ids and filter", "one of them")
+        if self.after is not None and self.filter is None:
+            raise InvalidInput("after", "a place to go on from", "with a filter only")
+        if self.all or self.filter is not None:
             return ()
         if not self.ids:
-            raise InvalidInput("ids", "no ids", 'at least one id, or "all": true')
+            raise InvalidInput("ids", "no ids", 'at least one id, or a filter, or "all": true')
         return _checked(self.ids)
 
 
@@ -163,6 +213,13 @@ class Count(msgspec.Struct, frozen=True):
     """How many."""
 
     count: int
+
+
+class Acted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many dead letters moved. With ``next`` there are more to look at: ask again, with it as ``after``."""
+
+    count: int
+    next: str | None = None
 
 
 class Cancelled(msgspec.Struct, frozen=True):
@@ -226,16 +283,18 @@ class QueueOut(QueueStats, frozen=True, kw_only=True):
         return cls(**figures, flow=FlowOut.of(settings))
 
 
-class QueuesOut(msgspec.Struct, frozen=True):
-    """All queues at a glance."""
+class QueuesOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A page of queues at a glance, by name. With ``next`` there are more: ask again, with it as ``after``."""
 
     queues: list[QueueOut]
+    next: str | None = None
 
 
-class WorkersOut(msgspec.Struct, frozen=True):
-    """The workers with an open subscription, on any replica."""
+class WorkersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A page of the workers with an open subscription, on any replica. With ``next`` there are more."""
 
     workers: list[WorkerInfo]
+    next: str | None = None
 
 
 class LedgerOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,10 +342,11 @@ class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class DeadLettersOut(msgspec.Struct, frozen=True):
-    """A page of dead letters, oldest first."""
+class DeadLettersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A page of dead letters, oldest first. With ``next`` there are more, though the page may be short, or empty."""
 
     dead_letters: list[DeadLetterOut]
+    next: str | None = None
 
 
 class HealthOut(msgspec.Struct, frozen=True, kw_only=True):

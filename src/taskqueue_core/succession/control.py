@@ -225,6 +225,14 @@ class JointDeadLetters:
                 break
         return tuple(found)
 
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        """See `taskqueue_core.capabilities.DeadLetters.get`."""
+        for place in await self._joint.places(key):
+            found = await self._joint.sides[place.side].dead_letters.get(place.key, task_id)
+            if found is not None:
+                return structs.replace(found, task=self._joint.renamed(place, found.task))
+        return None
+
     async def _page(self, places: Sequence[Place], after: str) -> tuple[int, str | None]:
         """Return in which place a page ended, and where in it."""
         for number, place in enumerate(places):

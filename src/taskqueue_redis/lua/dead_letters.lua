@@ -1,10 +1,16 @@
 --@ base
--- Lists dead letters, the oldest first. ARGV: key, the id that ended the page before ("" for none), the most to list.
+-- Lists dead letters, the oldest first. ARGV: key, the id that ended the page before ("" for none), the most to list;
+-- with 0 the one with that id, if it is dead.
 -- Answers per task {id, record, cold, body}.
 local name = PARTITION .. ':q:' .. ARGV[3]
-local start = ARGV[4] ~= '' and call('ZRANK', name .. '/dead', ARGV[4])
-start = start and start + 1 or 0
-local ids = call('ZRANGE', name .. '/dead', start, start + ARGV[5] - 1)
+local rank = ARGV[4] ~= '' and call('ZRANK', name .. '/dead', ARGV[4])
+local ids
+if ARGV[5] == '0' then
+  ids = rank and {ARGV[4]} or {}
+else
+  local start = rank and rank + 1 or 0
+  ids = call('ZRANGE', name .. '/dead', start, start + ARGV[5] - 1)
+end
 local answers = {}
 for i = 1, #ids do
   local id = ids[i]

@@ -1,0 +1,49 @@
+"""How JSON Schema says what `taskqueue_core.limits` checks; the checks themselves stay where they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from taskqueue_core.limits import LIMITS
+
+__all__ = [
+    "CENTURY",
+    "END_OF_TIME",
+    "NAME",
+    "Attempts",
+    "HeadersField",
+    "Instant",
+    "Name",
+    "Priority",
+    "Seconds",
+    "Text",
+    "Token",
+]
+
+END_OF_TIME = 253_402_300_799
+CENTURY = 100 * 366 * 86_400
+NAME: dict[str, Any] = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": LIMITS.name,
+    "pattern": "^[A-Za-z0-9_<][A-Za-z0-9._:@=+<>~-]*$",
+}
+
+
+def _told(**schema: Any) -> Meta:
+    return Meta(extra_json_schema=schema)
+
+
+_BOUNDS = {"minLength": 1, "maxLength": LIMITS.name}
+Name = Annotated[str, Meta(extra_json_schema={**_BOUNDS, "pattern": NAME["pattern"]})]
+"""a key, id, tenant or ordering key"""
+Priority = Annotated[int, _told(minimum=0, maximum=9)]
+Attempts = Annotated[int, _told(minimum=1, maximum=1000)]
+Instant = Annotated[float, _told(minimum=0, exclusiveMaximum=END_OF_TIME + 1)]
+"""Unix seconds"""
+Seconds = Annotated[float, _told(minimum=0, maximum=CENTURY)]
+Token = Annotated[str, _told(**_BOUNDS)]
+Text = Annotated[str, _told(minLength=1, maxLength=LIMITS.text)]
+HeadersField = Annotated[dict[str, str], _told(maxProperties=LIMITS.headers)]
