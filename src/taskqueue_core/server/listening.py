@@ -47,7 +47,7 @@ class Port:
                 self._holder = self._shared = listen(settings)
         except OSError as error:
             raise _cannot(settings, error) from error
-        self.url = url_of(self._holder)
+        self.url = url_of(self._holder, secure=settings.tls_certificate is not None)
         self._number = self._holder.getsockname()[1]
 
     def share(self) -> socket.socket:
@@ -72,10 +72,11 @@ class Port:
         return _quick(bound)
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, secure: bool = False) -> str:
     """Return the address of a bound socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _place(host: str) -> tuple[str, socket.AddressFamily]:

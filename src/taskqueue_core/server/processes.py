@@ -19,6 +19,7 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.queue import open_backend
 from taskqueue_core.server import notify
+from taskqueue_core.server.access import check_host
 from taskqueue_core.server.listening import Port
 from taskqueue_core.server.logs import set_level
 from taskqueue_core.server.orders import (
@@ -117,6 +118,7 @@ class Processes:
     async def _demand_a_shared_store(self) -> None:
         backend = open_backend(self._word, self._settings)
         try:
+            check_host(self._settings, backend.hooks)
             if not backend.capabilities.shared:
                 raise ConfigurationError(
                     f"TASKQUEUE_PROCESSES: the backend {self._word!r} lives in one process, "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
@@ -15,9 +15,12 @@ import uvicorn
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
+from taskqueue_core.hooks import Hooks
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import open_backend
 from taskqueue_core.server import notify
+from taskqueue_core.server.access import check_host, notice
 from taskqueue_core.server.app import create_app
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.listening import listen, url_of
@@ -26,6 +29,7 @@ from taskqueue_core.server.programs import HttpProtocol, SocketProtocol
 from taskqueue_core.server.racing import first
 from taskqueue_core.server.reload import Reread, reload, rereader
 from taskqueue_core.server.signals import signals
+from taskqueue_core.server.tls import server_context
 
 __all__ = ["Server", "serve"]
 
@@ -49,7 +53,6 @@ def serve(
     ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings anew, of which
     ``given`` goes before all. Raises `ConfigurationError` for what cannot work.
     """
-    _check_host(settings.host)
     set_up_logs()
     read = None if given is None else rereader(given)
     if settings.processes > 1:
@@ -73,12 +76,15 @@ class Server:
         read: Reread | None = None,
         listener: socket.socket | None = None,
     ) -> None:
-        """Raises `ConfigurationError` for a host that is not loopback, and `CapabilityMissing`.
+        """Raises `ConfigurationError` for a host that others can reach where nothing authenticates, and for TLS files.
 
         ``read`` has SIGHUP read the settings anew. ``listener`` is a bound socket, if it is one of several processes:
         then whoever made it decides when it ends at once, and a second signal does not.
         """
-        _check_host(settings.host)
+        hooks = backend.hooks if isinstance(backend, ObservedBackend) else Hooks()
+        check_host(settings, hooks)
+        self._notice = notice(settings, hooks)
+        self._tls = server_context(settings)
         self._settings = settings
         self._backend = backend
         self._on_ready = on_ready
@@ -98,7 +104,7 @@ class Server:
         """
         app = create_app(self._backend, self._settings)
         self.hub = hub = app.state.hub
-        self._program = program = _Program(app, hub, self._accepting)
+        self._program = program = _Program(app, hub, self._accepting, self._tls)
         for _ in range(self._stops):
             program.ask_to_stop()
         try:
@@ -109,7 +115,7 @@ class Server:
             raise
         end = self.stop if self._listener is None else self.stop_once
         with listener, notify.watched(), signals(end, self._reload if self._read else None):
-            self.url = url_of(listener)
+            self.url = url_of(listener, secure=self._tls is not None)
             await program.serve([listener])
 
     def stop(self) -> None:
@@ -131,6 +137,8 @@ class Server:
 
     def _accepting(self) -> None:
         _log.info("serving", extra={"url": self.url})
+        if self._notice:
+            _log.info(self._notice)
         self.ready.set()
         notify.ready(f"at {self.url}")
         if self._on_ready is not None:
@@ -138,7 +146,13 @@ class Server:
 
 
 class _Program(uvicorn.Server):
-    def __init__(self, app: object, hub: Hub, accepting: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: object,
+        hub: Hub,
+        accepting: Callable[[], None],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
@@ -153,6 +167,7 @@ class _Program(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=1,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
             )
         )
         self._hub = hub
@@ -210,16 +225,3 @@ async def _ask_store(hub: Hub) -> None:
     except (TaskQueueError, TimeoutError) as error:
         code = error.code if isinstance(error, TaskQueueError) else "timeout"
         _log.warning("the store does not answer yet", extra={"code": code})
-
-
-def _check_host(host: str) -> None:
-    """Raise `ConfigurationError` unless ``host`` is this machine's loopback."""
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise ConfigurationError(
-            "TASKQUEUE_HOST: loopback only until the server has authentication; "
-            "use 127.0.0.1, ::1 or localhost"
-        )

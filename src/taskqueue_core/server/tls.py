@@ -1,0 +1,51 @@
+"""The server's side of TLS: 1.2 or later, with the certificate that the settings name."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+from taskqueue_core.config import Settings
+from taskqueue_core.errors import ConfigurationError
+
+__all__ = ["server_context"]
+
+
+def server_context(settings: Settings) -> ssl.SSLContext | None:
+    """Return what connections are made with, ``None`` for a server without TLS.
+
+    Raises `ConfigurationError` that names the setting.
+    """
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None:
+        if key is not None:
+            raise ConfigurationError("TASKQUEUE_TLS_KEY: it needs TASKQUEUE_TLS_CERTIFICATE, too")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    _check("TASKQUEUE_TLS_CERTIFICATE", certificate)
+    if key is not None:
+        _check("TASKQUEUE_TLS_KEY", key)
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigurationError(
+            "TASKQUEUE_TLS_CERTIFICATE, TASKQUEUE_TLS_KEY: they must be a certificate chain and its key, in PEM and "
+            f"without a password ({getattr(error, 'reason', None) or type(error).__name__})"
+        ) from None
+    return context
+
+
+def _check(name: str, path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise ConfigurationError(f"{name}: {path} cannot be read: {reason}") from None
+
+
+def _no_password() -> str:
+    # Without this a key with a password would ask for it on the terminal.
+    raise ValueError
