@@ -22,6 +22,7 @@ _nursery = multiprocessing.get_context("forkserver")
 _nursery.set_forkserver_preload(
     [
         "tests.chaos.programs.consumer",
+        "tests.chaos.programs.crowd",
         "tests.chaos.programs.producer",
         "tests.chaos.programs.server",
         "tests.chaos.programs.worker",

@@ -72,6 +72,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     housekeeping: float = 0.0
     """usual seconds between two passes of housekeeping; 0 for none"""
 
+    # crowds
+    crowd: int = 0
+    """how many workers it is"""
+
 
 def perform(setup: Setup, env: Mapping[str, str], output: str) -> None:
     """Be the process that a role stands for, until it ends, SIGTERM sets its event, or its parent has gone.
