@@ -1,0 +1,5 @@
+"""The dashboard: pages for operators, rendered here and kept up to date by one stream of events."""
+
+from taskqueue_core.server.dashboard.app import OPERATIONS, ROUTES
+
+__all__ = ["OPERATIONS", "ROUTES"]

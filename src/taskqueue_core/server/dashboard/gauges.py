@@ -1,0 +1,101 @@
+"""What only the server that handed tasks out can tell: how long they ran, and whose they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from taskqueue_core.hooks import hookimpl
+from taskqueue_core.tasks import Confirmation, Delivery, Settled, Task
+
+__all__ = ["Gauges", "Percentiles", "TenantFlow"]
+
+_TIMES = 1000
+"""of one queue between two samples; the others of that second change a percentile little"""
+_KEYS = 1000
+_TENANTS = 200
+"""of one queue; those that come after are counted together"""
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Seconds from a delivery to its ack."""
+
+    p50: float
+    p95: float
+
+
+class TenantFlow(msgspec.Struct):
+    """What one tenant had since somebody began to look."""
+
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+
+
+class Gauges:
+    """A plugin that measures while it is registered. Bounded in keys, tenants and times."""
+
+    OTHERS = ""
+    """the tenant under whose name those are counted that are too many"""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._times: dict[str, list[float]] = {}
+        self._tenants: dict[str, dict[str, TenantFlow]] = {}
+
+    def take(self) -> dict[str, Percentiles]:
+        """Return the percentiles by key since this was called last."""
+        times, self._times = self._times, {}
+        return {key: _percentiles(found) for key, found in times.items()}
+
+    def tenants(self, key: str) -> dict[str, TenantFlow]:
+        """Return what each tenant of a queue had."""
+        return dict(self._tenants.get(key, {}))
+
+    @hookimpl
+    def published(self, tasks: Sequence[Task], confirmations: Sequence[Confirmation]) -> None:
+        """Count by tenant what was stored."""
+        for task, confirmation in zip(tasks, confirmations, strict=False):
+            if task.tenant is not None and confirmation.stored:
+                self._flow(task).published += 1
+
+    @hookimpl
+    def delivered(self, deliveries: Sequence[Delivery]) -> None:
+        """Count by tenant what was handed out."""
+        for delivery in deliveries:
+            if delivery.task.tenant is not None:
+                self._flow(delivery.task).delivered += 1
+
+    @hookimpl
+    def settled(
+        self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
+    ) -> None:
+        """Note how long what is done has run."""
+        if verb != "ack":
+            return
+        now = self._now()
+        for delivery, outcome in zip(deliveries, outcomes, strict=False):
+            if outcome is not Settled.OK:
+                continue
+            task = delivery.task
+            if task.key in self._times or len(self._times) < _KEYS:
+                times = self._times.setdefault(task.key, [])
+                if len(times) < _TIMES:
+                    times.append(max(0.0, now - delivery.delivered_at))
+            if task.tenant is not None:
+                self._flow(task).done += 1
+
+    def _flow(self, task: Task) -> TenantFlow:
+        key = task.key if task.key in self._tenants or len(self._tenants) < _KEYS else self.OTHERS
+        tenants = self._tenants.setdefault(key, {})
+        tenant = task.tenant or self.OTHERS
+        if tenant not in tenants and len(tenants) >= _TENANTS:
+            tenant = self.OTHERS
+        return tenants.setdefault(tenant, TenantFlow())
+
+
+def _percentiles(times: list[float]) -> Percentiles:
+    times.sort()
+    last = len(times) - 1
+    return Percentiles(times[last // 2], times[min(last, len(times) * 95 // 100)])

@@ -1,0 +1,199 @@
+"""One sampler for all who look: it asks the store once a second, and nothing while nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.server.dashboard.gauges import Gauges, Percentiles
+from taskqueue_core.server.dashboard.samples import History, Look, Sample
+from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.problems import ProblemError
+from taskqueue_core.tasks import Health
+from taskqueue_core.together import together
+
+__all__ = ["MAX_STREAMS", "Sampler"]
+
+MAX_STREAMS = 50
+"""pages that are kept up to date at the same time"""
+_SECOND = 1.0
+_SHARE = 4
+"""a store that is slow to answer is asked less often: this many times as long as it took"""
+_SHORTEST = 0.05
+_LINGER = 15.0
+"""seconds that it goes on when the last page was left: the next one has a history then"""
+_PATIENCE = 5.0
+_AT_ONCE = 16
+_KEPT = 10.0
+"""seconds for which a run time is shown when nothing ended since"""
+_log = logging.getLogger("taskqueue.server.dashboard")
+
+
+class Sampler:
+    """Takes samples while somebody looks, and tells all who wait. Ends with the server."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.gauges = Gauges(hub.backend.now)
+        self.history = History()
+        self.latest: Sample | None = None
+        self.streams = 0
+        self.since = 0.0
+        """since when the gauges have measured, by the store's clock"""
+        self._begun = 0
+        self._asked_at = 0.0
+        self._drawn_at = 0.0
+        self._hurry = asyncio.Event()
+        self._told = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._run_times: dict[str, tuple[float, Percentiles]] = {}
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count a page that is kept up to date. Raises `ProblemError` when there are too many, or no more."""
+        if self.hub.draining.is_set():
+            raise _ending()
+        if self.streams >= MAX_STREAMS:
+            detail = f"{MAX_STREAMS} pages are kept up to date already; close one"
+            raise ProblemError(503, "too_many_pages", detail, headers={"retry-after": "5"})
+        self.streams += 1
+        try:
+            yield
+        finally:
+            self.streams -= 1
+            self._asked_at = time.monotonic()
+
+    async def after(self, number: int) -> Sample | None:
+        """Wait for a sample that is newer than the one of this number; ``None`` when the server ends."""
+        self._start()
+        while self.latest is None or self.latest.number <= number:
+            self._start()
+            if self._task is None:
+                return None
+            await self._told.wait()
+        return self.latest
+
+    async def fresh(self) -> Sample:
+        """Return a sample that was begun after this call. Raises `ProblemError` when the server ends."""
+        self._start()
+        wanted = self._begun
+        self._hurry.set()
+        found = await self.after(wanted)
+        if found is None:
+            raise _ending()
+        return found
+
+    def _start(self) -> None:
+        self._asked_at = time.monotonic()
+        if self._task is None and not self.hub.draining.is_set():
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        self.gauges = Gauges(self.hub.backend.now)
+        self.since = self.hub.backend.now()
+        self.hub.hooks.register(self.gauges)
+        ending = asyncio.create_task(self.hub.draining.wait())
+        try:
+            while not ending.done() and self._wanted():
+                self._hurry.clear()
+                self._begun += 1
+                began = time.monotonic()
+                taking = asyncio.create_task(self._take(self._begun))
+                try:
+                    await asyncio.wait((taking, ending), return_when=asyncio.FIRST_COMPLETED)
+                    if not taking.done():
+                        break
+                    self._tell(taking.result())
+                finally:
+                    taking.cancel()
+                    await asyncio.gather(taking, return_exceptions=True)
+                await self._pause(time.monotonic() - began, ending)
+        finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+            self.hub.hooks.unregister(self.gauges)
+            self._task = None
+            self._wake()
+
+    def _wanted(self) -> bool:
+        return self.streams > 0 or time.monotonic() - self._asked_at < _LINGER
+
+    async def _pause(self, took: float, ending: asyncio.Task[bool]) -> None:
+        hurry = asyncio.create_task(self._hurry.wait())
+        try:
+            await asyncio.wait((ending,), timeout=_SHORTEST)
+            left = max(_SECOND - took, _SHARE * took) - _SHORTEST
+            if left > 0:
+                await asyncio.wait(
+                    (hurry, ending), timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            hurry.cancel()
+            await asyncio.gather(hurry, return_exceptions=True)
+
+    def _tell(self, sample: Sample) -> None:
+        self.latest = sample
+        now = time.monotonic()
+        if sample.error is None and now - self._drawn_at >= _SECOND - _SHORTEST:
+            self.history.add(sample)
+            self._drawn_at = now
+        self._wake()
+
+    def _wake(self) -> None:
+        told, self._told = self._told, asyncio.Event()
+        told.set()
+
+    async def _take(self, number: int) -> Sample:
+        error = "timeout"
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return await self._ask(number)
+        except TaskQueueError as failure:
+            error = failure.code
+        except TimeoutError:
+            pass
+        except Exception:  # noqa: BLE001 - whatever it is, the next sample may work again
+            _log.exception("the store could not be asked")
+            error = "internal"
+        before = self.latest
+        return Sample(
+            number=number,
+            at=self.hub.backend.now(),
+            looks=before.looks if before else {},
+            workers=before.workers if before else (),
+            health=Health(ok=False, backend=before.health.backend if before else "unknown"),
+            error=error,
+        )
+
+    async def _ask(self, number: int) -> Sample:
+        control, backend = self.hub.control, self.hub.backend
+        health = await backend.health()
+        keys = await control.queues()
+        run_times = self._recent(backend.now())
+        looks: dict[str, Look] = {}
+        for start in range(0, len(keys), _AT_ONCE):
+            some = keys[start : start + _AT_ONCE]
+            stats = await together(control.stats(key) for key in some)
+            settings = await together(control.settings(key) for key in some)
+            for key, found, rules in zip(some, stats, settings, strict=True):
+                looks[key] = Look(found, rules, run_times.get(key))
+        workers = await control.workers()
+        return Sample(number=number, at=backend.now(), looks=looks, workers=workers, health=health)
+
+    def _recent(self, now: float) -> dict[str, Percentiles]:
+        for key, found in self.gauges.take().items():
+            self._run_times[key] = (now, found)
+        for key, (at, _) in list(self._run_times.items()):
+            if now - at > _KEPT:
+                del self._run_times[key]
+        return {key: found for key, (_, found) in self._run_times.items()}
+
+
+def _ending() -> ProblemError:
+    return ProblemError(
+        503, "draining", "this server is about to end", headers={"retry-after": "1"}
+    )

@@ -1,0 +1,47 @@
+"""Saying who one is, and leaving."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from taskqueue_core.server.credentials import login_cookie, logout_cookie, peer_of
+from taskqueue_core.server.dashboard.forms import read_form
+from taskqueue_core.server.dashboard.pages import local_path, render, see_other
+from taskqueue_core.server.operations import Call
+
+__all__ = ["ask", "login", "logout"]
+
+_TOKEN = 4096
+
+
+async def ask(call: Call) -> Response:
+    """Show the form; where nobody is asked, go on."""
+    wanted = local_path(call.request.query_params.get("next"))
+    if not call.hub.hooks.wants("authenticate"):
+        return see_other(call, wanted)
+    return render(call, "login.html", wanted=wanted, error=None)
+
+
+async def login(call: Call) -> Response:
+    """Begin a session with a token that may look."""
+    form = await read_form(call)
+    wanted, token = local_path(form.text("next")), form.text("token")
+    if not call.hub.hooks.wants("authenticate"):
+        return see_other(call, wanted)
+    identity = call.hub.identify(token, peer_of(call.request)) if 0 < len(token) <= _TOKEN else None
+    if identity is None:
+        said = "This token is not known here. Check that it was copied whole, and is not revoked."
+        return render(call, "login.html", 401, wanted=wanted, error=said)
+    if "admin" not in identity.verbs:
+        said = "This token is valid, but it lacks the right to look at the dashboard: admin."
+        return render(call, "login.html", 403, wanted=wanted, error=said)
+    response = see_other(call, wanted)
+    response.headers["set-cookie"] = login_cookie(call.request, token)
+    return response
+
+
+async def logout(call: Call) -> Response:
+    """End the session of this browser."""
+    response = see_other(call, "/login", "signed-out")
+    response.headers["set-cookie"] = logout_cookie(call.request)
+    return response

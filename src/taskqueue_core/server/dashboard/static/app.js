@@ -1,0 +1,151 @@
+// What pages do beyond links and forms: figures that change, a theme, and a key for the search.
+(() => {
+  "use strict";
+  const root = document.documentElement;
+  const news = document.getElementById("news");
+  const one = (selector) => document.querySelector(selector);
+
+  // Theme -------------------------------------------------------------------------------------
+  const THEMES = ["auto", "light", "dark"];
+  const button = document.getElementById("theme");
+  const label = () => { button.textContent = `Theme: ${root.dataset.theme || "auto"}`; };
+  button.addEventListener("click", () => {
+    const theme = THEMES[(THEMES.indexOf(root.dataset.theme || "auto") + 1) % THEMES.length];
+    if (theme === "auto") delete root.dataset.theme; else root.dataset.theme = theme;
+    try { localStorage.setItem("taskqueue-theme", theme); } catch { /* not kept then */ }
+    label();
+    Charts.make();
+  });
+  label();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => Charts.make());
+
+  // Keys --------------------------------------------------------------------------------------
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input, select, textarea, [contenteditable]");
+    if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const search = document.getElementById("q");
+    if (!search) return;
+    event.preventDefault();
+    search.focus();
+    search.select();
+  });
+  document.addEventListener("change", (event) => {
+    if (event.target.id !== "all-of-them") return;
+    for (const box of document.querySelectorAll("#letters [name=ids]")) box.checked = event.target.checked;
+  });
+
+  // Live --------------------------------------------------------------------------------------
+  const url = document.body.dataset.liveUrl;
+  const texts = new Map();
+  let shape = document.body.dataset.shape;
+  let source = null;
+  let again = 0;
+  let first = true;
+  let refreshing = false;
+
+  function connection(state, words) {
+    const place = document.getElementById("connection");
+    if (!place || place.dataset.state === state) return;
+    const was = place.dataset.state;
+    place.dataset.state = state;
+    place.querySelector("b").textContent = words;
+    if (was !== "idle" || state === "off") news.textContent = words;
+  }
+
+  function put(scope) {
+    for (const element of scope.querySelectorAll("[data-live]")) {
+      const text = texts.get(element.dataset.live);
+      if (text !== undefined && element.textContent !== text) element.textContent = text;
+      const state = texts.get(`@${element.dataset.live}`);
+      if (state !== undefined && element.dataset.state !== state) {
+        element.dataset.state = state;
+        if (element.dataset.live === "balance") news.textContent = text;
+      }
+    }
+    for (const line of scope.querySelectorAll("[data-points]")) {
+      const points = texts.get(`~${line.dataset.points}`);
+      if (points !== undefined) line.setAttribute("points", points);
+    }
+  }
+
+  function sample(event) {
+    const told = JSON.parse(event.data);
+    connection("live", "Live");
+    for (const [name, text] of Object.entries(told.texts)) texts.set(name, text);
+    put(document);
+    const books = document.getElementById("ledger");
+    if (books) {
+      for (const [name, number] of Object.entries(told.ledger)) books.setAttribute(`data-ledger-${name.replace("_", "-")}`, number);
+      books.dataset.sample = told.sample;
+    }
+    Charts.add(told.rows, first);
+    first = false;
+    if (told.shape !== shape) refresh(told.shape);
+  }
+
+  // Where a page has other parts than before, those that say so are loaded again; the focus stays.
+  async function refresh(wanted) {
+    const changed = document.getElementById("changed");
+    if (changed) changed.hidden = false;
+    if (refreshing) return;
+    refreshing = true;
+    shape = wanted;
+    try {
+      const parts = [...document.querySelectorAll("[data-refresh]")];
+      if (!parts.length || one("[data-refresh] details[open]")) return;
+      const response = await fetch(location.href, { headers: { accept: "text/html" } });
+      if (response.redirected || !response.headers.get("content-type")?.startsWith("text/html")) return;
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      for (const part of parts) {
+        const fresh = page.getElementById(part.id);
+        if (!fresh) continue;
+        const focused = part.contains(document.activeElement) ? document.activeElement : null;
+        const place = focused && [...part.querySelectorAll("a, button, input, [tabindex]")].indexOf(focused);
+        const left = part.querySelector(".scroll")?.scrollLeft || 0;
+        part.replaceWith(fresh);
+        htmx.process(fresh);
+        if (fresh.querySelector(".scroll")) fresh.querySelector(".scroll").scrollLeft = left;
+        if (focused) (focused.id && document.getElementById(focused.id) || fresh.querySelectorAll("a, button, input, [tabindex]")[place])?.focus();
+      }
+    } catch { /* the next change asks again */ } finally { refreshing = false; }
+  }
+
+  function open() {
+    if (!url || source || document.hidden) return;
+    first = true;
+    source = new EventSource(url);
+    source.addEventListener("sample", sample);
+    source.addEventListener("bye", (event) => {
+      close();
+      if (JSON.parse(event.data).reason === "signed-out") location.reload(); else retry();
+    });
+    source.onerror = () => { close(); retry(); };
+  }
+  function close() {
+    source?.close();
+    source = null;
+  }
+  function retry() {
+    connection("off", "Not live: trying again");
+    clearTimeout(again);
+    again = setTimeout(open, 2000);
+  }
+  // A page that nobody sees holds no connection: browsers have few for one server.
+  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else open(); });
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", open);
+  addEventListener("resize", () => Charts.fit());
+
+  // After an action the page has another main part.
+  document.body.addEventListener("htmx:afterSettle", () => {
+    const said = document.getElementById("said");
+    const wrong = one("#main [role=alert]");
+    news.textContent = (wrong || said)?.textContent || "";
+    put(document);
+    Charts.make();
+    const invalid = one("#main [aria-invalid=true]");
+    if (invalid) invalid.focus();
+    else if (document.activeElement === document.body) document.getElementById("main").focus();
+  });
+  open();
+})();
