@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from time import monotonic
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,26 @@ if TYPE_CHECKING:
 __all__ = ["active", "consumed", "operation", "processing", "publishing"]
 
 _nothing = nullcontext()
+_LOOK_SECONDS = 0.5
 _APIS = ("opentelemetry.trace", "opentelemetry.metrics")
+
+
+class _Provider:
+    """Whether there is one. It is set once, and for good."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.look_at = 0.0
+
+    def look(self, now: float) -> bool:
+        # The API takes some microseconds to say that there is none, which a batch of one task would feel.
+        self.look_at = now + _LOOK_SECONDS
+        if any(module in sys.modules for module in _APIS):
+            self.is_set = _spans().listening()
+        return self.is_set
+
+
+_provider = _Provider()
 
 
 @cache
@@ -34,11 +54,7 @@ def _spans() -> ModuleType:
 
 def active() -> bool:
     """Whether anybody listens. Who has set a provider has imported the package."""
-    modules = sys.modules
-    if _APIS[0] not in modules and _APIS[1] not in modules:
-        return False
-    heard: bool = _spans().listening()
-    return heard
+    return _provider.is_set or ((now := monotonic()) >= _provider.look_at and _provider.look(now))
 
 
 def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ...]]:

@@ -1,0 +1,261 @@
+"""What this process saw: latencies, connections, refusals, requests. Counted in batches, by hooks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from taskqueue_core.capabilities import Maintained
+from taskqueue_core.hooks import hookimpl
+from taskqueue_core.retry import Bury
+from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Settled
+
+__all__ = ["BOUNDS", "MOST_KEYS", "OTHER", "Local"]
+
+OTHER = "(other)"
+"""the label of all that have none of their own; no queue can be named so"""
+MOST_KEYS = 100
+"""queues whose latencies one process tells apart: the first that it delivers from"""
+BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
+"""of the buckets of tasks' latencies, seconds"""
+_REQUEST_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
+_ENDS = ("bye", "silent", "restart", "internal", "cancelled", "revoked", "closed with 1006")
+"""reasons of a socket's end that are counted apart: others come from the peer"""
+_OUTCOMES = {"ack": "done", "redeliver": "returned", "lost": "lost"}
+_LOST = "max_losses_exceeded"
+# The hot path takes its words from here, not from their classes, which costs as much as all the rest.
+_ACCEPTED, _DUPLICATE, _OK, _STALE = (
+    Published.ACCEPTED,
+    Published.DUPLICATE,
+    Settled.OK,
+    Settled.LEASE_LOST,
+)
+_REFUSED = {*Refusal, "conflict"}
+
+
+class _Tally:
+    """Counts of one queue that have not been handed on."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def note(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        if seconds > 0:  # the clocks of two machines may differ a little
+            self.seconds += seconds
+
+
+class _Latency(prometheus_client.Histogram):
+    """A histogram that takes many observations at once."""
+
+    def add(self, tally: _Tally) -> None:
+        """Take what a tally has counted, and clear it."""
+        self._sum.inc(tally.seconds)
+        for bucket, number in zip(self._buckets, tally.counts, strict=True):
+            if number:
+                bucket.inc(number)
+        tally.clear()
+
+
+class _Latencies:
+    """One latency, of each queue."""
+
+    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
+        self._histogram = _Latency(name, text, ["key"], registry=registry, buckets=BOUNDS)
+        self._tallies: dict[str, _Tally] = {}
+
+    def of(self, key: str) -> _Tally:
+        """Return where to note those of a queue, until the next flush."""
+        tally = self._tallies.get(key)
+        if tally is None:
+            if len(self._tallies) >= MOST_KEYS:
+                key = OTHER
+            tally = self._tallies.setdefault(key, _Tally())
+        return tally
+
+    def flush(self) -> None:
+        for key, tally in self._tallies.items():
+            if any(tally.counts):
+                self._histogram.labels(key).add(tally)
+
+
+class Local:
+    """A plugin. What it counts is the truth of this process alone; a restart begins anew."""
+
+    def __init__(self, registry: CollectorRegistry, now: Callable[[], float]) -> None:
+        """``now`` is the store's time."""
+        self._now = now
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=registry, multiprocess_mode="livesum")
+
+        self._wait = _Latencies(
+            "taskqueue_task_wait_seconds",
+            "From when a task could be delivered (published, due or handed back) to its delivery.",
+            registry,
+        )
+        self._run = _Latencies(
+            "taskqueue_task_run_seconds",
+            "From a task's delivery to its worker's verdict, of tasks that were not handed back.",
+            registry,
+        )
+        self._whole = _Latencies(
+            "taskqueue_task_end_to_end_seconds",
+            "From when a task could be delivered to its success.",
+            registry,
+        )
+        self._refused = counter(
+            "taskqueue_publish_refused",
+            "Tasks that were refused at publishing, by the reason's code.",
+            "code",
+        )
+        self._settled = counter(
+            "taskqueue_settled", "Deliveries that ended, by what became of them.", "outcome"
+        )
+        self._outcomes: Counts[str] = Counts()
+        self._passes = counter(
+            "taskqueue_housekeeping_passes", "Passes of housekeeping, by their result.", "result"
+        )
+        self._requests = counter(
+            "taskqueue_http_requests",
+            "HTTP requests, by method, path of the API, and class of the status.",
+            *("method", "path", "status"),
+        )
+        self._request_seconds = prometheus_client.Histogram(
+            "taskqueue_http_request_seconds",
+            "From an HTTP request's head to the end of its answer.",
+            ["method", "path"],
+            registry=registry,
+            buckets=_REQUEST_BOUNDS,
+        )
+        self._closes = counter(
+            "taskqueue_sockets_ended",
+            "Sockets that this server ended: by HTTP status before, by close code after the handshake.",
+            "code",
+        )
+        self._ends = counter(
+            "taskqueue_connections_ended", "Workers' connections that ended, by reason.", "reason"
+        )
+        self._connections = gauge(
+            "taskqueue_connections", "Open sockets of workers, by state.", "state"
+        )
+        self.credit = gauge(
+            "taskqueue_credit_tasks", "Deliveries that connected workers may still be sent."
+        )
+        self.held = gauge(
+            "taskqueue_held_tasks", "Deliveries that connected workers have and have not settled."
+        )
+        self.long_polls = gauge("taskqueue_long_polls", "HTTP requests that wait for a task's end.")
+
+    # Hooks
+
+    @hookimpl
+    def published(self, confirmations: Sequence[Confirmation]) -> None:
+        """Count what was refused."""
+        for one in confirmations:
+            status = one.status
+            if status is _ACCEPTED or status is _DUPLICATE:
+                continue
+            code = _known(one.code, _REFUSED) if status is Published.REFUSED else "conflict"
+            self._refused.labels(code).inc()
+
+    @hookimpl
+    def delivered(self, deliveries: Sequence[Delivery]) -> None:
+        """Note how long they waited."""
+        last = wait = None
+        for delivery in deliveries:
+            key, since = delivery.task.key, delivery.waiting_since
+            if since is not None:
+                if wait is None or key is not last:
+                    last, wait = key, self._wait.of(key)
+                wait.note(delivery.delivered_at - since)
+
+    @hookimpl
+    def settled(
+        self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
+    ) -> None:
+        """Count them, those whose lease was lost apart, and note how long they ran."""
+        now, acked = self._now(), verb == "ack"
+        last, run, whole = "", self._run.of(OTHER), self._whole.of(OTHER)
+        done = stale = 0
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            if outcome is _STALE:
+                stale += 1
+            elif outcome is _OK:  # the dead ones are told of by themselves
+                done += 1
+                if acked:
+                    key, since = delivery.task.key, delivery.waiting_since
+                    if key is not last:
+                        last, run, whole = key, self._run.of(key), self._whole.of(key)
+                    run.note(now - delivery.delivered_at)
+                    if since is not None:
+                        whole.note(now - since)
+        self._outcomes[_OUTCOMES[verb]] += done
+        self._outcomes["stale"] += stale
+
+    @hookimpl
+    def retry_scheduled(self, settles: Delivery | None) -> None:
+        """Note how long it ran."""
+        if settles is not None:
+            self._outcomes["retried"] += 1
+            self._run.of(settles.task.key).note(self._now() - settles.delivered_at)
+
+    @hookimpl
+    def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:
+        """Count it, and note how long it ran if its worker gave it up."""
+        self._outcomes["dead"] += 1
+        if verdict.reason != _LOST:
+            self._run.of(delivery.task.key).note(self._now() - delivery.delivered_at)
+
+    @hookimpl
+    def maintained(self, done: Maintained | None) -> None:
+        """Count it."""
+        self._passes.labels("failed" if done is None else "ok").inc()
+
+    @hookimpl
+    def worker_disconnected(self, reason: str) -> None:
+        """Count it."""
+        self._ends.labels(_known(reason, _ENDS)).inc()
+
+    # What is no hook
+
+    def request(self, method: str, path: str, status: int, seconds: float) -> None:
+        """Note an HTTP request. ``method`` and ``path`` are those of the API, not those that came."""
+        self._requests.labels(method, path, f"{status // 100}xx").inc()
+        self._request_seconds.labels(method, path).observe(seconds)
+
+    def socket_ended(self, code: int) -> None:
+        """Note a socket that this server refused, by a status, or closed."""
+        self._closes.labels(str(code)).inc()
+
+    def connections(self, **states: int) -> None:
+        """Set how many sockets there are in each state."""
+        for state, number in states.items():
+            self._connections.labels(state).set(number)
+
+    def flush(self) -> None:
+        """Hand on what was counted in batches."""
+        for latencies in (self._wait, self._run, self._whole):
+            latencies.flush()
+        for outcome, number in self._outcomes.items():
+            self._settled.labels(outcome).inc(number)
+        self._outcomes.clear()
+
+
+def _known(word: Any, words: Any) -> str:
+    """Return a label from a list, so that nobody can make up others."""
+    return str(word) if word in words else OTHER
