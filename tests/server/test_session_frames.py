@@ -21,7 +21,7 @@ class TestFrames:
     def test_large_deliveries_are_shared_out_over_frames(self) -> None:
         """Each frame is within the limit, and tells which deliveries are in it."""
         payload = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
-        out = ready(10).deliver([delivery(f"r{i}", payload) for i in range(7)])
+        out = list(ready(10).deliver([delivery(f"r{i}", payload) for i in range(7)]))
         assert [len(sent) for _, sent in out] == [3, 3, 1]
         for frame, sent in out:
             assert len(frame.encode()) <= LIMITS.frame

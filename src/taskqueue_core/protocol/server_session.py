@@ -43,7 +43,6 @@ from taskqueue_core.protocol.frames import (
     ServerFrame,
     Settled,
     Welcome,
-    WireDelivery,
     WireLimits,
     decode_client,
     encode,
@@ -251,18 +250,17 @@ class ServerSession:
         )
         return [encode(welcome), *(encode(Revoke(receipts=piece)) for piece in _pieces(gone))]
 
-    def deliver(self, deliveries: Sequence[Delivery]) -> list[tuple[str, Sequence[Delivery]]]:
-        """Hold deliveries and use up their credit; return frames, each with the deliveries in it."""
+    def deliver(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
+        """Hold deliveries and use up their credit; return frames, each with the deliveries in it.
+
+        A frame is made when it is asked for, so that a peer that reads slowly keeps one of them in memory.
+        """
         self._demand(SessionState.READY)
         if len(deliveries) > self._credit:
             raise ProtocolViolation("unexpected", "more deliveries than credit")
         self._credit -= len(deliveries)
         self._held.update((delivery.receipt, delivery) for delivery in deliveries)
-        wires = [to_wire(delivery) for delivery in deliveries]
-        whole = _encoder.encode(Deliver(deliveries=wires))
-        if len(whole) <= LIMITS.frame:
-            return [(whole.decode(), deliveries)] if deliveries else []
-        return _parted(wires, deliveries)
+        return _frames(deliveries)
 
     def settled(self, outcomes: Mapping[str, bool]) -> list[str]:
         """End pending settlements: whether each took effect."""
@@ -342,20 +340,22 @@ def _pieces(receipts: Sequence[str]) -> Iterator[list[str]]:
         yield list(receipts[start : start + _PIECE])
 
 
-def _parted(
-    wires: Sequence[WireDelivery], deliveries: Sequence[Delivery]
-) -> list[tuple[str, Sequence[Delivery]]]:
-    frames: list[tuple[str, Sequence[Delivery]]] = []
+def _frames(deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
+    if sum(len(delivery.task.payload) for delivery in deliveries) < LIMITS.frame:
+        whole = _encoder.encode(Deliver(deliveries=[to_wire(one) for one in deliveries]))
+        if len(whole) <= LIMITS.frame:
+            yield whole.decode(), deliveries
+            return
     texts: list[bytes] = []
     start, size = 0, _EMPTY
-    for index, wire in enumerate(wires):
-        text = _encoder.encode(wire)
+    for index, delivery in enumerate(deliveries):
+        text = _encoder.encode(to_wire(delivery))
         if texts and size + len(text) > LIMITS.frame:
-            frames.append((_joined(texts), deliveries[start:index]))
+            yield _joined(texts), deliveries[start:index]
             texts, start, size = [], index, _EMPTY
         texts.append(text)
         size += len(text) + 1
-    return [*frames, (_joined(texts), deliveries[start:])]
+    yield _joined(texts), deliveries[start:]
 
 
 def _joined(texts: list[bytes]) -> str:

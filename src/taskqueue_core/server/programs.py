@@ -7,10 +7,12 @@ import asyncio
 import h11
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from websockets.frames import Frame
 
 from taskqueue_core.server.channel import ABORT
-from taskqueue_core.server.pings import PINGS, PingingProtocol
+from taskqueue_core.server.pings import PINGS
+from taskqueue_core.server.sharing import SharingProtocol
 
 __all__ = ["HttpProtocol", "SocketProtocol"]
 
@@ -79,7 +81,7 @@ class HttpProtocol(H11Protocol):
             self._patience = None
 
 
-class SocketProtocol(PingingProtocol):
+class SocketProtocol(SharingProtocol):
     """Can be broken by the application, waits briefly for a farewell, and answers pings only as they are read."""
 
     async def run_asgi(self) -> None:
@@ -92,7 +94,12 @@ class SocketProtocol(PingingProtocol):
             self.loop.call_later(_CLOSE_SECONDS, self.transport.abort)
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Count a refusal as a completed handshake, which it is; else it would be logged as an error."""
+        """Count a refusal as a completed handshake, which it is; else it would be logged as an error.
+
+        Raises `ClientDisconnected` where the connection is known to be gone, before asyncio logs each write as a fault.
+        """
+        if message["type"] == "websocket.send" and self.transport.is_closing():
+            raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True
@@ -107,5 +114,5 @@ class SocketProtocol(PingingProtocol):
     def handle_ping(self) -> None:
         """Answer, unless earlier answers are still waiting to be read."""
         pong = b"".join(self.conn.data_to_send())
-        if self.writable.is_set():
+        if self.writable.is_set() and not self.transport.is_closing():
             self.transport.write(pong)

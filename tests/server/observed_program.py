@@ -1,0 +1,69 @@
+"""A server in a process of its own that tells about itself: one JSON object per line of input.
+
+Usage: ``python observed_program.py BACKEND SETTINGS-AS-JSON``. ``look`` tells memory, descriptors, tasks and connections;
+``ledger KEY`` its counts; the end of the input stops the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.config import Settings
+from taskqueue_core.queue import open_backend
+from taskqueue_core.server import Server
+from taskqueue_core.server.logs import set_up_logs
+
+
+def look(server: Server) -> dict[str, Any]:
+    """What must not grow. Memory is that of living objects: what the allocator keeps is given back first."""
+    assert server.hub is not None
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return {
+        "rss": pages * os.sysconf("SC_PAGE_SIZE"),
+        "fds": len(list(Path("/proc/self/fd").iterdir())),
+        "tasks": len(asyncio.all_tasks()),
+        "connections": len(server.hub.registry),
+    }
+
+
+async def obey(server: Server) -> None:
+    """Answer each line; stop the server at the end of the input."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while words := (await reader.readline()).decode().split():
+        answer = look(server)
+        if words[0] == "ledger":
+            assert server.hub is not None
+            answer = msgspec.to_builtins(await server.hub.control.ledger(words[1]))
+        print(json.dumps(answer), flush=True)
+    server.stop()
+
+
+async def main(backend: str, settings: dict[str, Any]) -> None:
+    """Serve until the input ends."""
+    chosen = Settings(**settings)
+    server = Server(
+        open_backend(backend, chosen),
+        chosen,
+        on_ready=lambda url: print(json.dumps({"url": url}), flush=True),
+    )
+    obeying = asyncio.create_task(obey(server))
+    await server.run()
+    await obeying
+
+
+if __name__ == "__main__":
+    set_up_logs()
+    asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))

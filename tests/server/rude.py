@@ -1,0 +1,129 @@
+"""Frames of websockets by hand, over a plain socket: for peers that keep no rules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import socket as plain
+import struct
+from typing import Any, Self
+
+import msgspec
+
+__all__ = ["CLOSE", "CONT", "PING", "PONG", "TEXT", "RawSocket", "frame"]
+
+CONT, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+_RESET = struct.pack("ii", 1, 0)
+_SECONDS = 10.0
+
+
+def frame(payload: bytes, opcode: int = TEXT, *, fin: bool = True, mask: bytes = bytes(4)) -> bytes:
+    """A client's frame."""
+    size = len(payload)
+    first = bytes([(0x80 if fin else 0) | opcode])
+    if size < 126:
+        head = first + bytes([0x80 | size])
+    elif size < 1 << 16:
+        head = first + b"\xfe" + size.to_bytes(2, "big")
+    else:
+        head = first + b"\xff" + size.to_bytes(8, "big")
+    if mask != bytes(4):
+        payload = bytes(byte ^ mask[n % 4] for n, byte in enumerate(payload))
+    return head + mask + payload
+
+
+class RawSocket:
+    """A connection that was upgraded, without a library on this side."""
+
+    def __init__(self, socket: plain.socket) -> None:
+        self.socket = socket
+        self.closed_with: int | None = None
+        """the server's close code, once it was read"""
+        self.reason = b""
+        self._buffer = b""
+        self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def opened(cls, port: int, *, receive_buffer: int = 0) -> Self:
+        """Connect and upgrade; with a small ``receive_buffer`` what is not read soon fills up the way."""
+        raw = plain.socket()
+        if receive_buffer:
+            raw.setsockopt(plain.SOL_SOCKET, plain.SO_RCVBUF, receive_buffer)
+        raw.setblocking(False)  # noqa: FBT003 - it takes no keyword
+        raw.setsockopt(plain.IPPROTO_TCP, plain.TCP_NODELAY, 1)
+        it = cls(raw)
+        try:
+            await it._loop.sock_connect(raw, ("127.0.0.1", port))
+            await it.send(
+                b"GET /v1/socket HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+                b"Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: taskqueue.v1\r\n\r\n"
+            )
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                byte = await it._receive(1)
+                if not byte:
+                    raise ConnectionResetError("no handshake")
+                head += byte
+            if not head.startswith(b"HTTP/1.1 101"):
+                raise ConnectionRefusedError(head.splitlines()[0])
+        except BaseException:
+            raw.close()
+            raise
+        return it
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        async with asyncio.timeout(_SECONDS):
+            await self._loop.sock_sendall(self.socket, data)
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """Send a small frame of the protocol at once."""
+        self.socket.send(frame(msgspec.json.encode({"type": kind, **fields})))
+
+    async def _receive(self, size: int) -> bytes:
+        async with asyncio.timeout(_SECONDS):
+            return await self._loop.sock_recv(self.socket, size)
+
+    async def heard(self, size: int = 65536) -> bytes:
+        """What comes next: bytes of frames, empty at the end. A close is noted."""
+        try:
+            data = await self._receive(size)
+        except ConnectionResetError:
+            return b""
+        self._note(data)
+        return data
+
+    async def end(self) -> int | None:
+        """Read until the server has ended it; return its close code, if it told one."""
+        while await self.heard():
+            pass
+        return self.closed_with
+
+    def _note(self, data: bytes) -> None:
+        # The server's frames are not masked; only the start of each matters here.
+        self._buffer += data
+        while len(self._buffer) >= 2:
+            opcode, size, at = self._buffer[0] & 15, self._buffer[1], 2
+            if size >= 126:
+                wide = 2 if size == 126 else 8
+                size, at = int.from_bytes(self._buffer[2 : 2 + wide], "big"), 2 + wide
+            if len(self._buffer) < at + size:
+                return
+            payload, self._buffer = self._buffer[at : at + size], self._buffer[at + size :]
+            if opcode == CLOSE:
+                self.closed_with, self.reason = int.from_bytes(payload[:2], "big"), payload[2:]
+
+    def close(self, *, reset: bool = False) -> None:
+        """End it, with a reset if wanted."""
+        if reset:
+            with contextlib.suppress(OSError):
+                self.socket.setsockopt(plain.SOL_SOCKET, plain.SO_LINGER, _RESET)
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
