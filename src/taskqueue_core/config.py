@@ -86,6 +86,8 @@ class Settings(BaseSettings):
     """how many server processes share the port; more than one needs a store that they can share"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """from where on ``taskqueue serve`` logs, on stderr"""
+    log_format: Literal["auto", "text", "json"] = "auto"
+    """how: few words on a terminal and pairs elsewhere, or always pairs, or an object per line"""
     lease: float = Field(15.0, gt=0, le=3600, allow_inf_nan=False)
     """seconds of silence after which a worker's socket is given up"""
     grace: float = Field(0.5, ge=0, le=60, allow_inf_nan=False)

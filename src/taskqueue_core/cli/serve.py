@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from taskqueue_core.cli.embedded import OPTION, ServeCommand, opened
-from taskqueue_core.cli.logs import set_up
+from taskqueue_core.cli.logs import LogFormat, set_up
 from taskqueue_core.cli.output import AsJson, console, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
@@ -65,6 +65,13 @@ def run(
         Literal["debug", "info", "warning", "error"] | None,
         typer.Option(help="What to log, on stderr. TASKQUEUE_LOG_LEVEL.", show_default=False),
     ] = None,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(
+            help="Pairs, or an object per line; auto: few words on a terminal. TASKQUEUE_LOG_FORMAT.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve a backend to workers and publishers, until Ctrl-C or SIGTERM.
@@ -78,13 +85,19 @@ def run(
     from taskqueue_core.server.serve import serve  # noqa: PLC0415 - no other command needs a server
 
     settings = load_settings(Settings)
-    options = {"host": host, "port": port, "processes": processes, "log_level": log_level}
+    options = {
+        "host": host,
+        "port": port,
+        "processes": processes,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
     given = {name: value for name, value in options.items() if value is not None}
     settings = settings.model_copy(update=given)
     word = backend or (settings.backend if embedded_redis is None else "redis")
     if word == "server":
         raise ConfigurationError("a server needs a store of its own, not another server: --backend")
-    set_up(settings.log_level)
+    set_up(settings.log_level, settings.log_format)
 
     with contextlib.ExitStack() as stack:
         place, store = None, cast("Mapping[str, str]", {})

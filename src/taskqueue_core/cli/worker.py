@@ -9,6 +9,7 @@ import typer
 
 from taskqueue_core.cli.logs import LogLevel, set_up
 from taskqueue_core.cli.output import AsJson, console, paragraphs, print_json
+from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.worker import BaseWorker, LocalWorker, Worker, load_worker
 
@@ -55,7 +56,7 @@ def run(
 
     Exits with 3 if its handlers only fail, and with 4 if the server will not have it.
     """
-    set_up(log_level)
+    set_up(log_level, load_settings(Settings).log_format)
     worker = _configured(load_worker(target), url, local, backend)
     worker.configure(worker_id=worker_id, concurrency=concurrency)
     if as_json:

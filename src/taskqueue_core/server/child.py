@@ -53,7 +53,7 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
         return 0  # the first process has gone
     sys.path[:] = begin.path
     settings = settings_of(begin.settings)
-    set_up_logs()
+    set_up_logs(form=settings.log_format)
     set_level(settings.log_level)
     try:
         server = Server(

@@ -51,6 +51,16 @@ class Connection:
         self._session = ServerSession()
         self._changed = asyncio.Event()
 
+    @property
+    def credit(self) -> int:
+        """How many more deliveries the worker takes."""
+        return self._session.credit
+
+    @property
+    def busy(self) -> int:
+        """How many deliveries the worker has."""
+        return self._session.busy
+
     def forget(self, receipts: Iterable[str]) -> None:
         """Let go of receipts that move to another connection."""
         self._session.forget(receipts)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import structlog
 
-__all__ = ["FIELDS", "set_level", "set_up_logs"]
+__all__ = ["FIELDS", "Form", "set_level", "set_up_logs"]
 
 FIELDS = frozenset(
     {
@@ -17,27 +18,41 @@ FIELDS = frozenset(
         "connection_id",
         "connections",
         "expired",
+        "identity",
         "keys",
+        "method",
+        "path",
+        "peer",
         "pid",
         "processes",
         "reason",
         "recovered",
+        "seconds",
         "settings",
+        "status",
         "url",
         "worker_id",
     }
 )
 """what a log line may carry beside its message; never a payload, a token or a task's own text"""
+Form = Literal["auto", "text", "json"]
+_HEAD = ["timestamp", "level", "logger", "event"]
 _TEXT = 200
 
 
-def set_up_logs(stream: TextIO | None = None, level: int = logging.INFO) -> None:
-    """Write logs of this package and its server program to ``stream`` (standard error), unless that was done before."""
+def set_up_logs(
+    stream: TextIO | None = None, level: int = logging.INFO, form: Form = "auto"
+) -> None:
+    """Write logs of this package and its server program to ``stream`` (standard error), unless that was done before.
+
+    ``form``: an object or pairs per line; ``auto``: few words on a terminal, elsewhere pairs.
+    """
     if logging.getLogger().handlers or logging.getLogger("taskqueue").handlers:
         return
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(formatter(for_people=stream.isatty()))
+    for_people = form == "auto" and stream.isatty()
+    handler.setFormatter(formatter(for_people=for_people, as_json=form == "json"))
     ours = logging.getLogger("taskqueue")
     ours.addHandler(handler)
     ours.setLevel(level)
@@ -56,11 +71,10 @@ def set_level(name: str) -> None:
         ours.setLevel(logging.getLevelNamesMapping()[name.upper()])
 
 
-def formatter(*, for_people: bool = False) -> logging.Formatter:
+def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.Formatter:
     """Return the formatter: time, level, logger, message and the fields on the list; ``for_people`` in few words."""
-    machine = structlog.processors.KeyValueRenderer(
-        key_order=["timestamp", "level", "logger", "event"], drop_missing=True
-    )
+    pairs = structlog.processors.KeyValueRenderer(key_order=_HEAD, drop_missing=True)
+    machine = _json if as_json else pairs
     time = "%H:%M:%S" if for_people else "iso"
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
@@ -82,6 +96,11 @@ def _in_few_words(_logger: object, _name: str, event: MutableMapping[str, Any]) 
     head = f"{event.pop('timestamp')} {event.pop('level'):<7} {event.pop('event')}"
     del event["logger"]
     return "  ".join((head, *(f"{name}={value}" for name, value in event.items())))
+
+
+def _json(_logger: object, _name: str, event: MutableMapping[str, Any]) -> str:
+    head = {name: event.pop(name) for name in _HEAD if name in event}
+    return json.dumps({**head, **event}, default=str)
 
 
 def _escape(

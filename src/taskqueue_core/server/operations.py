@@ -191,6 +191,7 @@ def routes(operations: Sequence[Operation]) -> list[Route]:
 def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         operation = methods["GET" if request.method == "HEAD" else request.method]
+        request.scope["taskqueue.operation"] = operation
         try:
             call = Call(request, operation.verbs)
             _authorize(call, operation)
@@ -213,6 +214,7 @@ def _authorize(call: Call, operation: Operation) -> None:
     if identity is None:
         challenge = {"www-authenticate": "Bearer"}
         raise ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
+    request.scope["taskqueue.identity"] = identity.name
     if identity.verbs.isdisjoint(verbs):
         raise _forbidden(f"this token lacks the right to {_either(verbs)}")
     if operation.scope is Scope.SERVER and not any(map(identity.may, verbs)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 __all__ = ["MAX_CONNECTIONS", "MAX_STRANGERS", "Member", "Registry"]
@@ -92,6 +92,15 @@ class Registry:
     def connections(self, worker_id: str) -> int:
         """Count a worker's connections."""
         return len(self._by_worker.get(worker_id, {}))
+
+    @property
+    def strangers(self) -> int:
+        """How many have not said hello."""
+        return len(self._strangers)
+
+    def __iter__(self) -> Iterator[Member]:
+        """All connections."""
+        return iter(tuple(self._members.values()))
 
     def __len__(self) -> int:
         """Count all connections."""

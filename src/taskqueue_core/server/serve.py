@@ -53,7 +53,7 @@ def serve(
     ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings anew, of which
     ``given`` goes before all. Raises `ConfigurationError` for what cannot work.
     """
-    set_up_logs()
+    set_up_logs(form=settings.log_format)
     read = None if given is None else rereader(given)
     if settings.processes > 1:
         from taskqueue_core.server.processes import Processes  # noqa: PLC0415 - one needs none
