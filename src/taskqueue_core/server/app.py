@@ -18,13 +18,15 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
 from taskqueue_core.consuming.housekeeping import keep_house
 from taskqueue_core.server import (
+    asyncapi,
+    dashboard,
     http_batch,
     http_dead_letters,
     http_lookups,
     http_metrics,
     http_migration,
-    http_scaling,
     http_queues,
+    http_scaling,
     http_settings,
     http_system,
     http_tasks,
@@ -32,9 +34,9 @@ from taskqueue_core.server import (
 )
 from taskqueue_core.server.guard import Guard
 from taskqueue_core.server.hub import VERSION, Hub
-from taskqueue_core.server.openapi import document
 from taskqueue_core.server.metrics import Metrics
 from taskqueue_core.server.metrics_http import Noted
+from taskqueue_core.server.openapi import document
 from taskqueue_core.server.operations import Call, Operation, answer, routes
 from taskqueue_core.server.problems import problem_response
 from taskqueue_core.server.socket import socket
@@ -52,6 +54,16 @@ def _described(*, open_to_all: bool) -> dict[str, Any]:
     return document(OPERATIONS, VERSION, open_to_all=open_to_all)
 
 
+async def describe_socket(_: Call) -> Response:
+    """Return the description of the workers' socket, as AsyncAPI 3.1."""
+    return answer(_socket_described())
+
+
+@cache
+def _socket_described() -> dict[str, Any]:
+    return asyncapi.document(VERSION)
+
+
 OPERATIONS = (
     *http_batch.OPERATIONS,
     *http_tasks.OPERATIONS,
@@ -64,6 +76,12 @@ OPERATIONS = (
     *http_scaling.OPERATIONS,
     Operation(
         method="GET", path="/v1/openapi.json", handler=describe, answers={200: dict[str, Any]}
+    ),
+    Operation(
+        method="GET",
+        path="/v1/asyncapi.json",
+        handler=describe_socket,
+        answers={200: dict[str, Any]},
     ),
 )
 
@@ -98,6 +116,7 @@ def create_app(backend: Backend, settings: Settings) -> Starlette:
         routes=[
             *routes(OPERATIONS),
             *routes(http_metrics.OPERATIONS),
+            *dashboard.ROUTES,
             WebSocketRoute("/v1/socket", socket),
             *routes(prefect.OPERATIONS),
             *prefect.SOCKETS,
