@@ -238,7 +238,9 @@ async def test_a_token_that_is_refused_later_ends_the_worker(server: FakeServer)
     gate = Gate(worker)
     async with running(worker) as ended:
         peer = await server.welcomed()
-        assert peer.hello.token == "secret"
+        assert peer.socket.request is not None
+        assert peer.socket.request.headers["Authorization"] == "Bearer secret"
+        assert peer.hello.token is None
         await peer.deliver(work(1))
         await gate.entered(1)
         await peer.socket.close(CLOSE_UNAUTHENTICATED, "token expired")

@@ -53,4 +53,5 @@ async def _choose(settings: Settings, server: str | None) -> Backend:
     hooks = Hooks()
     load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
     token = settings.token.get_secret_value() if settings.token else None
-    return ObservedBackend(RemoteBackend(server or settings.server_url, token), hooks)
+    remote = RemoteBackend(server or settings.server_url, token, tls_ca=settings.tls_ca)
+    return ObservedBackend(remote, hooks)

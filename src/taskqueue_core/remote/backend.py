@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NoReturn
 
 import httpx2
@@ -48,9 +49,13 @@ class RemoteBackend:
         token: str | None = None,
         *,
         transport: httpx2.AsyncBaseTransport | None = None,
+        tls_ca: Path | str | None = None,
     ) -> None:
-        """Do no input or output. Raises `ConfigurationError`. A ``transport`` instead of the network is for tests."""
-        self._client = HttpClient(url, token, transport)
+        """Do no input or output. Raises `ConfigurationError`. A ``transport`` instead of the network is for tests.
+
+        ``tls_ca`` is a file of the authorities (PEM) to trust instead of the system's.
+        """
+        self._client = HttpClient(url, token, transport, tls_ca=tls_ca)
         self.publisher = RemotePublisher(self._client)
         self.control = RemoteControl(self._client)
         self.dead_letters = RemoteDeadLetters(self._client)
@@ -96,7 +101,7 @@ def _scalars(body: bytes) -> dict[str, str | int | float | bool | None]:
 
 
 def create_backend() -> RemoteBackend:
-    """Make a backend for the server that the settings name (``TASKQUEUE_SERVER_URL``, ``TASKQUEUE_TOKEN``)."""
+    """Make a backend for the server that the settings name (``TASKQUEUE_SERVER_URL`` and what goes with it)."""
     settings = load_settings(Settings)
     token = settings.token.get_secret_value() if settings.token else None
-    return RemoteBackend(settings.server_url, token)
+    return RemoteBackend(settings.server_url, token, tls_ca=settings.tls_ca)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import httpx2
@@ -19,6 +20,7 @@ from taskqueue_core.errors import (
 from taskqueue_core.remote.address import ServerAddress
 from taskqueue_core.remote.clock import TIME_HEADER, RemoteClock
 from taskqueue_core.remote.problems import problem_of, to_error
+from taskqueue_core.trust import check_token, trusting, warn_if_readable
 
 __all__ = ["JSON", "NDJSON", "Answer", "HttpClient"]
 
@@ -55,11 +57,17 @@ class HttpClient:
         url: str,
         token: str | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
+        *,
+        tls_ca: Path | str | None = None,
     ) -> None:
-        """Do no input or output. Raises `ConfigurationError` for an address or token that cannot be one."""
+        """Do no input or output. Raises `ConfigurationError` for an address or token that cannot be one.
+
+        ``tls_ca`` is a file of the authorities (PEM) to trust instead of the system's.
+        """
         self.address = ServerAddress.of(url)
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise ConfigurationError("TASKQUEUE_TOKEN: a token is printable ASCII text")
+        check_token(token)
+        warn_if_readable(self.address.shown, token, loopback=self.address.loopback)
+        self._tls_ca = tls_ca
         self._transport = transport
         self.clock = RemoteClock()
         self._token = token
@@ -173,7 +181,8 @@ class HttpClient:
                 timeout=_TIMEOUT,
                 limits=_POOL,
                 transport=self._transport,
-                verify=self.address.tls,  # certificates take a tenth of a second to load
+                # Certificates take a tenth of a second to load.
+                verify=(trusting(self._tls_ca) or True) if self.address.tls else False,
                 trust_env=not self.address.loopback,  # no proxy leads to this machine
             )
         except httpx2.InvalidURL as error:

@@ -22,6 +22,8 @@ class Address(msgspec.Struct, frozen=True):
     shown: str
     """for logs and errors: without credentials"""
     loopback: bool
+    credentials: bool = False
+    """whether it has a user and a password, which go where a token would"""
 
     def __repr__(self) -> str:
         """Show no credentials."""
@@ -42,7 +44,7 @@ class Address(msgspec.Struct, frozen=True):
         shown = f"{parts.scheme}://{name}" + (f":{port}" if port else "")
         prefix = parts.path.rstrip("/").removesuffix(SOCKET_PATH)
         uri = f"{scheme}://{parts.netloc}{prefix}{SOCKET_PATH}"
-        return cls(uri, shown + prefix, _is_loopback(host))
+        return cls(uri, shown + prefix, _is_loopback(host), "@" in parts.netloc)
 
 
 def _bad() -> ConfigurationError:

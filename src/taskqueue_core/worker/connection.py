@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -56,10 +57,23 @@ class End(msgspec.Struct, frozen=True):
     code: int | None = None
 
 
-async def open_socket(address: Address) -> ClientConnection:
-    """Open a socket. Frames are not compressed: payloads are small, and a bomb is no worry then."""
-    return await connect(
+class _connect(connect):  # noqa: N801 - as its parent, it is called like a function
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc  # what we have to show is for nobody else
+
+
+async def open_socket(
+    address: Address, token: str | None = None, tls: ssl.SSLContext | None = None
+) -> ClientConnection:
+    """Open a socket, showing a token by header.
+
+    Frames are not compressed: payloads are small, and a bomb is no worry then.
+    """
+    secure = address.uri.startswith("wss:")
+    return await _connect(
         address.uri,
+        additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
+        ssl=(tls or True) if secure else None,  # True: with the system's authorities
         subprotocols=[Subprotocol(SUBPROTOCOL)],
         compression=None,
         max_size=LIMITS.frame,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -62,12 +63,17 @@ class Link:
         address: Address,
         backoff: Backoff,
         deliver: Callable[[Work], None],
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``deliver`` is called in the link's thread."""
+        """``deliver`` is called in the link's thread. The token is shown to the server as it is connected to."""
         self._session = session
         self._address = address
         self._backoff = backoff
         self._deliver = deliver
+        self._token = token
+        self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._mailbox: Mailbox[Callable[[], object]] = Mailbox(self._loop, self._run_calls)
         self._connection: Connection | None = None
@@ -208,7 +214,7 @@ class Link:
 
     async def _open(self) -> ClientConnection | None:
         # Opening may take long; being told to leave must end it.
-        opening = asyncio.create_task(open_socket(self._address))
+        opening = asyncio.create_task(open_socket(self._address, self._token, self._tls))
         enough = asyncio.create_task(self._enough.wait())
         try:
             await asyncio.wait((opening, enough), return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,51 @@
+"""What clients of a server need to show it their token, and to nobody else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from pathlib import Path
+
+from taskqueue_core.errors import ConfigurationError
+
+__all__ = ["check_token", "trusting", "warn_if_readable"]
+
+_log = logging.getLogger("taskqueue.client")
+
+
+def check_token(token: str | None) -> None:
+    """Raise `ConfigurationError` for a token that no header can carry. It is not shown."""
+    if token is not None and not (
+        token.isascii() and token.isprintable() and token == token.strip()
+    ):
+        raise ConfigurationError("TASKQUEUE_TOKEN: a token is printable ASCII text")
+
+
+def trusting(authorities: Path | str | None) -> ssl.SSLContext | None:
+    """Return what trusts the authorities (PEM) of a file and no others; ``None`` stands for the system's.
+
+    Raises `ConfigurationError`. Names are verified in any case, and TLS is 1.2 or later.
+    """
+    if authorities is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=str(authorities))
+    except ssl.SSLError:
+        raise ConfigurationError(
+            "TASKQUEUE_TLS_CA: there are no certificates (PEM) in it"
+        ) from None
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise ConfigurationError(f"TASKQUEUE_TLS_CA: it cannot be read: {reason}") from None
+    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
+    return context
+
+
+def warn_if_readable(shown: str, token: str | None, *, loopback: bool) -> None:
+    """Say so where a token goes over the network as it is: anybody on the way can read it."""
+    if token is not None and not loopback and shown.startswith(("http:", "ws:")):
+        _log.warning(
+            "the token and every task go to %s as plain text, for all on the way to read: use https",
+            shown,
+        )

@@ -1,0 +1,200 @@
+"""Clients of a server that asks for tokens, and the two ends of TLS."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import InvalidStatus
+from websockets.http11 import Request, Response
+
+from taskqueue_core.errors import BackendUnavailable, ConfigurationError
+from taskqueue_core.remote import RemoteBackend
+from taskqueue_core.server.tls import server_context
+from taskqueue_core.tasks import Published, Task
+from taskqueue_core.trust import trusting
+from taskqueue_core.worker import Worker
+from taskqueue_core.worker.address import Address
+from taskqueue_core.worker.connection import open_socket
+from taskqueue_core.worker.errors import WorkerRefused
+from tests.server.access import A, everybody
+from tests.server.support import Running, running, settings
+from tests.server.tls import Files, make_files
+from tests.worker.fake import outcome
+from tests.worker.fake import running as working
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of three tokens."""
+    return everybody(tmp_path / "tokens.toml")
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Certificates, good ones and others."""
+    return make_files(tmp_path_factory.mktemp("tls"))
+
+
+async def test_a_worker_shows_its_token_before_it_is_connected(path: Path) -> None:
+    """Security 1: in the header. It works for its keys, and for no others."""
+    async with running(tokens_file=path) as it:
+        assert await publish_and_work(it, it.server.url) == ["t1"]
+        other = Worker(it.server.url, token=A)
+
+        @other.task(key="b")
+        def run() -> None:
+            raise AssertionError
+
+        async with working(other) as ended:
+            error = await outcome(ended)
+            assert isinstance(error, WorkerRefused)
+            assert "forbidden" in str(error)
+
+
+async def publish_and_work(it: Running, url: str, ca: Path | None = None) -> list[str]:
+    """Publish a task with the token of ``a``, run it, and return what ran."""
+    done: list[str] = []
+    remote = RemoteBackend(url, A, tls_ca=ca)
+    worker = Worker(url, token=A, tls_ca=ca)
+
+    @worker.task(key="a")
+    def run() -> None:
+        done.append("t1")
+
+    async with working(worker):
+        await remote.publisher.publish(Task(key="a", id="t1"))
+        await it.reaches("a", done=1)
+    await remote.aclose()
+    return done
+
+
+async def test_another_key_from_afar(path: Path) -> None:
+    """Security 2: what the server refuses is an error that says so."""
+    async with running(tokens_file=path) as it:
+        remote = RemoteBackend(it.server.url, A)
+        (told,) = await remote.publisher.publish(Task(key="b"))
+        assert told.status is Published.REFUSED
+        assert "may not publish" in (told.reason or "")
+        with pytest.raises(ConfigurationError, match="may not publish"):
+            await remote.publisher.schedule_retry(Task(key="b"), 1.0)
+        assert await remote.control.queues() == ()
+        await remote.aclose()
+        nobody = RemoteBackend(it.server.url)
+        with pytest.raises(ConfigurationError, match="token"):
+            await nobody.publisher.publish(Task(key="a"))
+        await nobody.aclose()
+
+
+@pytest.mark.parametrize("token", ["a\nb", "ä", " x", "\x7f"])
+def test_a_token_that_no_header_can_carry(token: str) -> None:
+    """It is refused before anything is sent, and not shown."""
+    with pytest.raises(ConfigurationError) as caught:
+        Worker("http://127.0.0.1:1", token=token)
+    assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("http://queue.example", True),
+        ("ws://10.1.2.3:8420", True),
+        ("https://queue.example", False),
+        ("http://127.0.0.1:8420", False),
+        ("http://localhost", False),
+    ],
+)
+def test_plain_text(url: str, caplog: pytest.LogCaptureFixture, *, warned: bool) -> None:
+    """Who shows a token to all on the way is told so, once; the token is not."""
+    RemoteBackend(url, "secret")
+    assert caplog.text.count("as plain text") == warned
+    RemoteBackend(url)
+    assert caplog.text.count("as plain text") == warned
+    assert "secret" not in caplog.text
+
+
+async def test_a_redirect_is_not_followed(path: Path) -> None:
+    """A token is for the server that it was given for."""
+    async with running(tokens_file=path) as it:
+
+        def away(connection: ServerConnection, _: Request) -> Response:
+            response = connection.respond(HTTPStatus.TEMPORARY_REDIRECT, "")
+            response.headers["Location"] = it.ws
+            return response
+
+        async def never(_: ServerConnection) -> None:
+            raise AssertionError
+
+        async with serve(never, "127.0.0.1", 0, process_request=away) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            with pytest.raises(InvalidStatus):
+                await open_socket(Address.of(f"http://127.0.0.1:{port}"), A)
+        assert len(it.hub.registry) == 0
+
+
+class TestTls:
+    """Security 5: TLS 1.2 or later, and no client that does not look at the certificate."""
+
+    @asynccontextmanager
+    async def secure(self, path: Path, certificate: Path, key: Path) -> AsyncIterator[Running]:
+        """Run a server with TLS."""
+        async with running(tokens_file=path, tls_certificate=certificate, tls_key=key) as it:
+            assert it.server.url.startswith("https://")
+            yield it
+
+    async def test_all_clients(self, path: Path, files: Files) -> None:
+        """Security 5: with the authority's certificate worker and publisher get through."""
+        async with self.secure(path, files.good, files.key) as it:
+            url = it.server.url.replace("127.0.0.1", "localhost")
+            assert await publish_and_work(it, url, files.authority) == ["t1"]
+
+    @pytest.mark.parametrize("which", ["self_signed", "expired", "other_host", "unknown_authority"])
+    async def test_bad_certificates(
+        self, path: Path, files: Files, which: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Security 5: self-signed, expired, for another host, of an unknown authority: refused by both clients."""
+        certificate = files.good if which == "unknown_authority" else getattr(files, which)
+        ca = None if which == "unknown_authority" else files.authority
+        async with self.secure(path, certificate, files.key) as it:
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await open_socket(Address.of(it.server.url), A, trusting(ca))
+            remote = RemoteBackend(it.server.url, A, tls_ca=ca)
+            with pytest.raises(BackendUnavailable, match="no answer"):
+                await remote.publisher.publish(Task(key="a"))
+            await remote.aclose()
+            assert (await it.ledger("a")).published == 0
+        assert A not in caplog.text
+
+    async def test_old_versions(self, path: Path, files: Files) -> None:
+        """Security 5: neither end speaks TLS 1.1."""
+        trust = trusting(files.authority)
+        assert trust is not None
+        assert trust.minimum_version >= ssl.TLSVersion.TLSv1_2
+        assert trust.verify_mode is ssl.CERT_REQUIRED
+        assert trust.check_hostname
+        async with self.secure(path, files.good, files.key) as it:
+            server = it.server._tls
+            assert server is not None
+            assert server.minimum_version is ssl.TLSVersion.TLSv1_2
+
+    def test_files_that_are_none(self, path: Path, files: Files, tmp_path: Path) -> None:
+        """Security 5: the error names the setting."""
+        missing = tmp_path / "missing.pem"
+        for given, told in (
+            ({"tls_certificate": missing}, "TASKQUEUE_TLS_CERTIFICATE: .*No such file"),
+            ({"tls_certificate": path}, "in PEM"),
+            ({"tls_certificate": files.good, "tls_key": missing}, "TASKQUEUE_TLS_KEY: "),
+            ({"tls_certificate": files.good, "tls_key": files.locked}, "without a password"),
+            ({"tls_certificate": files.good, "tls_key": files.other_key}, "KEY_VALUES_MISMATCH"),
+            ({"tls_key": files.key}, "needs TASKQUEUE_TLS_CERTIFICATE"),
+        ):
+            with pytest.raises(ConfigurationError, match=told):
+                server_context(settings(**given))
+        for bad in (path, missing):
+            with pytest.raises(ConfigurationError, match="TASKQUEUE_TLS_CA"):
+                trusting(bad)
