@@ -48,7 +48,7 @@ async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report]
         ) as cluster:
             server = await cluster.start_server()
             within = ", with a store of its own for this run" if options.embedded else ""
-            view.event(f"server at {cluster.url} (pid {server.pid}){within}")
+            view.event(f"server and dashboard at {cluster.url} (pid {server.pid}){within}")
             for child in await asyncio.gather(
                 *(cluster.start_worker() for _ in range(options.workers))
             ):
