@@ -1,0 +1,18 @@
+"""A server on a port of its own, which prints its address."""
+
+from __future__ import annotations
+
+import asyncio
+
+from taskqueue_core.server import Server
+from taskqueue_memory import MemoryBackend
+from tests.server.support import settings
+
+
+async def main() -> None:
+    """Serve until a signal comes."""
+    server = Server(MemoryBackend(), settings(), on_ready=lambda url: print(url, flush=True))  # noqa: T201
+    await server.run()
+
+
+asyncio.run(main())

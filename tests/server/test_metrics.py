@@ -1,0 +1,373 @@
+"""The metrics: true, the same on every replica, bounded, for those only who may see them, whatever the store does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.flow import RateLimit
+from taskqueue_core.server import metrics_store
+from taskqueue_core.server.hub import VERSION
+from taskqueue_core.server.metrics_local import MOST_KEYS, OTHER, Local
+from taskqueue_core.tasks import (
+    Confirmation,
+    Delivery,
+    Ledger,
+    Published,
+    QueueStats,
+    Settled,
+    Task,
+)
+from taskqueue_memory import MemoryBackend
+from tests.server.access import ADMIN, A, bearer, everybody
+from tests.server.support import eventually, http, problem, receipts, running
+
+
+class Seen:
+    """The samples of one scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.samples = {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in prometheus(text)
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float:
+        """The value of one sample."""
+        return self.samples["taskqueue_" + name, *sorted(labels.items())]
+
+    def has(self, name: str) -> bool:
+        """Whether there is any sample of this name."""
+        return any(sample[0] == "taskqueue_" + name for sample in self.samples)
+
+    def keys(self) -> set[str]:
+        """All values of the label ``key``."""
+        return {value for sample in self.samples for name, value in sample[1:] if name == "key"}
+
+
+async def scrape(client: httpx2.AsyncClient, **options: Any) -> Seen:
+    """Read the metrics."""
+    answer = await client.get("/metrics", **options)
+    assert answer.status_code == 200, answer.text
+    return Seen(answer.text)
+
+
+class TestFigures:
+    """They tell what happened."""
+
+    async def test_of_the_store_and_of_the_process(self) -> None:
+        """Law 1, E5: depth, ages, flow and limits of a queue are those of its ledger; latencies and sockets, too."""
+        async with running() as it, http(it) as client:
+            control = it.hub.control
+            wanted = QueueSettings(
+                max_inflight=9, capacity=4, rate_limit=RateLimit(max_tokens=50, interval=5)
+            )
+            await control.configure("k", wanted)
+            await it.publish("a", "b", "c")
+            await it.publish("later", not_before=it.backend.now() + 60)
+            refused = await client.post("/v1/tasks", json={"key": "k"})
+            assert refused.status_code == 429
+            async with it.worker(credit=5) as worker:
+                one, two, _ = receipts(await worker.deliveries(3))
+                await worker.send("ack", receipts=[one])
+                await worker.send("dead_letter", receipt=two, reason="bad")
+                await worker.settled(2)
+                seen = await scrape(client)
+                assert seen("store_up") == 1
+                assert seen("queues") == 1
+                assert seen("published_total", key="k") == 4
+                assert seen("delivered_total", key="k") == 3
+                ledger = await it.ledger()
+                for state in ("scheduled", "waiting", "in_flight", "done", "dead"):
+                    assert seen("queue_tasks", key="k", state=state) == getattr(ledger, state)
+                assert seen("queue_imbalance_tasks", key="k") == 0
+                assert seen("queue_oldest_age_seconds", key="k") == 0
+                assert seen("queue_subscribers", key="k") == 1
+                assert seen("queue_unclaimed", key="k") == 0
+                assert seen("queue_max_inflight_tasks", key="k") == 9
+                assert seen("queue_capacity_tasks", key="k") == 4
+                assert seen("queue_rate_limit_tasks_per_second", key="k") == 10
+                assert seen("queue_paused", key="k", what="deliveries") == 0
+                assert seen("task_wait_seconds_count", key="k") == 3
+                assert seen("task_run_seconds_count", key="k") == 2
+                assert seen("task_end_to_end_seconds_count", key="k") == 1
+                assert 0 < seen("task_end_to_end_seconds_sum", key="k") < 5
+                assert seen("publish_refused_total", code="queue_full") == 1
+                assert seen("settled_total", outcome="done") == 1
+                assert seen("settled_total", outcome="dead") == 1
+                assert seen("connections", state="welcome") == 1
+                assert seen("credit_tasks") == 2
+                assert seen("held_tasks") == 1
+                assert seen("long_polls") == 0
+                post = {"method": "POST", "path": "/v1/tasks"}
+                assert seen("http_requests_total", **post, status="4xx") == 1
+                assert seen("http_request_seconds_count", **post) == 1
+                assert seen("build_info", version=VERSION) == 1
+
+    async def test_what_nobody_takes(self) -> None:
+        """Fault K1: a queue in which tasks wait, and to which nobody is subscribed, says so, and so does its age."""
+        async with running() as it, http(it) as client:
+            await it.publish("a")
+            await it.hub.control.configure("k", QueueSettings(paused=True))
+            await asyncio.sleep(0.01)
+            seen = await scrape(client)
+            assert seen("queue_unclaimed", key="k") == 1
+            assert seen("queue_oldest_age_seconds", key="k") >= 0.01
+            assert seen("queue_paused", key="k", what="deliveries") == 1
+            assert seen("queue_paused", key="k", what="intake") == 0
+            assert not seen.has("queue_max_inflight_tasks")
+
+    async def test_the_same_on_every_replica(self) -> None:
+        """Law 1: of one store all servers tell the same, which one it was that did the work."""
+        backend = MemoryBackend()
+        names = ("published_total", "queue_tasks", "delivered_total")
+        async with running(backend) as here, running(backend) as there:
+            await here.publish("a", "b")
+            async with there.worker(credit=1) as worker, http(here) as one, http(there) as two:
+                await worker.send("ack", receipts=receipts(await worker.deliveries(1)))
+                await worker.settled(1)
+                told = [await scrape(one), await scrape(two)]
+                first, second = (
+                    {s: v for s, v in seen.samples.items() if s[0][10:] in names} for seen in told
+                )
+                assert first == second
+                assert told[1]("settled_total", outcome="done") == 1
+                assert not told[0].has("settled_total")
+
+    async def test_both_formats(self) -> None:
+        """A scraper gets the format that it asks for, and each can be read by its own parser."""
+        async with running() as it, http(it) as client:
+            await it.publish("a")
+            plain = await client.get("/metrics")
+            assert plain.headers["content-type"].startswith("text/plain; version=")
+            accept = "application/openmetrics-text; version=1.0.0; q=0.9, text/plain;q=0.5"
+            open_ = await client.get("/metrics", headers={"accept": accept})
+            assert open_.headers["content-type"].startswith(
+                "application/openmetrics-text; version=1"
+            )
+            assert open_.text.endswith("# EOF\n")
+            names = {family.name for family in openmetrics(open_.text)}  # type: ignore[no-untyped-call]
+            assert {f.name for f in prometheus(plain.text)} - {"taskqueue_build_info"} <= names
+            assert "_created" not in plain.text + open_.text
+            for family in openmetrics(open_.text):  # type: ignore[no-untyped-call]
+                assert family.documentation, family.name
+
+
+class TestWhoMaySee:
+    """What is exposed is exposed to those who may see it."""
+
+    async def test_a_token_sees_its_keys_only(self, tmp_path: Path) -> None:
+        """C17, security 2: a token for one key sees the figures of that key, and nothing of the others or the whole."""
+        path = everybody(tmp_path / "tokens.toml")
+        async with running(tokens_file=path) as it, http(it) as client:
+            await it.publish("1", key="a")
+            await it.publish("2", "3", key="b")
+            problem(await client.get("/metrics"), 401, "unauthenticated")
+            every = await scrape(client, headers=bearer(ADMIN))
+            assert every.keys() == {"a", "b"}
+            some = await scrape(client, headers=bearer(A))
+            assert some.keys() == {"a"}
+            assert some("queues") == 1
+            assert not some.has("http_requests_total")
+            assert not some.has("connections")
+
+    async def test_labels_hold_no_names_of_strangers(self) -> None:
+        """Security 16, fault K1: no id, tenant, worker, token, path or error becomes a label, whoever makes it up."""
+        secret = "c4nary"
+        async with running() as it, http(it) as client:
+            await it.publish(secret, tenant=secret, headers={secret: secret})
+            await client.get(f"/{secret}?token={secret}", headers={"authorization": secret})
+            await client.request(secret.upper(), f"/v1/tasks/k/{secret}")
+            await client.get(f"/v1/tasks/k/{secret}")
+            async with it.worker(secret, credit=1) as worker:
+                (got,) = await worker.deliveries(1)
+                await worker.send("dead_letter", receipt=got["receipt"], reason=secret)
+                await worker.settled(1)
+                await worker.socket.close(4999, secret)
+            await eventually(lambda: not len(it.hub.registry))
+            seen = await scrape(client)
+            assert secret not in seen.text.lower()
+            assert seen("http_requests_total", method=OTHER, path=OTHER, status="4xx") >= 1
+            path = "/v1/tasks/{key}/{id}"
+            assert seen("http_requests_total", method="GET", path=path, status="2xx") == 1
+            assert seen("connections_ended_total", reason=OTHER) == 1
+
+
+class TestBounds:
+    """However many queues there are, and however slow the store is."""
+
+    async def test_ten_thousand_queues(self) -> None:
+        """Security 16: the busiest queues have figures of their own, the rest is one sum; sizes stay small."""
+        async with running() as it, http(it) as client:
+            tasks = [Task(key=f"q{n}", id="t") for n in range(10_000)]
+            for start in range(0, len(tasks), 1000):
+                await it.backend.publisher.publish(*tasks[start : start + 1000])
+            await it.publish("x", "y", key="q9999")
+            began = time.perf_counter()
+            seen = await scrape(client)
+            assert time.perf_counter() - began < 5
+            assert len(seen.keys()) == metrics_store.MOST_LABELS + 1
+            assert seen("published_total", key="q9999") == 3
+            assert seen("published_total", key=OTHER) == 10_002 - 3 - 199
+            assert seen("queue_tasks", key=OTHER, state="waiting") == 10_002 - 3 - 199
+            assert seen("queue_unclaimed", key=OTHER) == 9_800
+            assert seen("queues") == 10_000
+            assert len(seen.text) < 1_000_000
+
+    def test_latencies_of_many_queues(self) -> None:
+        """Security 16: a process tells so many queues apart, and the rest together, without loss."""
+        local = Local(registry := CollectorRegistry(), lambda: 2.0)
+        for n in range(10_000):
+            task = Task(key=f"q{n}", id="t")
+            local.delivered(
+                (Delivery(task=task, receipt="r", attempt=1, delivered_at=1, waiting_since=0.5),)
+            )
+        local.flush()
+        local.flush()
+        name, labels = "taskqueue_task_wait_seconds_count", {"key": OTHER}
+        assert registry.get_sample_value(name, labels) == 10_000 - MOST_KEYS
+        (waits,) = (f for f in registry.collect() if f.name == "taskqueue_task_wait_seconds")
+        assert len({s.labels["key"] for s in waits.samples}) == MOST_KEYS + 1
+        assert sum(s.value for s in waits.samples if s.name.endswith("_sum")) == 5000
+
+    def test_no_queue_has_the_name_of_the_rest(self) -> None:
+        """The label of the rest is none that a queue may have."""
+        with pytest.raises(ValueError, match="key"):
+            Task(key=OTHER)
+
+    def test_what_clocks_and_outcomes_do(self) -> None:
+        """A clock that is behind adds no negative time; a lost lease is counted, and has no latency."""
+        local = Local(registry := CollectorRegistry(), lambda: 1.0)
+        task = Task(key="k", id="t")
+        (ahead, unknown) = (
+            Delivery(task=task, receipt="r", attempt=1, delivered_at=2, waiting_since=since)
+            for since in (3.0, None)
+        )
+        local.delivered((ahead, unknown))
+        outcomes = (Settled.OK, Settled.LEASE_LOST)
+        local.settled((unknown, ahead), "ack", outcomes)
+        local.settled((ahead, ahead), "lost", (Settled.OK, Settled.DEAD))
+        local.settled((ahead,), "redeliver", (Settled.OK,))
+        local.retry_scheduled(ahead)
+        local.retry_scheduled(None)
+        refused = [
+            Confirmation(key="k", task_id="t", status=Published.CONFLICT),
+            Confirmation(key="k", task_id="t", status=Published.REFUSED),
+        ]
+        local.published(refused)
+        local.maintained(None)
+        local.flush()
+
+        def value(name: str, **labels: str) -> float | None:
+            return registry.get_sample_value(f"taskqueue_{name}", labels)
+
+        assert value("task_wait_seconds_count", key="k") == 1
+        assert value("task_wait_seconds_sum", key="k") == 0
+        assert value("task_run_seconds_count", key="k") == 2
+        assert value("task_end_to_end_seconds_count", key="k") is None
+        for outcome in ("done", "stale", "lost", "returned", "retried"):
+            assert value("settled_total", outcome=outcome) == 1, outcome
+        assert value("publish_refused_total", code="conflict") == 1
+        assert value("publish_refused_total", code=OTHER) == 1
+        assert value("housekeeping_passes_total", result="failed") == 1
+
+
+class Stuck(MemoryBackend):
+    """A store that answers operators slowly, with an error, or never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+        self.error: Exception | None = None
+        self.answer = asyncio.Event()
+        self.answer.set()
+        self._queues = self.control.queues
+        self.control.queues = self._ask  # type: ignore[method-assign]
+
+    async def _ask(self) -> tuple[str, ...]:
+        self.passes += 1
+        await self.answer.wait()
+        if self.error is not None:
+            raise self.error
+        return await self._queues()
+
+
+class TestOutage:
+    """A scrape never fails and never hangs."""
+
+    @pytest.mark.parametrize("error", [BackendUnavailable("away"), RuntimeError("broken")])
+    async def test_a_store_that_is_away(self, error: Exception) -> None:
+        """Fault K1: the process's own figures come all the same, and one says that the store does not answer."""
+        backend = Stuck()
+        async with running(backend) as it, http(it) as client:
+            await it.publish("a")
+            backend.error = error
+            seen = await scrape(client)
+            assert seen("store_up") == 0
+            assert not seen.has("queue_tasks")
+            assert seen("connections", state="welcome") == 0
+            backend.error = None
+
+            async def back() -> bool:
+                return (await scrape(client))("store_up") == 1
+
+            await eventually(back)
+
+    async def test_a_store_that_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One pass is under way at a time; a scrape waits so long, and gets older figures until they are stale."""
+        backend = Stuck()
+        async with running(backend) as it, http(it) as client:
+            figures = metrics_store.StoreFigures(it.hub.control, it.backend.now, patience=0.05)
+            await it.publish("a")
+            assert (await figures.latest()) is not None
+            monkeypatch.setattr(metrics_store, "_FRESH", 0.0)
+            backend.answer.clear()
+            before = backend.passes
+            told = await asyncio.gather(*(figures.latest() for _ in range(20)))
+            assert all(one is told[0] and one is not None for one in told)
+            assert backend.passes == before + 1
+            monkeypatch.setattr(metrics_store, "_STALE", 0.0)
+            assert await figures.latest() is None
+            await figures.close()
+            monkeypatch.undo()
+            backend.answer.set()
+            assert (await scrape(client))("store_up") == 1
+
+    async def test_many_scrapers_cost_one_pass(self) -> None:
+        """Figures are read once for all who ask within a second."""
+        backend = Stuck()
+        async with running(backend) as it, http(it) as client:
+            before = backend.passes
+            await asyncio.gather(*(scrape(client) for _ in range(10)))
+            assert backend.passes == before + 1
+
+    async def test_settings_that_do_not_come(self) -> None:
+        """Limits are left out where the store does not tell them; the rest stands."""
+
+        class Control:
+            async def settings(self, key: str) -> QueueSettings:
+                raise BackendUnavailable(key)
+
+        figures = metrics_store.Figures(0, 0, (QueueStats(key="k", ledger=Ledger()),), {})
+        store = metrics_store.StoreFigures(Control(), lambda: 0.0)  # type: ignore[arg-type]
+        await store.complete(figures, ["k"])
+        shown = metrics_store.Shown.of(figures, lambda _: True)
+        names = {
+            sample.name
+            for family in metrics_store.families(figures, shown)
+            for sample in family.samples
+        }
+        assert "taskqueue_queue_tasks" in names
+        assert "taskqueue_queue_paused" not in names
