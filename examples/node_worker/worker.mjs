@@ -1,0 +1,76 @@
+#!/usr/bin/env -S node --experimental-websocket
+// A worker in plain Node, without packages: 22 or later, or 20.10 with the option above. It knows docs/protocol.md only.
+import process from "node:process";
+import { setTimeout as sleep } from "node:timers/promises";
+
+class Reject extends Error {} // no further attempt can succeed
+
+const handlers = {
+  "node.square": ({ n }) => n * n,
+  "node.flaky": (_, { attempt }) => { if (attempt < 2) throw new Error("not yet"); return attempt; },
+  "node.picky": () => { throw new Reject("bad_input"); },
+  "node.slow": async ({ seconds }) => { await sleep(seconds * 1000); return "slept"; },
+};
+
+const url = (process.env.TASKQUEUE_SERVER_URL ?? "http://127.0.0.1:8420").replace(/^http/, "ws") + "/v1/socket";
+const workerId = `node.${process.pid}.${Date.now().toString(36)}`; // unique per start
+const room = 10;
+const held = new Map(); // receipt -> its verdict, null while it runs; kept until the server has stored the verdict
+let socket, ready = false, leaving = false, pause = 0, lease = 15, heard = 0;
+
+const say = (frame) => ready && socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(frame));
+
+async function run({ receipt, task, ...delivery }) {
+  held.set(receipt, null);
+  let verdict;
+  try {
+    const result = await handlers[task.key](task.payload ?? null, delivery);
+    verdict = { type: "ack", receipts: [receipt], results: { [receipt]: result ?? null } };
+  } catch (error) {
+    verdict = error instanceof Reject
+      ? { type: "dead_letter", receipt, reason: error.message.slice(0, 4096) }
+      : { type: "retry", receipt, error: String(error).slice(0, 4096) };
+  }
+  if (held.has(receipt)) held.set(receipt, verdict), say(verdict); // else it was revoked: somebody else's by now
+  say({ type: "credit", n: 1 });
+}
+
+const hear = {
+  welcome(frame) {
+    ready = true; pause = 0; lease = frame.lease;
+    const adopted = new Set(frame.adopted); // the rest is gone
+    for (const [receipt, verdict] of held) adopted.has(receipt) ? verdict && say(verdict) : held.delete(receipt);
+  },
+  deliver: ({ deliveries }) => deliveries.filter((one) => !held.has(one.receipt)).forEach(run),
+  settled: ({ ok = [], lease_lost = [] }) => [...ok, ...lease_lost].forEach((receipt) => held.delete(receipt)),
+  revoke: ({ receipts }) => receipts.forEach((receipt) => held.delete(receipt)),
+  ping: ({ n = 0 }) => say({ type: "pong", n }),
+  drain: () => {}, // it closes with 1012 once what runs here is settled, or its time is over
+  error: ({ code, message }) => console.error(`the server says ${code}: ${message}`),
+};
+
+function connect() {
+  const mine = (socket = new WebSocket(url, "taskqueue.v1"));
+  heard = Date.now(); ready = false;
+  mine.onopen = () => {
+    const credit = room - [...held.values()].filter((verdict) => verdict === null).length;
+    const token = process.env.TASKQUEUE_TOKEN;
+    mine.send(JSON.stringify({ type: "hello", worker_id: workerId, keys: Object.keys(handlers), credit, token, holding: [...held.keys()] }));
+  };
+  mine.onmessage = ({ data }) => { heard = Date.now(); const frame = JSON.parse(data); hear[frame.type]?.(frame); };
+  const lost = async ({ code }) => {
+    if (mine !== socket) return; // it was noticed before
+    socket = null; ready = false;
+    if (leaving || code === 4401) process.exit(leaving ? 0 : 1);
+    await sleep(pause * (0.5 + Math.random() / 2)); // the first time at once
+    pause = Math.min(2 * pause + 100, 5000);
+    connect();
+  };
+  mine.onclose = lost;
+  mine.onerror = lost; // Node 20 says no more where nobody listens
+  mine.whenSilent = () => { mine.close(); lost({ code: 0 }); };
+}
+
+setInterval(() => socket && Date.now() - heard > lease * 1000 && socket.whenSilent(), 1000);
+process.on("SIGTERM", () => { leaving = true; ready ? say({ type: "bye" }) : process.exit(0); });
+connect();

@@ -1,0 +1,141 @@
+"""The worker in Node of examples/, on a real server: another language needs the page about the protocol alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskqueue_core.capabilities import control_of, dead_letters_of
+from taskqueue_core.hooks import Hooks, Identity, hookimpl
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.queue import Queue
+from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.tasks import State, Task
+from taskqueue_memory import MemoryBackend
+from taskqueue_redis import RedisBackend
+from tests.redis.reserved import reserve
+from tests.redis.serving import serving
+from tests.server.support import eventually, running
+
+WORKER = Path(__file__).parents[2] / "examples/node_worker/worker.mjs"
+OLDEST = (20, 10)
+"""which has a WebSocket of its own, if asked for it"""
+
+
+def node() -> str:
+    """Return the Node to run; without one there is nothing that this could prove."""
+    found = shutil.which("node")
+    if found is None:
+        pytest.fail("Node is missing: install Node 22 or later, or the package nodejs")
+    told = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    version = tuple(map(int, re.findall(r"\d+", told)[:2]))
+    if version < OLDEST:
+        pytest.fail(f"Node {told.strip()} has no WebSocket of its own: install 22 or later")
+    return found
+
+
+@asynccontextmanager
+async def worker(url: str, **variables: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the example until the end of the block."""
+    process = await asyncio.create_subprocess_exec(
+        *(node(), "--experimental-websocket", str(WORKER)),
+        env=os.environ | variables | {"TASKQUEUE_SERVER_URL": url},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
+    """E1, REV-E5: acks, retries and dead letters count; what runs while the server is killed is settled at the next."""
+    assert redis_url
+    port = reserve()
+    words = ("--backend", "redis", "--port", str(port.port))
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            backend = await stack.enter_async_context(contextlib.aclosing(RedisBackend()))
+            control = control_of(backend)
+            flaky = await control.settings("node.flaky")
+            quick = RetryPolicy(base=0.05, cap=0.1)
+            await control.configure("node.flaky", flaky.model_copy(update={"retry": quick}))
+            payloads = {
+                "square": {"n": 12},
+                "flaky": None,
+                "picky": None,
+                "slow": {"seconds": 3},
+            }
+            tasks = [Task.of(f"node.{name}", load, id=name) for name, load in payloads.items()]
+            async with serving(tmp_path, *words) as first:
+                process = await stack.enter_async_context(worker(first.url))
+                await Queue(backend).publish_many(tasks)
+                await eventually(lambda: state(backend, "square", State.DONE), 10)
+                await eventually(lambda: state(backend, "flaky", State.DONE), 10)
+                await eventually(lambda: state(backend, "picky", State.DEAD), 10)
+                await eventually(lambda: state(backend, "slow", State.IN_FLIGHT), 10)
+                first.send(signal.SIGKILL)
+                await first.ended()
+            async with serving(tmp_path, *words):
+                await eventually(lambda: state(backend, "slow", State.DONE), 20)
+                await Queue(backend).publish("node.square", {"n": 3}, id="again")
+                await eventually(lambda: state(backend, "again", State.DONE, "node.square"), 10)
+                process.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(process.wait(), 10) == 0
+
+            assert await result(backend, "square") == 144
+            assert await result(backend, "flaky") == 2
+            assert await result(backend, "slow") == "slept"
+            letter = await dead_letters_of(backend).get("node.picky", "picky")
+            assert letter is not None
+            assert letter.reason == "bad_input"
+            stats = await control.stats("node.slow")
+            assert (stats.delivered, stats.redelivered, stats.lost) == (1, 0, 0)
+    finally:
+        port.release()
+
+
+async def test_a_token_that_nobody_knows_ends_it() -> None:
+    """4401: it does not come again. With one that may consume it works."""
+
+    class Plugin:
+        @hookimpl
+        def authenticate(self, token: str | None, peer: str) -> Identity | None:
+            del peer
+            return Identity(name="me") if token == "right" else None
+
+    hooks = Hooks()
+    hooks.register(Plugin())
+    async with running(ObservedBackend(MemoryBackend(), hooks)) as it:
+        async with worker(it.server.url, TASKQUEUE_TOKEN="wrong") as process:
+            assert await asyncio.wait_for(process.wait(), 10) == 1
+        async with worker(it.server.url, TASKQUEUE_TOKEN="right"):
+            await it.publish("a", key="node.square", payload=b'{"n":2}')
+            await it.reaches("node.square", done=1)
+
+
+async def state(backend: RedisBackend, task: str, wanted: State, key: str = "") -> bool:
+    """Whether a task has come to this."""
+    (status,) = await control_of(backend).statuses(key or f"node.{task}", task)
+    return status is not None and status.state is wanted
+
+
+async def result(backend: RedisBackend, task: str) -> object:
+    """What a task came to."""
+    (found,) = await control_of(backend).results(f"node.{task}", task)
+    assert found is not None
+    return msgspec.json.decode(found)
