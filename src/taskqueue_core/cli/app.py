@@ -17,6 +17,7 @@ from taskqueue_core.cli import (
     queues,
     serve,
     stats,
+    token,
     version,
     worker,
 )
@@ -40,7 +41,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (serve, worker, publish, stats, queues, dead_letters, lookup, migrate, demo, version):
+for module in (
+    serve,
+    token,
+    worker,
+    publish,
+    stats,
+    queues,
+    dead_letters,
+    lookup,
+    migrate,
+    demo,
+    version,
+):
     module.add_to(app)
 mount(app)
 

@@ -19,7 +19,18 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.hooks import Identity
 from taskqueue_core.limits import check_name, check_time
 
-__all__ = ["MAX_ENTRIES", "VERBS", "Entry", "Tokens", "hashed", "read_entries", "signature"]
+__all__ = [
+    "MAX_ENTRIES",
+    "VERBS",
+    "Entry",
+    "Tokens",
+    "check_pattern",
+    "hashed",
+    "load",
+    "read_entries",
+    "seconds_of",
+    "signature",
+]
 
 VERBS = ("publish", "consume", "admin")
 MAX_ENTRIES = 1000
@@ -74,7 +85,7 @@ class Tokens:
     @classmethod
     def load(cls, path: Path) -> Tokens:
         """Read a file that nobody else can read. Raises `ConfigurationError` that names the entry and the field."""
-        return cls(read_entries(_read(path), path))
+        return cls(read_entries(load(path), path))
 
     def identify(self, token: str | None, now: float) -> Identity | None:
         """Say whose a token is, ``None`` if nobody's. Takes as long whichever entry it is, and if it is none."""
@@ -97,6 +108,16 @@ def signature(path: Path) -> object:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
+def check_pattern(field: str, pattern: object) -> None:
+    """Raise `InvalidInput` for what stands for no keys."""
+    try:
+        if pattern != "*":
+            check_name(field, pattern.removesuffix("*") if isinstance(pattern, str) else pattern)
+    except InvalidInput as error:
+        allowed = 'a key, the beginning of keys with one * after it, or "*"'
+        raise InvalidInput(field, error.got, allowed) from None
+
+
 def read_entries(text: bytes, path: Path) -> tuple[Entry, ...]:
     """Return the entries that a file tells. Raises `ConfigurationError`."""
     try:
@@ -117,7 +138,8 @@ def read_entries(text: bytes, path: Path) -> tuple[Entry, ...]:
     return entries
 
 
-def _read(path: Path) -> bytes:
+def load(path: Path) -> bytes:
+    """Return the bytes of a file that nobody else can use. Raises `ConfigurationError`."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -179,11 +201,9 @@ def _keys(told: object, wrong: Callable[[str, str], NoReturn]) -> tuple[str, ...
         wrong("keys", f'an array of 1 to {_PATTERNS} keys; "*" for all, "mail-*" for a beginning')
     for pattern in told:
         try:
-            if pattern != "*":
-                name = pattern.removesuffix("*") if isinstance(pattern, str) else pattern
-                check_name("keys", name)
-        except InvalidInput:
-            wrong("keys", 'each is a key, the beginning of keys with one * after it, or "*"')
+            check_pattern("keys", pattern)
+        except InvalidInput as error:
+            wrong("keys", error.allowed)
     return tuple(told)
 
 
@@ -191,7 +211,7 @@ def _expiry(told: object, wrong: Callable[[str, str], NoReturn]) -> float | None
     if told is None:
         return None
     try:
-        at = _seconds(told)
+        at = seconds_of(told)
         check_time("expires_at", at)
     except (ValueError, OverflowError, InvalidInput):
         wrong(
@@ -201,7 +221,8 @@ def _expiry(told: object, wrong: Callable[[str, str], NoReturn]) -> float | None
     return at
 
 
-def _seconds(told: object) -> float:
+def seconds_of(told: object) -> float:
+    """Return Unix seconds, told as such, as a time or as its ISO text. Raises `ValueError`."""
     if isinstance(told, int | float) and not isinstance(told, bool):
         return float(told)
     if isinstance(told, str):

@@ -1,0 +1,190 @@
+"""``taskqueue token``: what a person does to let somebody in, and to shut them out."""
+
+import hashlib
+import os
+import re
+import stat
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.server.tokens import Tokens
+from taskqueue_core.server.tokens_file import add, new_token, remove
+from tests.cli.conftest import Cli
+
+MAIL = ("--verbs", "publish,consume", "--keys", "mail-*, x")
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that the settings name; there is none yet."""
+    found = tmp_path / "tokens.toml"
+    monkeypatch.setenv("TASKQUEUE_TOKENS_FILE", str(found))
+    return found
+
+
+def test_a_new_token(cli: Cli, path: Path) -> None:
+    """Security 1: 32 random bytes, of which the file gets a hash; stdout has the token and nothing else."""
+    done = cli("token", "new", "mail", *MAIL)
+    assert done.code == 0
+    (secret,) = done.out.splitlines()
+    assert re.fullmatch(r"tq_[A-Za-z0-9_-]{43}", secret)
+    assert secret not in done.err
+    assert "publish with mail-*, x" in done.err
+    text = path.read_text()
+    assert secret not in text
+    assert hashlib.sha256(secret.encode()).hexdigest() in text
+    found = Tokens.load(path).identify(secret, time.time())
+    assert found is not None
+    assert found.may("consume", "mail-7")
+    assert not found.may("admin", "mail-7")
+    assert cli("token", "new", "mail", *MAIL).out.strip() != secret
+
+
+def test_only_for_its_owner(cli: Cli, path: Path) -> None:
+    """Security 26: mode 0600 whatever the mask, no draft is left, and one that others may read is not touched."""
+    old = os.umask(0)
+    try:
+        cli("token", "new", "mail", *MAIL)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    path.chmod(0o644)
+    done = cli("token", "new", "mail", *MAIL)
+    assert done.code == 2
+    assert "chmod 600" in done.err
+
+
+def test_json(cli: Cli, path: Path) -> None:
+    """Every command has one value for programs."""
+    made = cli("token", "new", "mail", *MAIL, "--expires", "2030-01-01", "--json").told
+    assert made.pop("token").startswith("tq_")
+    assert made.pop("file") == str(path)
+    assert made == {
+        "name": "mail",
+        "id": made["id"],
+        "verbs": ["consume", "publish"],
+        "keys": ["mail-*", "x"],
+        "expires_at": 1893456000.0,
+    }
+    assert cli("token", "list", "--json").told == [made]
+    assert cli("token", "revoke", "mail", "--json").told == {"revoked": [made], "file": str(path)}
+    assert cli("token", "list", "--json").told == []
+
+
+def test_rotation(cli: Cli, path: Path) -> None:
+    """Security 6: a second token of the name, then the first is revoked; others and remarks stay as they are."""
+    cli("token", "new", "other", *MAIL)
+    path.write_text(path.read_text() + "# a remark\n")
+    first = cli("token", "new", "mail", *MAIL).out.strip()
+    second = cli("token", "new", "mail", *MAIL).out.strip()
+    both = Tokens.load(path)
+    assert both.identify(first, 0)
+    assert both.identify(second, 0)
+    assert "Revoked 1 of mail" in cli("token", "revoke", "mail", "--keep-newest").out
+    left = Tokens.load(path)
+    assert left.identify(first, 0) is None
+    assert left.identify(second, 0)
+    assert [entry.name for entry in left.entries] == ["other", "mail"]
+    assert "# a remark" in path.read_text()
+    assert "Revoked 0" in cli("token", "revoke", "mail", "--keep-newest").out
+
+
+def test_one_of_a_name(cli: Cli, path: Path) -> None:
+    """An id tells two of a name apart."""
+    ids = [cli("token", "new", "mail", *MAIL, "--json").told["id"] for _ in range(3)]
+    cli("token", "revoke", "mail", "--id", ids[1])
+    assert [entry.short for entry in Tokens.load(path).entries] == [ids[0], ids[2]]
+
+
+def test_the_list(cli: Cli, path: Path) -> None:
+    """Whose, for what, until when; no hash."""
+    assert "nobody gets in" in cli("token", "new", "a", *MAIL).err + _emptied(cli)
+    cli("token", "new", "mail", *MAIL, "--expires", "90d")
+    out = cli("token", "list").out
+    (entry,) = Tokens.load(path).entries
+    assert entry.expires_at == pytest.approx(time.time() + 90 * 86400, abs=5)
+    for word in ("mail", entry.short, "consume publish", "mail-* x"):
+        assert word in out
+    assert entry.sha256.hex() not in out
+
+
+def _emptied(cli: Cli) -> str:
+    cli("token", "revoke", "a")
+    return cli("token", "list").out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("new", "a b", *MAIL), "name: "),
+        (("new", "a", "--verbs", "publish,root", "--keys", "*"), "publish, consume, admin"),
+        (("new", "a", "--verbs", ",", "--keys", "*"), "publish, consume, admin"),
+        (("new", "a", "--verbs", "admin", "--keys", "a*b"), "beginning of keys"),
+        (("new", "a", "--verbs", "admin", "--keys", ""), "beginning of keys"),
+        (("new", "a", *MAIL, "--expires", "soon"), "90d"),
+        (("new", "a", *MAIL, "--expires", "2001-01-01"), "a time to come"),
+        (("new", "a", "--keys", "*"), "--verbs"),
+        (("list",), "No such file"),
+        (("revoke", "a"), "No such file"),
+    ],
+)
+def test_what_is_wrong(cli: Cli, path: Path, words: tuple[str, ...], told: str) -> None:
+    """Exit code 2, a reason, and no file."""
+    done = cli("token", *words)
+    assert done.code == 2
+    assert told in done.err
+    assert not path.exists()
+
+
+def test_nobody_of_this_name(cli: Cli, path: Path) -> None:
+    """The error names those that there are."""
+    cli("token", "new", "mail", *MAIL)
+    done = cli("token", "revoke", "male")
+    assert done.code == 2
+    assert "mail" in done.err
+    assert len(Tokens.load(path).entries) == 1
+
+
+def test_no_file_is_named(cli: Cli, tmp_path: Path) -> None:
+    """It says how to name one; where it is named, the server must know of it, too."""
+    done = cli("token", "list")
+    assert done.code == 2
+    assert "TASKQUEUE_TOKENS_FILE" in done.err
+    file = tmp_path / "t.toml"
+    done = cli("token", "new", "mail", *MAIL, "--file", str(file))
+    assert f"TASKQUEUE_TOKENS_FILE={file}" in done.err
+    missing = tmp_path / "no" / "t.toml"
+    assert "cannot be changed" in cli("token", "new", "a", *MAIL, "--file", str(missing)).err
+
+
+def test_side_by_side(path: Path) -> None:
+    """Whoever changes the file at the same time as others loses nothing of theirs."""
+
+    def some(number: int) -> None:
+        for turn in range(5):
+            add(path, f"n{number}", new_token(), verbs=["admin"], keys=["*"])
+            if turn % 2:
+                remove(path, lambda entry: entry.name == f"n{number}")
+
+    threads = [threading.Thread(target=some, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(entry.name for entry in Tokens.load(path).entries) == [f"n{i}" for i in range(6)]
+
+
+def test_written_otherwise(path: Path) -> None:
+    """What this command cannot take out without harm it leaves alone."""
+    digest = hashlib.sha256(b"x").hexdigest()
+    row = f'{{name = "a", sha256 = "{digest}", verbs = ["admin"], keys = ["*"]}}'
+    path.touch(0o600)
+    path.write_text(f"token = [{row}]\n")
+    with pytest.raises(Exception, match="by hand"):
+        remove(path, lambda _: True)
+    assert tomllib.loads(path.read_text())["token"]
