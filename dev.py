@@ -343,7 +343,7 @@ def carry_out(arguments: "list[str]") -> int:
         programs["report"] += ["--journal", journal, "--out", report]
     if name in programs:
         more = {
-            "soak": {"TASKQUEUE_FUZZ_FRAMES": "1000000"},
+            "soak": {"TASKQUEUE_FUZZ_FRAMES": "1000000", "TASKQUEUE_SCHEMA_EXAMPLES": "500"},
             "run": {"TASKQUEUE_DEMO_REPORT": "python3 dev.py report"},
         }
         variables = more.get(name, {})

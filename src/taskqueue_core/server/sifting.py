@@ -8,6 +8,8 @@ from typing import Self
 import msgspec
 
 from taskqueue_core.capabilities import DeadLetters
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, check_time, kind_of
 from taskqueue_core.queue import instant
 from taskqueue_core.tasks import DeadLetter
 
@@ -39,10 +41,14 @@ class Sieve(msgspec.Struct, frozen=True, kw_only=True):
         failed_before: float | None = None,
         older_than: float | None = None,
     ) -> Self:
-        """Make one at the time ``now``. Raises `InvalidInput` where both times are given."""
-        back = None if older_than is None else 0.0
-        instant(now, "older_than", back, "failed_before", failed_before)
-        before = failed_before if older_than is None else now - older_than
+        """Make one at the time ``now``. Raises `InvalidInput`, for one where both times are given."""
+        for field, text in (("reason", reason), ("error", error)):
+            if text is not None and not 0 < len(text) <= LIMITS.text:
+                raise InvalidInput(field, kind_of(text), f"text of 1 to {LIMITS.text} characters")
+        if failed_before is not None:
+            check_time("failed_before", failed_before)
+        later = instant(now, "older_than", older_than, "failed_before", failed_before)
+        before = later if older_than is None else now - older_than
         return cls(reason=reason, error=error, before=before, made=now)
 
     @property

@@ -1,0 +1,260 @@
+"""Dead letters over HTTP: pages, one by one, and by filter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from taskqueue_core.server import sifting
+from taskqueue_core.tasks import DeadLetter, Failure, Task
+from taskqueue_memory import MemoryBackend
+from tests.server.support import problem
+from tests.server.test_http_operations import bury
+
+_URL = "/v1/queues/k/dead-letters"
+
+
+async def bury_all(backend: MemoryBackend, reasons: dict[str, tuple[str, str]]) -> None:
+    """Make dead letters with these reasons and errors, by id."""
+    await backend.publisher.publish(*(Task(key="k", id=i) for i in reasons))
+    subscription = backend.subscribe(["k"], "w")
+    for delivery in (await subscription.receive(len(reasons), 0)).deliveries:
+        await subscription.dead_letter(delivery, *reasons[delivery.task.id])
+    await subscription.close()
+
+
+async def every(api: httpx2.AsyncClient, **query: Any) -> list[list[str]]:
+    """The ids on each page, by cursor; the header says the same as the body."""
+    pages: list[list[str]] = []
+    while True:
+        answer = await api.get(_URL, params=query)
+        body = answer.json()
+        pages.append([letter["task"]["id"] for letter in body["dead_letters"]])
+        if "next" not in body:
+            assert "link" not in answer.headers
+            return pages
+        query["after"] = body["next"]
+        following = answer.links["next"]["url"]
+        assert following.startswith(f"{_URL}?")
+        assert httpx2.URL(following).params["after"] == body["next"]
+
+
+class TestPages:
+    """C17: a list of any length is looked through in pieces."""
+
+    async def test_a_cursor_leads_through_all(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        """C17, fault K6: each letter once, oldest first; the last page says that it is the last."""
+        await bury(backend, *"abcdef")
+        assert await every(api, limit=4) == [list("abcd"), list("ef")]
+        assert await every(api, limit=3) == [list("abc"), list("def")]
+        assert await every(api, limit=6) == [list("abcdef")]
+        assert await every(api, limit=1000) == [list("abcdef")]
+
+    async def test_filters(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """C17: by reason, by what stands in the last error, by age; together they narrow down."""
+        await bury_all(
+            backend,
+            {"a": ("no", "timeout of x"), "b": ("no", "key error"), "c": ("max", "a timeout")},
+        )
+        assert await every(api, reason="no") == [["a", "b"]]
+        assert await every(api, error="timeout") == [["a", "c"]]
+        assert await every(api, error="timeout", reason="no") == [["a"]]
+        assert await every(api, failed_before=backend.now() + 1) == [["a", "b", "c"]]
+        assert await every(api, older_than=3600) == [[]]
+        assert await every(api, older_than=0.0) == [["a", "b", "c"]]
+        assert await every(api, error="TIMEOUT") == [[]]
+
+    async def test_a_long_list(
+        self,
+        api: httpx2.AsyncClient,
+        backend: MemoryBackend,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Fault K6: one call looks at so many, and the cursor goes on even from an empty page."""
+        asked: list[int] = []
+        letter = DeadLetter(
+            task=Task(key="k", payload=b'"' + b"x" * 1000 + b'"'),
+            attempt=1,
+            losses=0,
+            reason="no",
+            failed_at=1,
+            history=(Failure(attempt=1, at=1, error="e"),),
+        )
+
+        async def endless(key: str, *, limit: int, after: str | None = None) -> list[DeadLetter]:
+            asked.append(limit)
+            start = int((after or "n0")[1:]) + 1
+            replace = lambda n: Task(key=key, id=f"n{n}", payload=letter.task.payload)  # noqa: E731
+            return [
+                DeadLetter(
+                    task=replace(n), attempt=1, losses=0, reason="no", failed_at=1, history=()
+                )
+                for n in range(start, start + limit)
+            ]
+
+        monkeypatch.setattr(backend.dead_letters, "list", endless)
+        answer = await api.get(_URL, params={"reason": "other"})
+        assert answer.json() == {"dead_letters": [], "next": "n10000"}
+        assert max(asked) <= 101
+        answer = await api.get(_URL, params={"limit": 1000})
+        assert len(answer.json()["dead_letters"]) == 1000
+        monkeypatch.setattr(sifting, "_PAGE_BYTES", 10_000)
+        body = (await api.get(_URL, params={"limit": 1000})).json()
+        assert (len(body["dead_letters"]), body["next"]) == (10, "n10")
+
+    @pytest.mark.parametrize(
+        ("query", "field"),
+        [
+            ({"older_than": "-1"}, "older_than"),
+            ({"older_than": "NaN"}, "older_than"),
+            ({"older_than": "inf"}, "older_than"),
+            ({"older_than": "1e300"}, "older_than"),
+            ({"failed_before": "253402300800"}, "failed_before"),
+            ({"failed_before": 1, "older_than": 1}, "older_than"),
+            ({"reason": ""}, "reason"),
+            ({"error": "x" * 4097}, "error"),
+            ({"after": "a b"}, "after"),
+            ({"limt": 1}, "query"),
+            ([("limit", 1), ("limit", 2)], "query"),
+        ],
+        ids=str,
+    )
+    async def test_bad_filters(self, api: httpx2.AsyncClient, query: Any, field: str) -> None:
+        """Fault K4: what is no time, no text, or no parameter at all is refused by its name, not passed over."""
+        problem(await api.get(_URL, params=query), 422, "invalid_input", field)
+
+
+class TestOne:
+    """C17: one letter."""
+
+    async def test_look_redrive_discard(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        """C17, fault K6: seen whole, made waiting again or given up; what is not dead is passed over."""
+        await bury(backend, "a", "b", "redrive")
+        answer = await api.get(f"{_URL}/a")
+        assert b'"payload":[1,  2]' in answer.content
+        assert answer.json()["history"][0]["error"] == "why"
+        assert (await api.get(f"{_URL}/redrive")).json()["task"]["id"] == "redrive"
+        for count in (1, 0):
+            assert (await api.post(f"{_URL}/a/redrive")).json() == {"count": count}
+            assert (await api.delete(f"{_URL}/b")).json() == {"count": count}
+        problem(await api.get(f"{_URL}/a"), 404, "no_dead_letter")
+        problem(await api.get(f"{_URL}/nobody"), 404, "no_dead_letter")
+        problem(await api.get(f"{_URL}/%7B%7D"), 422, "invalid_input", "id")
+        assert (await api.post(f"{_URL}/nobody/redrive")).json() == {"count": 0}
+        ledger = await backend.control.ledger("k")
+        assert (ledger.waiting, ledger.discarded, ledger.dead) == (1, 1, 1)
+
+
+class TestByFilter:
+    """C17: redrive and discard of what a filter finds."""
+
+    async def test_redrive(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """C17, fault K6: only those, counted; a second call finds none."""
+        reasons = {f"t{n}": ("no", "timeout" if n % 3 else "other") for n in range(250)}
+        await bury_all(backend, reasons)
+        body = {"filter": {"error": "timeout", "reason": "no"}}
+        wanted = sum(error == "timeout" for _, error in reasons.values())
+        assert (await api.post(f"{_URL}/redrive", json=body)).json() == {"count": wanted}
+        assert (await api.post(f"{_URL}/redrive", json=body)).json() == {"count": 0}
+        ledger = await backend.control.ledger("k")
+        assert (ledger.waiting, ledger.dead) == (wanted, 250 - wanted)
+
+    async def test_so_many_in_one_call(
+        self,
+        api: httpx2.AsyncClient,
+        backend: MemoryBackend,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Fault K6: a call looks at so many, and the next one goes on where it ended, whether those went or stayed."""
+        monkeypatch.setattr(sifting, "_LOOKED_AT", 200)
+        reasons = {f"t{n:03}": ("no", "timeout" if n % 2 else "other") for n in range(950)}
+        await bury_all(backend, reasons)
+        body: dict[str, Any] = {"filter": {"error": "timeout"}}
+        counts = []
+        while True:
+            told = (await api.post(f"{_URL}/redrive", json=body)).json()
+            counts.append(told["count"])
+            if "next" not in told:
+                break
+            body["after"] = told["next"]
+        assert counts == [100, 100, 100, 100, 75]
+        rest = {"filter": {"reason": "no"}}
+        counts = []
+        while True:
+            told = (await api.post(f"{_URL}/discard?confirm=k", json=rest)).json()
+            counts.append(told["count"])
+            if "next" not in told:
+                break
+            rest["after"] = told["next"]
+        assert sum(counts) == 475
+        assert max(counts) <= 200
+        assert (await backend.control.ledger("k")).dead == 0
+
+    async def test_what_dies_again_is_not_redriven_again(
+        self,
+        api: httpx2.AsyncClient,
+        backend: MemoryBackend,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Fault K6: a letter that failed after the call began is let be, so that a call has an end."""
+        await bury_all(backend, {f"t{n}": ("no", "e") for n in range(150)})
+        redrive, rounds = backend.dead_letters.redrive, []
+
+        async def in_vain(key: str, *ids: str) -> int:
+            rounds.append(len(ids))
+            count = await redrive(key, *ids)
+            subscription = backend.subscribe(["k"], "w")
+            for delivery in (await subscription.receive(1000, 0)).deliveries:
+                await subscription.dead_letter(delivery, "no", "e")
+            await subscription.close()
+            return count
+
+        monkeypatch.setattr(backend.dead_letters, "redrive", in_vain)
+        answer = await api.post(f"{_URL}/redrive", json={"filter": {"reason": "no"}})
+        assert answer.json() == {"count": 150}
+        assert rounds == [100, 50]
+
+    @pytest.mark.parametrize(
+        ("body", "field"),
+        [
+            ({"filter": {}}, "filter"),
+            ({"filter": {"error": ""}}, "error"),
+            ({"filter": {"older_than": -1}}, "older_than"),
+            ({"filter": {"older_than": 1, "failed_before": 1}}, "older_than"),
+            ({"filter": {"failed_before": 1e18}}, "failed_before"),
+            ({"filter": {"reason": "x"}, "all": True}, "all"),
+            ({"filter": {"reason": "x"}, "ids": ["a"]}, "all"),
+            ({"filter": {"resaon": "x"}}, "filter.resaon"),
+            ({"ids": ["a"], "after": "a"}, "after"),
+            ({"all": True, "after": "a"}, "after"),
+        ],
+        ids=str,
+    )
+    async def test_nothing_is_not_all(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend, body: Any, field: str
+    ) -> None:
+        """Fault K6: a filter without a condition is a mistake, not everything."""
+        await bury(backend, "a")
+        problem(await api.post(f"{_URL}/redrive", json=body), 422, "invalid_input", field)
+        answer = await api.post(f"{_URL}/discard", params={"confirm": "k"}, json=body)
+        problem(answer, 422, "invalid_input", field)
+        assert (await backend.control.ledger("k")).dead == 1
+
+    async def test_to_discard_is_confirmed(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        """Security 3: what cannot be undone needs the queue's name once more, unless each task is named."""
+        await bury(backend, "a", "b")
+        for body in ({"all": True}, {"filter": {"reason": "no"}}):
+            for confirm in ("", "?confirm=", "?confirm=K"):
+                answer = await api.post(f"{_URL}/discard{confirm}", json=body)
+                problem(answer, 422, "invalid_input", "confirm")
+        assert (await api.post(f"{_URL}/discard", json={"ids": ["a"]})).json() == {"count": 1}
+        answer = await api.post(f"{_URL}/discard?confirm=k", json={"filter": {"reason": "no"}})
+        assert answer.json() == {"count": 1}

@@ -1,0 +1,192 @@
+"""Waiting for the end of tasks over HTTP: told at once where it happens here, soon where it happens elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx2
+import pytest
+
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.server import create_app
+from taskqueue_core.server.waiting import MAX_WAIT, Waiters
+from taskqueue_core.tasks import Task, TaskStatus
+from taskqueue_memory import MemoryBackend
+from tests.server.support import Running, eventually, http, problem, running, settings
+
+_SOON = 2.0
+"""seconds: far below what is waited for, far above what it takes"""
+
+
+async def waiting(it: Running, number: int) -> None:
+    """Wait until so many wait."""
+    await eventually(lambda: len(it.hub.waiters) == number)
+
+
+async def ask(
+    it: Running, url: str = "/v1/tasks/k/a", wait: int = MAX_WAIT
+) -> tuple[httpx2.Response, float]:
+    """What is answered, and after how many seconds."""
+    async with http(it, timeout=40) as client:
+        begun = time.monotonic()
+        answer = await client.get(url, params={"wait": wait})
+        return answer, time.monotonic() - begun
+
+
+class _Counting:
+    """A control that counts its look-ups, and may be away."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.calls: list[int] = []
+        self.away = False
+
+    async def statuses(self, key: str, *ids: str) -> tuple[TaskStatus | None, ...]:
+        """Count and ask."""
+        self.calls.append(len(ids))
+        if self.away:
+            raise BackendUnavailable("away")
+        found: tuple[TaskStatus | None, ...] = await self._inner.statuses(key, *ids)
+        return found
+
+
+class TestTheEnd:
+    """Who waits is told of the end."""
+
+    async def test_an_end_here_is_told_at_once(self) -> None:
+        """An ack through this server's socket answers the waiting request with the result, with no other look."""
+        async with running() as it, it.worker(keys=("k",)) as worker:
+            it.hub.waiters._period = 60
+            await it.publish("a")
+            asked = asyncio.create_task(ask(it, "/v1/tasks/k/a/result"))
+            await waiting(it, 1)
+            await worker.send("credit", n=1)
+            (delivery,) = await worker.deliveries(1)
+            await worker.send(
+                "ack", receipts=[delivery["receipt"]], results={delivery["receipt"]: {"x": 1}}
+            )
+            answer, seconds = await asked
+            assert (answer.status_code, answer.json()) == (200, {"x": 1})
+            assert seconds < _SOON
+            await waiting(it, 0)
+
+    @pytest.mark.parametrize("end", ["cancel", "discard", "elsewhere"])
+    async def test_other_ends(self, end: str) -> None:
+        """A cancelled task has ended, a dead one too, and what ends on another server is seen soon."""
+        async with running() as it, http(it) as client:
+            await it.publish("a")
+            asked = asyncio.create_task(ask(it))
+            await waiting(it, 1)
+            if end == "cancel":
+                assert (await client.delete("/v1/tasks/k/a")).json() == {"cancelled": True}
+            else:
+                subscription = it.backend.subscribe(["k"], "w")
+                (delivery,) = (await subscription.receive(1, 1)).deliveries
+                if end == "discard":
+                    await subscription.dead_letter(delivery, "no", "why")  # type: ignore[attr-defined]
+                else:
+                    await subscription.ack(delivery)
+                await subscription.close()
+            answer, seconds = await asked
+            states = {"cancel": "cancelled", "discard": "dead", "elsewhere": "done"}
+            assert answer.json()["state"] == states[end]
+            assert seconds < _SOON
+
+    async def test_what_has_ended_is_answered_at_once(self, api: httpx2.AsyncClient) -> None:
+        """So is what nobody knows."""
+        await api.post("/v1/tasks", json={"key": "k", "id": "a"})
+        await api.delete("/v1/tasks/k/a")
+        async with asyncio.timeout(_SOON):
+            answer = await api.get("/v1/tasks/k/a?wait=30")
+            assert answer.json()["state"] == "cancelled"
+            problem(await api.get("/v1/tasks/k/a/result?wait=30"), 404, "no_result")
+            problem(await api.get("/v1/tasks/k/x?wait=30"), 404, "unknown_task")
+            problem(await api.get("/v1/tasks/k/x/result?wait=30"), 404, "no_result")
+
+    async def test_time_is_up(self) -> None:
+        """Then the answer tells how it stands; and a second of waiting is one."""
+        async with running() as it:
+            await it.publish("a")
+            answer, seconds = await ask(it, wait=1)
+            assert answer.json()["state"] == "waiting"
+            assert 0.9 < seconds < 1 + _SOON
+
+    @pytest.mark.parametrize("wait", ["31", "-1", "1.5", "x", "", "NaN", "inf", "9" * 30])
+    async def test_nonsense(self, api: httpx2.AsyncClient, wait: str) -> None:
+        """Fault K4: a time to wait is a whole number up to the limit."""
+        for url in ("/v1/tasks/k/a", "/v1/tasks/k/a/result"):
+            problem(await api.get(url, params={"wait": wait}), 422, "invalid_input", "wait")
+
+
+class TestBounds:
+    """Many who wait cost little, and there are not too many."""
+
+    async def test_one_look_for_all(self, backend: MemoryBackend) -> None:
+        """Five hundred who wait cost one look-up a period, not one each, and nothing once they are gone."""
+        app = create_app(backend, settings())
+        control = _Counting(backend.control)
+        waiters = Waiters(control, app.state.hub.hooks, asyncio.Event(), period=0.05)  # type: ignore[arg-type]
+        plugins = app.state.hub.hooks.plugins
+
+        async def forever() -> None:
+            await asyncio.Event().wait()
+
+        await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(500)))
+        tasks = [asyncio.create_task(waiters.wait("k", f"t{n}", 30, forever())) for n in range(500)]
+        await eventually(lambda: len(control.calls) >= 6)
+        assert set(control.calls[1:-1]) == {500}
+        control.away = True  # an outage ends no waiting
+        seen = len(control.calls)
+        await eventually(lambda: len(control.calls) >= seen + 2)
+        assert not any(task.done() for task in tasks)
+        control.away = False
+        await backend.control.purge("k")
+        async with asyncio.timeout(_SOON):
+            await asyncio.gather(*tasks)
+        assert len(waiters) == 0
+        assert app.state.hub.hooks.plugins == plugins
+        await backend.aclose()
+
+    async def test_no_more_than_so_many(self) -> None:
+        """Security 12 and 22: one more than the limit is sent away, with a time to come again; room is used again."""
+        async with running() as it, http(it) as client:
+            it.hub.waiters._most = 2
+            await it.publish("a", "b")
+            asked = [asyncio.create_task(ask(it, f"/v1/tasks/k/{i}")) for i in "ab"]
+            await waiting(it, 2)
+            answer = await client.get("/v1/tasks/k/a?wait=1")
+            problem(answer, 503, "too_many_waiters")
+            assert answer.headers["retry-after"] == "1"
+            assert (await client.get("/v1/tasks/k/a")).status_code == 200
+            await client.delete("/v1/tasks/k/a")
+            await asked[0]
+            answer, _ = await ask(it, "/v1/tasks/k/b", 1)
+            assert answer.status_code == 200
+            await client.delete("/v1/tasks/k/b")
+            await asked[1]
+
+    async def test_who_hangs_up_waits_no_longer(self) -> None:
+        """Security 12: nothing is kept for a client that is gone."""
+        async with running() as it:
+            await it.publish("a")
+            asked = asyncio.create_task(ask(it))
+            await waiting(it, 1)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            await waiting(it, 0)
+
+    async def test_a_drain_lets_everybody_go(self) -> None:
+        """Who waits is answered when the server leaves, and does not keep it."""
+        async with running(drain=20.0) as it:
+            await it.publish("a")
+            asked = [asyncio.create_task(ask(it)) for _ in range(3)]
+            await waiting(it, 3)
+            begun = time.monotonic()
+            it.server.stop()
+            for answer, _ in await asyncio.gather(*asked):
+                assert answer.json()["state"] == "waiting"
+            assert it.ended is not None
+            await it.ended
+            assert time.monotonic() - begun < _SOON

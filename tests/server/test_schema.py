@@ -1,0 +1,151 @@
+"""The HTTP API against its own description: schemathesis asks whatever the description allows, and what it does not.
+
+``TASKQUEUE_SCHEMA_EXAMPLES`` sets how many requests are made up for each operation, beside those at the edges of each
+schema; `dev.py soak` sets it high.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase
+from hypothesis import settings as tried
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+
+from taskqueue_core.hooks import Hooks, Identity, hookimpl
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.server import Server
+from taskqueue_core.server.app import OPERATIONS
+from taskqueue_core.server.hub import VERSION
+from taskqueue_core.server.openapi import document
+from taskqueue_core.server.waiting import Waiters
+from taskqueue_memory import MemoryBackend
+from tests.server.support import settings
+
+EXAMPLES = int(os.environ.get("TASKQUEUE_SCHEMA_EXAMPLES", "3"))
+_MANY = 100
+TOKEN = "of-the-test-0123456789-0123456789-0123456789"
+load_all_checks()
+
+
+class _Tokens:
+    """One token, which may do everything."""
+
+    @hookimpl
+    def authenticate(self, token: str | None) -> Identity | None:
+        """Know it."""
+        return Identity(name="test") if token == TOKEN else None
+
+
+@contextmanager
+def _serving(*plugins: object) -> Iterator[str]:
+    """Run a server in a loop of its own, for schemathesis waits for its answers; its address."""
+    hooks = Hooks()
+    for plugin in plugins:
+        hooks.register(plugin)
+    up = threading.Event()
+    one = Server(ObservedBackend(MemoryBackend(), hooks), settings(), on_ready=lambda _: up.set())
+    thread = threading.Thread(target=lambda: asyncio.run(one.run()))
+    thread.start()
+    assert up.wait(10)
+    assert one.hub is not None
+    over = asyncio.Event()
+    over.set()
+    one.hub.waiters = Waiters(one.hub.control, one.hub.hooks, over)  # nobody ends these tasks
+    try:
+        yield one.url
+    finally:
+        one.stop()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a server with tokens."""
+    with _serving(_Tokens()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def open_server() -> Iterator[str]:
+    """The address of a server without."""
+    with _serving() as url:
+        yield url
+
+
+@schemathesis.serializer("application/x-ndjson")
+def one_line(_: schemathesis.SerializationContext, value: object) -> bytes:
+    """A batch of one line."""
+    return msgspec.json.encode(value) if not isinstance(value, bytes) else value
+
+
+schema = schemathesis.openapi.from_dict(document(OPERATIONS, VERSION, open_to_all=False))
+open_schema = schemathesis.openapi.from_dict(document(OPERATIONS, VERSION, open_to_all=True))
+_tried = tried(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=EXAMPLES < _MANY,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
+# The server's thread makes random numbers meanwhile; that is no strategy's doing.
+_of_the_server = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+
+@schema.auth()
+class _Shown:
+    """The token, as the description says that it is shown; schemathesis also leaves it out, or shows another."""
+
+    def get(self, *_: object) -> str:
+        """Return it."""
+        return TOKEN
+
+    def set(self, case: schemathesis.Case[Any], data: str, *_: object) -> None:
+        """Put it where it belongs."""
+        case.headers["Authorization"] = f"Bearer {data}"
+
+
+def _keeps_its_word(case: schemathesis.Case[Any], url: str) -> None:
+    unfit: list[Any] = [
+        positive_data_acceptance
+    ]  # not every rule between fields can be said in a schema
+    if case.operation.path == "/v1/tasks/batch":
+        unfit.append(negative_data_rejection)  # a bad line is answered as one, with 200
+    case.call_and_validate(base_url=url, excluded_checks=unfit)
+
+
+@_of_the_server
+@schema.parametrize()
+@_tried
+def test_fuzz_with_a_token(case: schemathesis.Case[Any], server: str) -> None:
+    """Faults K2 to K5: no request of whatever shape fails the server, and every answer is as it is described.
+
+    Security 1 and 12: without the token, or with another, nothing is answered but 401.
+    """
+    _keeps_its_word(case, server)
+
+
+@_of_the_server
+@open_schema.include(method="GET").parametrize()
+@_tried
+def test_fuzz_without_tokens(case: schemathesis.Case[Any], open_server: str) -> None:
+    """Faults K2 and K6: where nobody needs a token the description says so, and is kept too."""
+    _keeps_its_word(case, open_server)
+
+
+def test_the_servers_description_is_this_one(server: str, open_server: str) -> None:
+    """What a server tells of itself is what is checked here: whether it needs a token, too."""
+    for url, it in ((server, schema), (open_server, open_schema)):
+        told = httpx2.get(f"{url}/v1/openapi.json", trust_env=False).json()
+        assert told == msgspec.json.decode(msgspec.json.encode(it.raw_schema))
