@@ -23,7 +23,7 @@ from tests.server.support import Worker, eventually
 
 PROGRAM = Path(__file__).with_name("observed_program.py")
 _TROUBLE = re.compile(
-    r"Traceback|never retrieved|never awaited|unhandled|exception|\berror\b", re.I
+    r"Traceback|never retrieved|never awaited|unhandled|exception|\berror\b", re.IGNORECASE
 )
 _SECONDS = 20.0
 
@@ -194,3 +194,12 @@ async def observed(
         finally:
             await it.ended()
         assert not it.trouble, it.trouble[:5]
+
+
+async def eventually_connected(it: Observed, count: int) -> None:
+    """Wait until so many are connected."""
+
+    async def there() -> bool:
+        return (await it.look()).connections == count
+
+    await eventually(there)

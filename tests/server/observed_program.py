@@ -1,7 +1,7 @@
 """A server in a process of its own that tells about itself: one JSON object per line of input.
 
-Usage: ``python observed_program.py BACKEND SETTINGS-AS-JSON``. ``look`` tells memory, descriptors, tasks and connections;
-``ledger KEY`` its counts; the end of the input stops the server.
+Usage: ``python observed_program.py BACKEND SETTINGS-AS-JSON``. ``look`` tells memory, descriptors, tasks and
+connections; ``ledger KEY`` its counts; the end of the input stops the server.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ def look(server: Server) -> dict[str, Any]:
     }
 
 
+def tell(answer: dict[str, Any]) -> None:
+    """Write a line."""
+    sys.stdout.write(f"{json.dumps(answer)}\n")
+    sys.stdout.flush()
+
+
 async def obey(server: Server) -> None:
     """Answer each line; stop the server at the end of the input."""
     reader = asyncio.StreamReader()
@@ -47,7 +53,7 @@ async def obey(server: Server) -> None:
         if words[0] == "ledger":
             assert server.hub is not None
             answer = msgspec.to_builtins(await server.hub.control.ledger(words[1]))
-        print(json.dumps(answer), flush=True)
+        tell(answer)
     server.stop()
 
 
@@ -57,7 +63,7 @@ async def main(backend: str, settings: dict[str, Any]) -> None:
     server = Server(
         open_backend(backend, chosen),
         chosen,
-        on_ready=lambda url: print(json.dumps({"url": url}), flush=True),
+        on_ready=lambda url: tell({"url": url}),
     )
     obeying = asyncio.create_task(obey(server))
     await server.run()

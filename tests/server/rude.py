@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-
 import socket as plain
 import struct
 from typing import Any, Self
 
 import msgspec
 
-__all__ = ["CLOSE", "CONT", "PING", "PONG", "TEXT", "RawSocket", "frame"]
+__all__ = ["BINARY", "CLOSE", "CONT", "PING", "PONG", "TEXT", "RawSocket", "frame"]
 
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 _RESET = struct.pack("ii", 1, 0)
@@ -60,18 +59,21 @@ class RawSocket:
                 b"Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
                 b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: taskqueue.v1\r\n\r\n"
             )
-            head = b""
-            while not head.endswith(b"\r\n\r\n"):
-                byte = await it._receive(1)
-                if not byte:
-                    raise ConnectionResetError("no handshake")
-                head += byte
-            if not head.startswith(b"HTTP/1.1 101"):
-                raise ConnectionRefusedError(head.splitlines()[0])
+            await it._upgraded()
         except BaseException:
             raw.close()
             raise
         return it
+
+    async def _upgraded(self) -> None:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            byte = await self._receive(1)
+            if not byte:
+                raise ConnectionResetError("no handshake")
+            head += byte
+        if not head.startswith(b"HTTP/1.1 101"):
+            raise ConnectionRefusedError(head.splitlines()[0])
 
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
@@ -96,8 +98,8 @@ class RawSocket:
         return data
 
     async def end(self) -> int | None:
-        """Read until the server has ended it; return its close code, if it told one."""
-        while await self.heard():
+        """Read until the server says that it ends, or ends; return its close code, if it told one."""
+        while self.closed_with is None and await self.heard():
             pass
         return self.closed_with
 

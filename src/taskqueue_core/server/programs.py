@@ -21,6 +21,7 @@ HEADER_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
 """for a peer to read what is buffered of an answer"""
 _CLOSE_SECONDS = 2.0
+_NOT_UTF8 = 1007
 _FRAGMENTS = 1024
 """of one message; nobody needs more, since its size is limited too"""
 
@@ -110,6 +111,19 @@ class SocketProtocol(SharingProtocol):
         if len(self.frames) > _FRAGMENTS:
             self.frames = []
             self.transport.abort()
+
+    def send_receive_event_to_app(self) -> None:
+        """Refuse text that is not UTF-8. It is the peer's fault, and no error of ours to be logged each time."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            self.frames = [b"".join(self.frames)]
+            try:
+                self.frames[0].decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.send_close(_NOT_UTF8)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
         """Answer, unless earlier answers are still waiting to be read."""
