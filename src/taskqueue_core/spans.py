@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -17,12 +18,25 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Task
 
-__all__ = ["Carrier", "Operation", "Processing", "consumed", "listening", "publishing"]
+__all__ = [
+    "MOST_DESTINATIONS",
+    "Carrier",
+    "Operation",
+    "Processing",
+    "consumed",
+    "listening",
+    "publishing",
+]
 
 _NAME = "taskqueue"
 _SDKLESS = ("opentelemetry.trace", "opentelemetry.metrics")
 _PARENT = "traceparent"
 _propagator = TraceContextTextMapPropagator()
+_DESTINATION = "messaging.destination.name"
+_OF_ONE = {"messaging.message.id", "messaging.batch.message_count"}
+MOST_DESTINATIONS = 100
+"""queues that metrics name: the first that are met; those of others have none"""
+_destinations: set[str] = set()
 _LINKS = 128
 """of one span; more are cut by most who receive them"""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
@@ -106,7 +120,7 @@ def _attributes(name: str, tasks: Sequence[Carrier]) -> dict[str, Any]:
     }
     keys = {task.key for task in tasks}
     if len(keys) == 1:
-        attributes["messaging.destination.name"] = tasks[0].key
+        attributes[_DESTINATION] = tasks[0].key
     if len(tasks) == 1:
         attributes["messaging.message.id"] = tasks[0].id
     else:
@@ -115,12 +129,16 @@ def _attributes(name: str, tasks: Sequence[Carrier]) -> dict[str, Any]:
 
 
 def _metric_attributes(attributes: dict[str, Any], error: str | None) -> dict[str, Any]:
-    kept = {
-        name: value
-        for name, value in attributes.items()
-        if name not in {"messaging.message.id", "messaging.batch.message_count"}
-    }
-    return kept if error is None else {**kept, "error.type": error}
+    kept = {name: value for name, value in attributes.items() if name not in _OF_ONE}
+    if error is not None:
+        kept["error.type"] = error
+    destination = kept.get(_DESTINATION)
+    if destination is not None and destination not in _destinations:
+        if len(_destinations) < MOST_DESTINATIONS:
+            _destinations.add(destination)
+        else:
+            del kept[_DESTINATION]
+    return kept
 
 
 def _links(tasks: Iterable[Carrier]) -> list[Link]:
@@ -157,7 +175,7 @@ class Operation:
         seconds = time.perf_counter() - self._start
         error = None if kind is None else kind.__name__
         attributes = _attributes(self._name, self.tasks)
-        destination = attributes.get("messaging.destination.name")
+        destination = attributes.get(_DESTINATION)
         span = trace.get_tracer(_NAME).start_span(
             self._name if destination is None else f"{self._name} {destination}",
             kind=SpanKind.CLIENT,
@@ -182,13 +200,13 @@ def _end(span: trace.Span, error: str | None) -> None:
 
 def consumed(tasks: Sequence[Carrier]) -> None:
     """See `taskqueue_core.telemetry.consumed`."""
-    for key in {task.key for task in tasks}:
-        labels = {
+    for key, number in Counter(task.key for task in tasks).items():
+        attributes = {
             "messaging.system": _NAME,
             "messaging.operation.name": "process",
-            "messaging.destination.name": key,
+            _DESTINATION: key,
         }
-        _measures().consumed.add(sum(task.key == key for task in tasks), labels)
+        _measures().consumed.add(number, _metric_attributes(attributes, None))
 
 
 @contextmanager
@@ -198,7 +216,7 @@ def publishing(tasks: tuple[Task, ...]) -> Iterator[tuple[Task, ...]]:
         yield tasks
         return
     attributes = _attributes("send", tasks)
-    destination = attributes.get("messaging.destination.name")
+    destination = attributes.get(_DESTINATION)
     span = trace.get_tracer(_NAME).start_span(
         "send" if destination is None else f"send {destination}",
         kind=SpanKind.PRODUCER,
@@ -246,7 +264,7 @@ class Processing:
         self._attributes = attributes = _attributes("process", tasks)
         headers = tasks[0].headers if len(tasks) == 1 else {}
         parent = _propagator.extract(headers) if _PARENT in headers else None
-        destination = attributes.get("messaging.destination.name")
+        destination = attributes.get(_DESTINATION)
         self._span = trace.get_tracer(_NAME).start_span(
             "process" if destination is None else f"process {destination}",
             context=parent,
