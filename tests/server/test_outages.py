@@ -149,6 +149,8 @@ class TestOutage:
             backend.down.set()
             assert (await client.get("/ready")).json() == {"ready": False, "reason": "store"}
             assert (await client.get("/health")).status_code == 503
+            alive = await client.get("/alive")
+            assert (alive.status_code, alive.json()["alive"]) == (200, True), "no cause to restart"
 
 
 class TestFewCapabilities:

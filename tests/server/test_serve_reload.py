@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -25,8 +26,9 @@ from taskqueue_core.server.logs import set_level, set_up_logs
 from taskqueue_core.server.orders import plain, settings_of
 from taskqueue_core.server.reload import LIVE, read_anew, reload
 from taskqueue_memory import MemoryBackend
-from tests.server.support import settings
+from tests.server.support import running, settings
 from tests.server.test_drain import Child, environment
+from tests.server.tls import make_files
 
 SECONDS = 20.0
 
@@ -135,6 +137,34 @@ async def test_a_closed_terminal_is_no_reload(tmp_path: Path) -> None:
     finally:
         if main >= 0:
             os.close(main)
+
+
+async def test_a_renewed_certificate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Security 2: after a reload new connections get the new one; a bad one is told, and the last good one stays."""
+    files = make_files(tmp_path)
+    chain = tmp_path / "chain.pem"
+    chain.write_bytes(files.self_signed.read_bytes())
+    trust = ssl.create_default_context(cafile=files.authority)
+    async with running(tls_certificate=chain, tls_key=files.key) as it:
+        port = int(it.server.url.rsplit(":", 1)[1])
+
+        async def trusted() -> bool:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
+            except ssl.SSLCertVerificationError:
+                return False
+            writer.close()
+            await writer.wait_closed()
+            return True
+
+        assert not await trusted()
+        chain.write_bytes(files.good.read_bytes())
+        it.server.adopt(it.hub.settings)
+        assert await trusted()
+        chain.write_text("nothing")
+        it.server.adopt(it.hub.settings)
+        assert await trusted()
+        assert "the certificate stays as it is" in caplog.text
 
 
 class TestReading:

@@ -29,7 +29,6 @@ from taskqueue_core.server.orders import (
     orders,
     settings_of,
 )
-from taskqueue_core.server.reload import adopt
 from taskqueue_core.server.serve import Server
 
 __all__ = ["main"]
@@ -86,8 +85,8 @@ async def _follow(coming: AsyncIterator[Order], server: Server) -> None:
             case End():
                 server.stop_once()
                 server.stop()
-            case Renew(settings) if server.hub is not None:
-                adopt(server.hub, settings_of(settings))
+            case Renew(settings):
+                server.adopt(settings_of(settings))
     server.stop_once()
 
 

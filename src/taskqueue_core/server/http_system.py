@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from taskqueue_core.capabilities import Maintained
 from taskqueue_core.server.hub import VERSION, Hub
-from taskqueue_core.server.models import HealthOut, ReadyOut, WorkersOut
+from taskqueue_core.server.models import AliveOut, HealthOut, ReadyOut, WorkersOut
 from taskqueue_core.server.operations import Call, Operation, Scope, answer
 from taskqueue_core.server.paging import AFTER, LIMIT, link, page_of
 from taskqueue_core.tasks import Health
@@ -24,6 +24,11 @@ async def health(call: Call) -> Response:
     told = await _health(call.hub)
     body = HealthOut(ok=told.ok, backend=told.backend, version=VERSION, details=told.details)
     return answer(body, 200 if told.ok else 503)
+
+
+async def alive(_: Call) -> Response:
+    """Say that this process runs and answers, whatever becomes of its store: a restart would not bring that back."""
+    return answer(AliveOut(version=VERSION))
 
 
 async def ready(call: Call) -> Response:
@@ -72,6 +77,7 @@ OPERATIONS = (
     Operation(
         method="GET", path="/health", handler=health, answers={200: HealthOut, 503: HealthOut}
     ),
+    Operation(method="GET", path="/alive", handler=alive, answers={200: AliveOut}),
     Operation(method="GET", path="/ready", handler=ready, answers={200: ReadyOut, 503: ReadyOut}),
     Operation(
         method="GET",

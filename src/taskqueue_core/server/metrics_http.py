@@ -17,7 +17,7 @@ from taskqueue_core.server.metrics_local import OTHER, Local
 
 __all__ = ["Noted"]
 
-_QUIET = {"/health", "/ready", "/metrics"}
+_QUIET = {"/alive", "/health", "/ready", "/metrics"}
 """asked for all the time, by programs"""
 _ALARMING = {401, 403, 421}
 _ALARMING_ENDS = {CLOSE_PROTOCOL, CLOSE_UNAUTHENTICATED}

@@ -41,6 +41,7 @@ from taskqueue_core.tasks import (
 __all__ = [
     "Acted",
     "AgainIn",
+    "AliveOut",
     "Cancelled",
     "ConfirmationOut",
     "Count",
@@ -356,6 +357,13 @@ class HealthOut(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     version: str
     details: dict[str, str | int | float | bool | None]
+
+
+class AliveOut(msgspec.Struct, frozen=True, kw_only=True):
+    """That this process answers."""
+
+    alive: bool = True
+    version: str
 
 
 class ReadyOut(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.server import notify
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.logs import set_level
+from taskqueue_core.server.tls import server_context
 
 __all__ = ["LIVE", "Reread", "adopt", "read_anew", "reload", "rereader"]
 
@@ -49,19 +51,29 @@ def read_anew(current: Settings, read: Reread) -> Settings | None:
     return current.model_copy(update=live)
 
 
-def adopt(hub: Hub, settings: Settings) -> None:
-    """Have a running server go by settings that `read_anew` returned, and look at its tokens file again."""
+def adopt(hub: Hub, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+    """Have a server go by settings that `read_anew` returned, and by its tokens and certificate as they are now.
+
+    Connections that are open stay as they are; a bad certificate is logged, and the last good one stays.
+    """
     hub.settings = settings
     hub.reload()
     set_level(settings.log_level)
+    if tls is not None and settings.tls_certificate is not None:
+        try:
+            server_context(settings)
+            tls.load_cert_chain(settings.tls_certificate, settings.tls_key)
+        except (ConfigurationError, OSError) as error:
+            reason = str(error) if isinstance(error, ConfigurationError) else type(error).__name__
+            _log.error("the certificate stays as it is", extra={"reason": reason})
 
 
-def reload(hub: Hub, read: Reread) -> None:
+def reload(hub: Hub, read: Reread, tls: ssl.SSLContext | None = None) -> None:
     """Read the settings anew, and have a running server go by them; bad ones change nothing."""
     notify.reloading()
     try:
         settings = read_anew(hub.settings, read)
         if settings is not None:
-            adopt(hub, settings)
+            adopt(hub, settings, tls)
     finally:
         notify.ready()

@@ -27,7 +27,7 @@ from taskqueue_core.server.listening import listen, url_of
 from taskqueue_core.server.logs import set_up_logs
 from taskqueue_core.server.programs import HttpProtocol, SocketProtocol
 from taskqueue_core.server.racing import first
-from taskqueue_core.server.reload import Reread, reload, rereader
+from taskqueue_core.server.reload import Reread, adopt, reload, rereader
 from taskqueue_core.server.signals import signals
 from taskqueue_core.server.tls import server_context
 
@@ -131,9 +131,14 @@ class Server:
         if not self._stops:
             self.stop()
 
+    def adopt(self, settings: Settings) -> None:
+        """Go by other settings, as far as they can change while it runs."""
+        if self.hub is not None:
+            adopt(self.hub, settings, self._tls)
+
     def _reload(self) -> None:
         if self.hub is not None and self._read is not None:
-            reload(self.hub, self._read)
+            reload(self.hub, self._read, self._tls)
 
     def _accepting(self) -> None:
         _log.info("serving", extra={"url": self.url})
