@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -47,15 +47,17 @@ class Violation(Exception):
     """A frame breaks the rules. Its text says which, and repeats nothing."""
 
 
-class Auth(msgspec.Struct, tag_field="type", tag="auth"):
+class Auth(msgspec.Struct):
     """The first frame."""
 
+    type: Literal["auth"]
     token: str | None = None
 
 
-class Subscribe(msgspec.Struct, tag_field="type", tag="subscribe"):
+class Subscribe(msgspec.Struct):
     """The second frame."""
 
+    type: Literal["subscribe"]
     keys: list[str]
     client_id: str
 
@@ -75,13 +77,13 @@ _answer = msgspec.json.Decoder(_Answer)
 
 def decode(kind: type[F], data: str | bytes) -> F:
     """Return the frame of this kind. Raises `Violation`."""
-    name = kind.__struct_config__.tag
+    name = kind.__name__.lower()
     if isinstance(data, bytes):
         raise Violation(f"{name}: a text message is expected")
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
-        needs = ", ".join(("type", *(field.name for field in msgspec.structs.fields(kind))))
+        needs = ", ".join(field.name for field in msgspec.structs.fields(kind))
         raise Violation(f"{name}: its fields are {needs}") from None
     except (ValueError, RecursionError):
         raise Violation(f"{name}: JSON is expected") from None

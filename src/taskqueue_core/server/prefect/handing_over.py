@@ -11,7 +11,6 @@ import msgspec
 
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import has, revocation_of
-from taskqueue_core.consuming.handing_back import close
 from taskqueue_core.consuming.settlements import Settlements
 from taskqueue_core.consuming.store_link import StoreLink
 from taskqueue_core.errors import SubscriptionClosed
@@ -57,14 +56,13 @@ class HandingOver:
         self._acked = asyncio.Event()
 
     async def run(self) -> End:
-        """Serve until the end, and hand back what has no ack. If cancelled, closing the subscription does that."""
+        """Serve until the end. What has no ack then goes back when the subscription is closed, which is not done here."""
         try:
             end = await self._talk()
             # The farewell goes first: a worker that has read it can give no ack any more for what another gets.
             if end.code is not None:
                 await self._channel.close(end.code, end.reason)
             await self._settle()
-            await close(self._subscription)
             return end
         finally:
             if self._settling is not None:

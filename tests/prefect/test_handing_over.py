@@ -1,0 +1,407 @@
+"""One task run after the other, and what becomes of it whatever the worker answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from taskqueue_core.hooks import hookimpl
+from taskqueue_core.server.prefect import handing_over
+from taskqueue_core.tasks import State, Task, TaskStatus
+from taskqueue_memory import MemoryBackend
+from tests.prefect.support import KEY, Taker, publish_runs, task_run, url_of
+from tests.server.flaky import Flaky
+from tests.server.support import Running, eventually, running
+
+Odd = Callable[[Taker], Awaitable[Any]]
+
+
+async def status(it: Running, name: str = "a") -> TaskStatus:
+    """What the store knows of a task."""
+    (found,) = await it.backend.control.statuses(KEY, name)  # type: ignore[attr-defined]
+    assert found is not None
+    return found  # type: ignore[no-any-return]
+
+
+async def untouched(it: Running, name: str = "a") -> None:
+    """Check that a task went back as if nothing had been: no attempt and no loss is counted (law 3)."""
+    await it.reaches(KEY, in_flight=0)
+    found = await status(it, name)
+    assert (found.state, found.attempt, found.losses) == (State.WAITING, 1, 0)
+
+
+class TestSerial:
+    """E7: the protocol of workers is unchanged."""
+
+    async def test_one_at_a_time(self) -> None:
+        """E7: send, ack, send; what is acked is done, and nothing is sent before."""
+        async with running() as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a", "b", "c")
+            for done, name in enumerate("abc"):
+                assert (await worker.receive())["name"] == name
+                await worker.nothing_comes(0.05)
+                await it.reaches(KEY, done=done, in_flight=1, waiting=2 - done)
+                await worker.ack()
+            await it.reaches(KEY, done=3)
+            await worker.nothing_comes(0.05)
+
+    async def test_a_worker_without_room_holds_one_as_long_as_it_likes(self) -> None:
+        """E7, REV-E4: no time limit for an ack; pings, which its library answers, are all that is asked for."""
+        async with running(lease=0.6) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a", "b")
+            await worker.receive()
+            await worker.nothing_comes(1.5)
+            assert await it.count(State.IN_FLIGHT, KEY) == 1
+            await worker.ack()
+            assert await worker.take(1) == ["b"]
+            await it.reaches(KEY, done=2)
+            assert (await status(it)).losses == 0
+
+    async def test_a_dead_peer_is_found(self) -> None:
+        """Fault G2: who answers no ping within the lease is gone, with a delivery and without."""
+        async with (
+            running(lease=0.9) as it,
+            Taker(url_of(it), client_id="idle", quiet=True) as idle,
+            Taker(url_of(it), client_id="other") as other,
+        ):
+            await idle.authenticate()
+            await idle.send("subscribe", keys=["x"], client_id="idle")
+            await publish_runs(it, "a")
+            await other.receive()
+            began = asyncio.get_running_loop().time()
+            idle.socket.transport.pause_reading()
+            other.socket.transport.pause_reading()
+            await eventually(lambda: len(it.hub.registry) == 0)
+            assert asyncio.get_running_loop().time() - began < 0.9 + 0.3
+            await untouched(it)
+
+    async def test_every_key_has_its_turn(self) -> None:
+        """OPEN-E1: no key of a worker starves behind another that is always full."""
+        async with running() as it:
+            await publish_runs(it, *(f"a{n}" for n in range(6)), key="add-1")
+            await publish_runs(it, *(f"b{n}" for n in range(6)), key="sub-1")
+            async with Taker(url_of(it), "add-1", "sub-1") as worker:
+                names = await worker.take(12)
+            assert {name[0] for name in names[:2]} == {"a", "b"}
+            assert sorted(names) == [f"{k}{n}" for k in "ab" for n in range(6)]
+            turns = sum(one[0] != other[0] for one, other in pairwise(names))
+            assert turns >= 8
+
+    async def test_workers_share(self) -> None:
+        """REV-E5, REV-E6: each holds one at the most, so there is one for the next; two may have one id."""
+        async with (
+            running() as it,
+            Taker(url_of(it), client_id="same") as one,
+            Taker(url_of(it), client_id="same") as other,
+        ):
+            await eventually(lambda: it.hub.registry.connections("same") == 2)
+            await publish_runs(it, "a", "b", "c")
+            names = [(await one.receive())["name"], (await other.receive())["name"]]
+            assert sorted(names) == ["a", "b"]
+            other.socket.transport.abort()
+            await eventually(lambda: it.hub.registry.connections("same") == 1)
+            await one.ack()
+            assert await one.take(2) == [names[1], "c"]
+            await it.reaches(KEY, done=3)
+
+    async def test_not_before_its_time(self) -> None:
+        """Law 8: a worker that waits gets a scheduled task when it is due."""
+        async with running() as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a", not_before=it.backend.now() + 0.3)
+            await worker.nothing_comes(0.15)
+            assert await worker.take(1) == ["a"]
+
+    async def test_plugins_hear_of_it(self) -> None:
+        """A worker of Prefect is a worker: the same hooks tell of it, and the same count of connections."""
+        heard = []
+
+        class Plugin:
+            @hookimpl
+            def worker_connected(self, connection: Any) -> None:
+                heard.append(("connected", connection.worker_id, connection.keys))
+
+            @hookimpl
+            def worker_disconnected(self, connection: Any, reason: str) -> None:
+                heard.append((reason, connection.worker_id, connection.keys))
+
+        async with running() as it:
+            it.hub.hooks.register(Plugin())
+            async with Taker(url_of(it), KEY, KEY) as worker:
+                await eventually(lambda: len(heard) == 1)
+                (known,) = await it.backend.control.workers()  # type: ignore[attr-defined]
+                assert (known.worker_id, known.keys) == ("host-1", (KEY,))
+                await worker.send("quit")
+            await eventually(lambda: len(heard) == 2)
+        assert heard == [("connected", "host-1", (KEY,)), ("quit", "host-1", (KEY,))]
+
+
+async def goes(worker: Taker) -> None:
+    """End as a process does that is done."""
+    await worker.socket.close(1000)
+
+
+async def breaks(worker: Taker) -> None:
+    """End as a killed process does."""
+    worker.socket.transport.abort()
+
+
+def says(data: str | bytes) -> Odd:
+    """Answer with this."""
+
+    async def say(worker: Taker) -> None:
+        await worker.socket.send(data)
+
+    return say
+
+
+class TestOddAnswers:
+    """REV-E3: whatever comes instead of an ack, the task is another worker's at once."""
+
+    @pytest.mark.parametrize(
+        ("odd", "code"),
+        [
+            (says('{"type":"quit"}'), 4000),
+            (says('{"type":"nack"}'), 4001),
+            (says('{"type":null}'), 4001),
+            (says('{"kind":"ack"}'), 4001),
+            (says('"ack"'), 4001),
+            (says("ack"), 4001),
+            (says(""), 4001),
+            (says('{"type":"ack"'), 4001),
+            (says(b'{"type":"ack"}'), 4001),
+            (says("[" * 100_000), 4001),
+            (says("x" * (1024 * 1024 + 1)), 1009),
+            (goes, None),
+            (breaks, None),
+        ],
+        ids=str,
+    )
+    async def test_nothing_is_lost(self, odd: Odd, code: int | None) -> None:
+        """REV-E3, law 3: quit and garbage too, which lose the task elsewhere. Another worker has it at once."""
+        async with running(grace=30) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a", "b")
+            await worker.receive()
+            async with Taker(url_of(it), client_id="heir") as heir:
+                assert (await heir.receive())["name"] == "b"
+                await odd(worker)
+                if code is not None:
+                    assert (await worker.closed())[0] == code
+                await heir.ack()
+                assert (await heir.receive(0.8))["name"] == "a"
+                found = await status(it)
+                assert (found.attempt, found.losses) == (1, 0)
+                await heir.ack()
+                await it.reaches(KEY, done=2)
+
+    async def test_what_goes_back_comes_first(self) -> None:
+        """E5, law 4: a task that was handed back is ahead of new ones of its key."""
+        async with running() as it:
+            await publish_runs(it, "a", "b", "c")
+            async with Taker(url_of(it)) as worker:
+                assert (await worker.receive())["name"] == "a"
+            await it.reaches(KEY, in_flight=0)
+            async with Taker(url_of(it)) as worker:
+                assert await worker.take(3) == ["a", "b", "c"]
+
+
+class TestStrayAcks:
+    """Law 2: an ack is for what had been sent when it was sent, and for nothing else."""
+
+    async def test_before_anything(self) -> None:
+        """Elsewhere it would be counted for a later delivery, and lose that."""
+        async with running() as it, Taker(url_of(it)) as worker:
+            await worker.ack()
+            assert await worker.closed() == (4001, "ack: nothing had been sent")
+
+    async def test_twice(self) -> None:
+        """The second one settles nothing."""
+        async with running() as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a")
+            await worker.receive()
+            await worker.ack()
+            await worker.ack()
+            assert (await worker.closed())[0] == 4001
+            await it.reaches(KEY, done=1)
+
+    async def test_twice_with_more_to_come(self) -> None:
+        """The second one comes when the next delivery may be under way: it is not for that."""
+        async with running() as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, *(f"t{n}" for n in range(9)))
+            await worker.receive()
+            await worker.socket.send('{"type":"ack"}')
+            await worker.socket.send('{"type":"ack"}')
+            assert (await worker.closed())[0] == 4001
+            await it.reaches(KEY, done=1, in_flight=0, waiting=8)
+
+    async def test_on_its_way(self) -> None:
+        """An ack that crosses a delivery is told from one for it: its sender had not answered the ping before that."""
+        async with running() as it, Taker(url_of(it)) as worker:
+            await eventually(lambda: it.hub.registry.connections("host-1"))
+            worker.socket.transport.pause_reading()
+            await publish_runs(it, "a")
+            await it.reaches(KEY, in_flight=1)
+            await asyncio.sleep(0.05)  # it has been sent by now, and is read later
+            await worker.ack()
+            await untouched(it)
+            worker.socket.transport.resume_reading()
+            assert (await worker.closed())[0] == 4001
+
+    async def test_other_servers_have_no_pings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Under another server program acks count all the same; only the one on its way is not told."""
+        monkeypatch.setattr("taskqueue_core.server.programs.SocketProtocol.pings", dict)
+        async with running() as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a", "b")
+            assert await worker.take(2) == ["a", "b"]
+            await it.reaches(KEY, done=2)
+
+
+POISON: dict[str, Any] = {
+    "not an object": [1],
+    "nothing": None,
+    "no id": task_run(id=...),
+    "an id that is none": task_run(id="a"),
+    "no name": task_run(name=...),
+    "no dynamic key": task_run(dynamic_key=...),
+    "no state": task_run(state=...),
+    "another state": task_run(state={"type": "RUNNING", "state_details": {"deferred": True}}),
+    "not deferred": task_run(state={"type": "SCHEDULED", "state_details": {"deferred": False}}),
+    "another key": task_run("sub-1a2b3c4d"),
+    "tags that are none": task_run(tags=3),
+    "a number beyond all bounds": task_run(run_count=1e300),
+    "a time that is none": task_run(start_time="soon"),
+}
+
+
+class TestPoison:
+    """A worker acks what it cannot read, and then its process ends: it must not get that."""
+
+    async def test_it_goes_to_the_dead_letters(self) -> None:
+        """E8: with a reason that says what is wrong; the worker waits, and gets the next."""
+        async with running() as it, Taker(url_of(it)) as worker:
+            bad = [Task.of(KEY, value) for value in POISON.values()]
+            await it.backend.publisher.publish(*bad)
+            await publish_runs(it, "good")
+            assert await worker.take(1) == ["good"]
+            await it.reaches(KEY, dead=len(bad), done=1)
+            for what, task in zip(POISON, bad, strict=True):
+                letter = await it.hub.dead_letters.get(KEY, task.id)
+                assert letter is not None, what
+                assert letter.reason == handing_over.BAD_TASK_RUN
+                assert letter.history[-1].error
+
+
+class TestEnds:
+    """How the server takes its leave. Never by 1000 or 1001: workers would end."""
+
+    async def test_idle_workers_are_sent_to_another_server(self) -> None:
+        """Fault A7: 1012, at once."""
+        async with running(drain=5) as it, Taker(url_of(it)) as worker:
+            await eventually(lambda: it.hub.registry.connections("host-1"))
+            it.server.stop()
+            assert (await worker.closed(0.5))[0] == 1012
+
+    async def test_what_has_no_ack_goes_back(self) -> None:
+        """Fault A7, law 3: a worker without room does not hold up the end for long."""
+        backend = MemoryBackend()
+        async with running(backend, drain=5) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a", "b")
+            await worker.receive()
+            it.server.stop()
+            assert (await worker.closed(1))[0] == 1012
+            assert it.ended
+            await asyncio.wait_for(it.ended, 1)
+            await untouched(it)
+            assert (await it.ledger(KEY)).waiting == 2
+
+    async def test_an_ack_in_time_counts(self) -> None:
+        """Fault A7: a worker that was about to ack is not made to run it twice; nothing new is sent to it."""
+        backend = MemoryBackend()
+        async with running(backend, drain=5) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a", "b")
+            await worker.receive()
+            it.server.stop()
+            await it.hub.draining.wait()
+            await worker.ack()
+            assert (await worker.closed(1))[0] == 1012
+            assert it.ended
+            await it.ended
+            ledger = await it.ledger(KEY)
+            assert (ledger.done, ledger.waiting) == (1, 1)
+
+    async def test_a_cancelled_task_is_taken_away(self) -> None:
+        """A worker drops what it has not acked when it is sent away; then it comes again."""
+        async with running() as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a")
+            await worker.receive()
+            assert await it.hub.control.cancel(KEY, "a")
+            assert await worker.closed() == (1012, "revoked")
+            assert (await status(it)).state is State.CANCELLED
+
+    async def test_a_fault_of_ours(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It costs the worker its connection, and no other one."""
+        async with running() as it, Taker(url_of(it), "other-1") as other:
+            async with Taker(url_of(it)) as worker:
+                with monkeypatch.context() as patch:
+                    patch.setattr(handing_over, "refusal", lambda _: 1 / 0)
+                    await publish_runs(it, "a")
+                    assert (await worker.closed())[0] == 1011
+                await untouched(it)
+            await publish_runs(it, "b", key="other-1")
+            assert await other.take(1) == ["b"]
+        assert "ZeroDivisionError" in caplog.text
+
+
+class TestOutages:
+    """Fault G14: the store is away for a while."""
+
+    async def test_workers_wait(self) -> None:
+        """Fault G14: they keep their connection, and go on when it is back."""
+        backend = Flaky()
+        async with running(backend) as it, Taker(url_of(it)) as worker:
+            await eventually(lambda: "receive" in backend.calls)
+            backend.down.set()
+            await eventually(lambda: backend.calls.count("receive") > 1)
+            backend.down.clear()
+            await publish_runs(it, "a")
+            assert await worker.take(1) == ["a"]
+            await it.reaches(KEY, done=1)
+
+    @pytest.mark.parametrize("then", ["stays", "leaves"])
+    async def test_an_ack_is_settled_when_it_is_back(self, then: str) -> None:
+        """D1: the worker runs what it has acked, so nobody else gets it, also if its connection ends meanwhile."""
+        backend = Flaky()
+        async with running(backend) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a")
+            await worker.receive()
+            backend.down.set()
+            await worker.ack()
+            await eventually(lambda: "ack" in backend.calls)
+            if then == "leaves":
+                worker.socket.transport.abort()
+                await asyncio.sleep(0.05)
+            backend.down.clear()
+            await it.reaches(KEY, done=1)
+
+    async def test_a_store_that_stays_away_holds_nothing_up(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Fault A7: a server that leaves does not wait for it."""
+        backend = Flaky()
+        monkeypatch.setattr(handing_over, "_SETTLE_SECONDS", 0.1)
+        async with running(backend, drain=2) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a")
+            await worker.receive()
+            backend.down.set()
+            await worker.ack()
+            await eventually(lambda: "ack" in backend.calls)
+            it.server.stop()
+            assert (await worker.closed(1))[0] == 1012
+            assert it.ended
+            await asyncio.wait_for(it.ended, 3)
+        assert "Exception in ASGI application" not in caplog.text

@@ -1,0 +1,153 @@
+"""What may be sent to a worker, held against what Prefect itself makes of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.server.prefect.task_run import MAX_BYTES, refusal
+from taskqueue_core.tasks import Task
+from tests.prefect.environment import PROGRAMS
+from tests.prefect.support import KEY, task_run
+
+TIMES = [
+    "2026-01-01",
+    "2026-01-01T00:00:00",
+    "2026-01-01T00:00:00Z",
+    "2026-01-01T00:00:00.123456789+14:00",
+    "0001-01-01T00:00:00+23:59",
+    "9999-12-31T23:59:59.999999-23:59",
+    "2026-02-30T00:00:00Z",
+    "PT1H",
+]
+INPUTS: list[Any] = [
+    [{"input_type": "task_run", "id": str(uuid4())}, {"input_type": "constant", "type": "q"}],
+    [{"input_type": "parameter", "name": "q"}, {"input_type": "flow_run", "id": str(uuid4())}],
+    [{"input_type": "parameter"}],
+    [{"name": "q"}],
+    [None],
+]
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 1.5, -0.0, 2**53, 2**63, 2**64, 10**30, 1e300),
+    *("", "x", "a/b%&<>", "é\u2028\0", "x" * 5000, "SCHEDULED", "PENDING"),
+    *(str(uuid4()), uuid4().hex, uuid4().urn, f"{{{uuid4()}}}"),
+    *TIMES,
+    *([], [1], ["a"], [1.5, 2], [None], {}, {"a": 1}, {"a": None}, {"a": "b"}, {"": 1.5}),
+    *({"a": inputs} for inputs in INPUTS),
+]
+RAW = (
+    "1e999",
+    r'"\ud800"',
+    "NaN",
+    "-Infinity",
+    "1E400",
+    r'"\u0000"',
+    "01",
+    "[[[]]]",
+    '"\t"',
+    "1.0",
+)
+
+
+def paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every place in an object but itself."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for name in value:
+            yield from paths(value[name], (*path, name))
+
+
+def changed(whole: dict[str, Any]) -> Iterator[str]:
+    """The whole, with each field in turn set to each value, or taken away."""
+    for path in paths(whole):
+        for value in [*VALUES, ...]:
+            new = copy.deepcopy(whole)
+            place = new
+            for name in path[:-1]:
+                place = place[name]
+            if value is ...:
+                del place[path[-1]]
+            else:
+                place[path[-1]] = value
+            yield json.dumps(new)
+    text = json.dumps(whole)
+    for raw in RAW:
+        for name in ("extra", "tags", "run_count", "name", "total_run_time", "labels"):
+            yield f'{text[:-1]},"{name}":{raw}}}'
+    yield from (
+        "",
+        "null",
+        "1",
+        '"a"',
+        "[]",
+        "{}",
+        text[:-1],
+        f"\ufeff{text}",
+        f" {text}\n",
+        text * 2,
+    )
+
+
+def accepted(text: str) -> bool:
+    """Whether it can be published, and would be sent."""
+    try:
+        return refusal(Task(key=KEY, payload=text.encode())) is None
+    except InvalidInput:
+        return False
+
+
+def validate(python: str, *words: str, lines: str = "", home: Path) -> list[str]:
+    """Ask Prefect."""
+    done = subprocess.run(
+        [python, str(PROGRAMS / "validate.py"), *words],
+        input=lines,
+        env={"PREFECT_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_what_is_sent_is_what_prefect_takes(prefect_python: str, tmp_path: Path) -> None:
+    """E7: of thousands of task runs with a fault there is none that is sent and that a worker does not survive."""
+    (example,) = validate(prefect_python, "example", home=tmp_path)
+    whole = json.loads(example)
+    assert not accepted(example)  # not for a worker
+    whole["state"]["state_details"]["deferred"] = True
+    assert accepted(json.dumps(whole))
+    texts = [json.dumps(whole), json.dumps(task_run()), *changed(whole)]
+    sent = [text for text in texts if accepted(text)]
+    assert len(texts) / 2 > len(sent) > 400
+    lines = "".join(f"{json.dumps(text)}\n" for text in sent)
+    answers = validate(prefect_python, lines=lines, home=tmp_path)
+    assert len(answers) == len(sent)
+    assert [text for text, answer in zip(sent, answers, strict=True) if answer == "0"] == []
+
+
+def test_another_key() -> None:
+    """A worker that gets a task it does not know by its key ends, so the run's own key must be the queue's."""
+    payload = json.dumps(task_run("other-1a2b3c4d")).encode()
+    assert refusal(Task(key=KEY, payload=payload)) == (
+        "its task_key is not the key that it was published to"
+    )
+
+
+def test_the_size_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is sent more than it takes would come again for the same, for ever."""
+    task = Task.of(KEY, task_run())
+    assert refusal(task) is None
+    monkeypatch.setattr("taskqueue_core.server.prefect.task_run.MAX_BYTES", 100)
+    assert refusal(task) == f"{len(task.payload)} bytes, a worker takes 100"
+    assert MAX_BYTES == 1024 * 1024
