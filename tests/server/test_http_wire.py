@@ -1,0 +1,199 @@
+"""HTTP as bytes: requests that lie about themselves, never end, or come all at once, and numbers at their edges."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import httpx2
+import msgspec
+import pytest
+
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.server import bodies
+from taskqueue_memory import MemoryBackend
+from tests.server.support import Running, http, problem, running
+from tests.server.test_abuse import memory
+
+_HEAD = b"POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+_BODY = b'{"key":"k","id":"a"}'
+_OK = b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n"
+_LAST = b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
+def address(it: Running) -> tuple[str, int]:
+    """Where it listens."""
+    host, port = it.server.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+async def answers(it: Running, *pieces: bytes, end: bool = False) -> list[int]:
+    """The statuses of what is answered to some bytes until the server closes, or is silent for a moment."""
+    reader, writer = await asyncio.open_connection(*address(it))
+    said = bytearray()
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        if end:
+            writer.write_eof()
+        async with asyncio.timeout(0.5):
+            while some := await reader.read(65536):
+                said += some
+    except (TimeoutError, ConnectionError):
+        pass
+    finally:
+        writer.close()
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", said)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (_HEAD + b"content-length: 10\r\n\r\n" + _BODY, [400, 400]),
+        (_HEAD + b"content-length: -1\r\n\r\n" + _BODY, [400]),
+        (_HEAD + b"content-length: 1e3\r\n\r\n" + _BODY, [400]),
+        (_HEAD + b"content-length: 20\r\ncontent-length: 10\r\n\r\n" + _BODY, [400]),
+        (_HEAD + b"content-length: 99999999999999999999\r\n\r\n" + _BODY, [413]),
+        (_HEAD + b"content-length: " + b"9" * 5000 + b"\r\n\r\n", [400]),
+        (_HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", [400]),
+        (_HEAD + b"transfer-encoding: chunked\r\n\r\n-1\r\n", [400]),
+        (_HEAD + b"transfer-encoding: gzip\r\n\r\n" + _BODY, [501, 400]),
+        (_HEAD + b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\n" + _BODY, [413, 400]),
+        (b"GET /ready HTTP/1.1\r\n\r\n", [400, 421]),
+        (b"\x00\x01\x02\r\n\r\n", [400]),
+        (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", [400, 431]),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 200_000, [400, 431]),
+    ],
+    ids=lambda value: value[:70].decode("latin-1") if isinstance(value, bytes) else "",
+)
+async def test_lies(request_: bytes, expected: list[int]) -> None:
+    """Fault K5: what is no request is answered with 4xx or not at all, stores nothing, and harms nobody else."""
+    async with running() as it:
+        found = await answers(it, request_)
+        assert set(found) <= set(expected)
+        assert (await it.ledger()).published == 0
+        assert await answers(it, _LAST) == [200]
+
+
+async def test_a_body_that_ends_early() -> None:
+    """Fault K5: half a body publishes nothing."""
+    half = _HEAD + b"content-length: 99\r\n\r\n" + _BODY
+    async with running() as it:
+        assert await answers(it, half, end=True) in ([], [400])
+        assert (await it.ledger()).published == 0
+
+
+async def test_a_slow_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault K5: a body has its time, however steadily it drips; then 408, and the connection is closed."""
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.3)
+    async with running() as it:
+        reader, writer = await asyncio.open_connection(*address(it))
+        writer.write(_HEAD + b"content-length: 1000\r\n\r\n")
+        said = asyncio.create_task(reader.read())
+        async with asyncio.timeout(5):
+            while not said.done():
+                writer.write(b" ")
+                await asyncio.wait([said], timeout=0.02)
+        assert b"408" in said.result()
+        assert b'"too_slow"' in said.result()
+        writer.close()
+
+
+async def test_a_bomb_in_chunks() -> None:
+    """Fault K5: a body without end is cut at the limit, and what came is not kept."""
+    sent = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b" " * 65536
+
+    async with running() as it, http(it, timeout=20) as client:
+        begun = memory()
+        headers = {"content-type": "application/json"}
+        try:
+            answer = await client.post("/v1/tasks", content=body(), headers=headers)
+        except (httpx2.WriteError, httpx2.ReadError):
+            pass  # it closed before all was written
+        else:
+            problem(answer, 413, "too_large")
+        assert sent * 65536 < 4 * LIMITS.body
+        assert memory() - begun < 3 * LIMITS.body
+        assert await answers(it, _LAST) == [200]
+
+
+async def test_pipelined() -> None:
+    """Fault K5: requests in one go are answered in order, each by itself; one that is wrong hurts none before it."""
+    post = _HEAD + b"content-length: %d\r\n\r\n" % len(_BODY) + _BODY
+    async with running() as it:
+        assert await answers(it, _OK * 20 + _LAST) == [200] * 21
+        found = await answers(it, post + post + _OK + b"nonsense\r\n\r\n")
+        assert found == [201, 200, 200, 400]
+        assert (await it.ledger()).published == 1
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["", "text/plain", "application/jsonx", "application/x-ndjson", "application/xml", "json"],
+)
+async def test_wrong_types(api: httpx2.AsyncClient, kind: str) -> None:
+    """Fault K5: a body of another type is not read, whatever it holds."""
+    for method, url in (
+        ("POST", "/v1/tasks"),
+        ("POST", "/v1/tasks/k/a/retry"),
+        ("PUT", "/v1/queues/k/settings"),
+        ("POST", "/v1/queues/k/dead-letters/redrive"),
+    ):
+        answer = await api.request(method, url, content=_BODY, headers={"content-type": kind})
+        problem(answer, 415, "content_type")
+
+
+_NUMBERS = (
+    "[9223372036854775807,9223372036854775808,-9223372036854775809,1e308,5e-324,-0.0,0.1,1E5,"
+    "123456789012345678901234567890]"
+)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        _NUMBERS,
+        '"\\u0000\\ud83d\\ude00\\"\\\\"',
+        '{"a":1,"a":2,"":null}',
+        "[" * LIMITS.depth + "]" * LIMITS.depth,
+    ],
+)
+async def test_payloads_are_kept_as_they_are(
+    api: httpx2.AsyncClient, backend: MemoryBackend, payload: str
+) -> None:
+    """Fault K3: numbers beyond 64 bits, escapes, repeated keys: what JSON can say arrives byte for byte."""
+    body = b'{"key":"k","id":"a","payload":' + payload.encode() + b"}"
+    headers = {"content-type": "application/json"}
+    assert (await api.post("/v1/tasks", content=body, headers=headers)).status_code == 201
+    (delivery,) = (await backend.subscribe(["k"], "w").receive(1, 0)).deliveries
+    assert delivery.task.payload == payload.encode()
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["priority", "delay", "expires_in", "deadline", "not_before", "max_attempts"],
+)
+@pytest.mark.parametrize(
+    "number",
+    ["NaN", "Infinity", "-Infinity", "1e400", "-1", "1e300", "253402300800", "9223372036854775808"],
+)
+async def test_numbers_that_are_none(
+    api: httpx2.AsyncClient, backend: MemoryBackend, field: str, number: str
+) -> None:
+    """Fault K4: not a number, infinite, negative, beyond the year 9999 or 64 bits: refused, and nothing is stored."""
+    body = b'{"key":"k","%s":%s}' % (field.encode(), number.encode())
+    headers = {"content-type": "application/json"}
+    answer = await api.post("/v1/tasks", content=body, headers=headers)
+    assert answer.status_code == (400 if "N" in number or "I" in number else 422), answer.text
+    told = msgspec.json.decode(answer.content)
+    assert told["code"] in {"not_json", "invalid_input"}
+    assert told["code"] == "not_json" or told["field"] == field
+    assert (await backend.control.ledger("k")).published == 0
