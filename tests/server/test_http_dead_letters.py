@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from taskqueue_core.server import sifting
-from taskqueue_core.tasks import DeadLetter, Failure, Task
+from taskqueue_core.tasks import DeadLetter, Task
 from taskqueue_memory import MemoryBackend
 from tests.server.support import problem
 from tests.server.test_http_operations import bury
@@ -76,25 +76,17 @@ class TestPages:
     ) -> None:
         """Fault K6: one call looks at so many, and the cursor goes on even from an empty page."""
         asked: list[int] = []
-        letter = DeadLetter(
-            task=Task(key="k", payload=b'"' + b"x" * 1000 + b'"'),
-            attempt=1,
-            losses=0,
-            reason="no",
-            failed_at=1,
-            history=(Failure(attempt=1, at=1, error="e"),),
-        )
+        payload = b'"' + b"x" * 1000 + b'"'
+
+        def letter(n: int) -> DeadLetter:
+            task = Task(key="k", id=f"n{n}", payload=payload)
+            return DeadLetter(task=task, attempt=1, losses=0, reason="no", failed_at=1)
 
         async def endless(key: str, *, limit: int, after: str | None = None) -> list[DeadLetter]:
+            assert key == "k"
             asked.append(limit)
             start = int((after or "n0")[1:]) + 1
-            replace = lambda n: Task(key=key, id=f"n{n}", payload=letter.task.payload)  # noqa: E731
-            return [
-                DeadLetter(
-                    task=replace(n), attempt=1, losses=0, reason="no", failed_at=1, history=()
-                )
-                for n in range(start, start + limit)
-            ]
+            return [letter(n) for n in range(start, start + limit)]
 
         monkeypatch.setattr(backend.dead_letters, "list", endless)
         answer = await api.get(_URL, params={"reason": "other"})
