@@ -35,8 +35,9 @@ def frame(payload: bytes, opcode: int = TEXT, *, fin: bool = True, mask: bytes =
 class RawSocket:
     """A connection that was upgraded, without a library on this side."""
 
-    def __init__(self, socket: plain.socket) -> None:
+    def __init__(self, socket: plain.socket, patience: float = _SECONDS) -> None:
         self.socket = socket
+        self._patience = patience
         self.closed_with: int | None = None
         """the server's close code, once it was read"""
         self.reason = b""
@@ -44,14 +45,19 @@ class RawSocket:
         self._loop = asyncio.get_running_loop()
 
     @classmethod
-    async def opened(cls, port: int, *, receive_buffer: int = 0) -> Self:
-        """Connect and upgrade; with a small ``receive_buffer`` what is not read soon fills up the way."""
+    async def opened(
+        cls, port: int, *, receive_buffer: int = 0, patience: float = _SECONDS
+    ) -> Self:
+        """Connect and upgrade; with a small ``receive_buffer`` what is not read soon fills up the way.
+
+        Whatever takes longer than ``patience`` is a `TimeoutError`.
+        """
         raw = plain.socket()
         if receive_buffer:
             raw.setsockopt(plain.SOL_SOCKET, plain.SO_RCVBUF, receive_buffer)
         raw.setblocking(False)  # noqa: FBT003 - it takes no keyword
         raw.setsockopt(plain.IPPROTO_TCP, plain.TCP_NODELAY, 1)
-        it = cls(raw)
+        it = cls(raw, patience)
         try:
             await it._loop.sock_connect(raw, ("127.0.0.1", port))
             await it.send(
@@ -77,7 +83,7 @@ class RawSocket:
 
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
-        async with asyncio.timeout(_SECONDS):
+        async with asyncio.timeout(self._patience):
             await self._loop.sock_sendall(self.socket, data)
 
     def say(self, kind: str, **fields: Any) -> None:
@@ -85,7 +91,7 @@ class RawSocket:
         self.socket.send(frame(msgspec.json.encode({"type": kind, **fields})))
 
     async def _receive(self, size: int) -> bytes:
-        async with asyncio.timeout(_SECONDS):
+        async with asyncio.timeout(self._patience):
             return await self._loop.sock_recv(self.socket, size)
 
     async def heard(self, size: int = 65536) -> bytes:

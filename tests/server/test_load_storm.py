@@ -1,0 +1,126 @@
+"""Workers whose server was killed: all come back at once, and all are let in, some at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from taskqueue_core.worker import Worker
+from taskqueue_core.worker.backoff import Backoff
+from tests.server.observed import Observed, observed
+from tests.server.rude import RawSocket
+from tests.server.support import eventually
+from tests.worker.fake import running
+
+LARGE = 1000
+REAL = 2
+SECONDS = 30.0
+"""in which all must be back"""
+
+
+@pytest.fixture(autouse=True)
+def _descriptors() -> Iterator[None]:
+    """As many descriptors as the crowd needs, here and in the server, which inherits them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * LARGE)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Crowd:
+    """Light workers that reconnect as ours do, with the same pauses."""
+
+    def __init__(self, port: int, size: int) -> None:
+        self._port = port
+        self.size = size
+        self.welcomed = 0
+        """how many are in now"""
+        self.refused = 0
+        """how often one was sent away for later"""
+
+    async def one(self, number: int) -> None:
+        """Be there, and come back whenever the connection ends."""
+        backoff = Backoff()
+        while True:
+            with contextlib.suppress(OSError, TimeoutError):
+                await self._visit(f"c{number}", backoff)
+            await asyncio.sleep(backoff.next())
+
+    async def _visit(self, name: str, backoff: Backoff) -> None:
+        with await RawSocket.opened(self._port, patience=SECONDS) as raw:
+            raw.say("hello", worker_id=name, keys=["k"], credit=1)
+            if b'"welcome"' in await raw.heard():
+                await self._stay(raw, backoff)
+            self.refused += raw.closed_with == 1013
+
+    async def _stay(self, raw: RawSocket, backoff: Backoff) -> None:
+        backoff.reset()
+        self.welcomed += 1
+        try:
+            while heard := await raw.heard():
+                if b'"ping"' in heard:
+                    raw.say("pong")
+        finally:
+            self.welcomed -= 1
+
+
+async def everybody(it: Observed, crowd: Crowd) -> float:
+    """Wait until all are in; return the seconds that this took."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def there() -> bool:
+        await asyncio.sleep(0.05)  # to ask more often would be a load of its own
+        connections = (await it.look()).connections
+        return crowd.welcomed == crowd.size and connections == crowd.size + REAL
+
+    await eventually(there, SECONDS)
+    return loop.time() - began
+
+
+@pytest.mark.parametrize("size", [300, pytest.param(LARGE, marks=pytest.mark.chaos)])
+async def test_all_come_back(size: int) -> None:
+    """Fault G7: in 30 s all are in, some at a time, the others sent away for later; then all work as before."""
+    async with observed(lease=20, grace=0.1) as first:
+        port, crowd = first.port, Crowd(first.port, size)
+        async with AsyncExitStack() as opened:
+            for _ in range(REAL):
+                await opened.enter_async_context(running(working(first.url)))
+            members = [asyncio.create_task(crowd.one(n)) for n in range(size)]
+            opened.push_async_callback(gone, members)
+            await everybody(first, crowd)
+            first.kill()
+            await eventually(lambda: crowd.welcomed == 0)
+            crowd.refused = 0
+            async with observed(lease=20, grace=0.1, port=port) as second:
+                took = await everybody(second, crowd)
+                print(f"{size} back after {took:.1f} s; {crowd.refused} sent away for later")  # noqa: T201
+                assert took < SECONDS
+                assert crowd.refused > 0  # else nothing was limited
+                await second.publish("real", [b'{"n": 1}'] * 20)
+                await second.reaches("real", done=20)
+                await gone(members)
+                await opened.aclose()
+
+
+def working(url: str) -> Worker:
+    """A real worker."""
+    worker = Worker(url, concurrency=2)
+
+    @worker.task("real")
+    async def real(n: int) -> int:
+        return n
+
+    return worker
+
+
+async def gone(members: list[asyncio.Task[None]]) -> None:
+    """Send the crowd home."""
+    for member in members:
+        member.cancel()
+    await asyncio.gather(*members, return_exceptions=True)
