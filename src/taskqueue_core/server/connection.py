@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
+import msgspec
 from starlette.websockets import WebSocket
 
 from taskqueue_core.backend import Capability
@@ -101,10 +103,13 @@ class Connection:
             await self._refuse("forbidden", "may not consume these keys", CLOSE_UNAUTHENTICATED)
             return
         with self._hub.access.stay(token, self._peer, may_stay) as dismissed:
-            await self._let_in(hello, dismissed)
+            await self._let_in(hello, dismissed, partial(identity.may, "consume"))
 
-    async def _let_in(self, hello: Hello, dismissed: asyncio.Event) -> None:
+    async def _let_in(
+        self, hello: Hello, dismissed: asyncio.Event, may: Callable[[str], bool]
+    ) -> None:
         hub = self._hub
+        hello = self._without_others(hello, may)
         try:
             subscription = hub.backend.subscribe(hello.keys, hello.worker_id)
         except InvalidInput as error:
@@ -124,13 +129,26 @@ class Connection:
                 dismissed=dismissed,
             )
             try:
-                await talk.welcome(hello, self.connection_id)
+                await talk.welcome(hello, self.connection_id, may)
             except TimeoutError:
                 await self._refuse("try_later", "the store is out of reach", CLOSE_TRY_LATER)
                 return
             await self._converse(talk, hello)
         finally:
             await close(subscription)
+
+    def _without_others(self, hello: Hello, may: Callable[[str], bool]) -> Hello:
+        """Leave out what a connection of the same name holds of keys that this one may not have."""
+        others = self._hub.registry.others(self, hello.worker_id) if hello.holding else ()
+        theirs = {
+            delivery.receipt
+            for other in others
+            if isinstance(other, Connection)
+            for delivery in other._session.held  # noqa: SLF001 - one of us
+            if not may(delivery.task.key)
+        }
+        kept = [receipt for receipt in hello.holding if receipt not in theirs]
+        return msgspec.structs.replace(hello, holding=kept)
 
     async def _converse(self, talk: Conversation, hello: Hello) -> None:
         hooks = self._hub.hooks

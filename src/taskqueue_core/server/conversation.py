@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -90,13 +90,17 @@ class Conversation:
             settled=changed.set,
         )
 
-    async def welcome(self, hello: Hello, connection_id: str) -> None:
-        """Adopt what the worker still runs, and answer its hello.
+    async def welcome(
+        self, hello: Hello, connection_id: str, may: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """Adopt what the worker still runs of the keys that it ``may`` have, and answer its hello.
 
         Raises `TimeoutError` where the store cannot say, and `Gone`, after the grace, where the worker is.
         """
         async with asyncio.timeout(_ADOPT_SECONDS):
-            adopted = await adopt(self._hub.backend, self._subscription, hello.holding, self._store)
+            adopted = await adopt(
+                self._hub.backend, self._subscription, hello.holding, self._store, may
+            )
         lease = self._hub.settings.lease
         texts = self._session.welcome(connection_id, lease, VERSION, adopted)
         try:

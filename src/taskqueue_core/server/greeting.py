@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -44,9 +44,16 @@ async def read_hello(session: ServerSession, channel: Channel) -> Hello | Hangup
 
 
 async def adopt(
-    backend: Backend, subscription: Subscription, receipts: Sequence[str], store: StoreLink
+    backend: Backend,
+    subscription: Subscription,
+    receipts: Sequence[str],
+    store: StoreLink,
+    may: Callable[[str], bool],
 ) -> tuple[Delivery, ...]:
-    """Move what a worker still runs to its new subscription; leave out what is lost."""
+    """Move what a worker still runs to its new subscription; leave out what is lost.
+
+    What is of a key that it ``may`` not have goes back to its queue unseen: its receipt was somebody else's.
+    """
     if not receipts or not has(backend, Capability.HANDOVER):
         return ()
     handover = handover_of(backend, subscription)
@@ -55,7 +62,11 @@ async def adopt(
     for start in range(0, len(wanted), LIMITS.batch):
         piece = wanted[start : start + LIMITS.batch]
         found = await store.insist(partial(handover.adopt, *piece))
-        adopted += (delivery for delivery in found if delivery is not None)
+        moved = [delivery for delivery in found if delivery is not None]
+        adopted += (delivery for delivery in moved if may(delivery.task.key))
+        foreign = [delivery for delivery in moved if not may(delivery.task.key)]
+        if foreign:
+            await store.insist(partial(subscription.redeliver, *foreign))
     return tuple(adopted)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from msgspec import UNSET
 from starlette.responses import Response
 
@@ -11,8 +13,16 @@ from taskqueue_core.queue import instant
 from taskqueue_core.server.bodies import JSON
 from taskqueue_core.server.idempotency import IDEMPOTENCY_KEY, id_maker, reused
 from taskqueue_core.server.models import AgainIn, Cancelled, ConfirmationOut, RetryIn, TaskIn
-from taskqueue_core.server.operations import Call, Operation, Query, Scope, answer
+from taskqueue_core.server.operations import (
+    Call,
+    Operation,
+    Query,
+    Scope,
+    answer,
+    unauthenticated,
+)
 from taskqueue_core.server.problems import ProblemError, refusal_status, retry_after
+from taskqueue_core.server.racing import first
 from taskqueue_core.server.waiting import MAX_WAIT
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Task, TaskStatus
 
@@ -136,8 +146,16 @@ async def _waited(call: Call, found: TaskStatus | None) -> bool:
     seconds = call.number("wait", 0, MAX_WAIT, lowest=0)
     if not seconds or found is None or not found.state.live:
         return False
-    await call.hub.waiters.wait(found.key, found.task_id, seconds, _gone(call))
+    with call.stay() as dismissed:
+        gone = first(_gone(call), _set(dismissed))
+        await call.hub.waiters.wait(found.key, found.task_id, seconds, gone)
+    if dismissed.is_set():
+        raise unauthenticated()
     return True
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def _gone(call: Call) -> None:
@@ -203,7 +221,7 @@ OPERATIONS = (
         method="GET",
         path="/v1/tasks/{key}/{id}",
         handler=status,
-        verb="publish",
+        verb=("publish", "admin"),
         tag="tasks",
         query=(_WAIT,),
         answers={200: TaskStatus},
@@ -213,7 +231,7 @@ OPERATIONS = (
         method="GET",
         path="/v1/tasks/{key}/{id}/result",
         handler=result,
-        verb="publish",
+        verb=("publish", "admin"),
         tag="tasks",
         query=(_WAIT,),
         answers={200: None},
@@ -223,7 +241,7 @@ OPERATIONS = (
         method="DELETE",
         path="/v1/tasks/{key}/{id}",
         handler=cancel,
-        verb="publish",
+        verb=("publish", "admin"),
         tag="tasks",
         answers={200: Cancelled},
         problems=(503,),

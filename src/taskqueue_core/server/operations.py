@@ -23,7 +23,17 @@ from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.origins import is_own_origin
 from taskqueue_core.server.problems import ProblemError, problem_of, respond
 
-__all__ = ["Call", "Handler", "Operation", "Query", "Scope", "answer", "routes", "spliced"]
+__all__ = [
+    "Call",
+    "Handler",
+    "Operation",
+    "Query",
+    "Scope",
+    "answer",
+    "routes",
+    "spliced",
+    "unauthenticated",
+]
 
 T = TypeVar("T")
 _CHUNK = 256 * 1024
@@ -212,8 +222,7 @@ def _authorize(call: Call, operation: Operation) -> None:
         _demand_own_page(call)
     call.identity = identity = call.hub.identify(token_of(request), peer_of(request))
     if identity is None:
-        challenge = {"www-authenticate": "Bearer"}
-        raise ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
+        raise unauthenticated()
     request.scope["taskqueue.identity"] = identity.name
     if identity.verbs.isdisjoint(verbs):
         raise _forbidden(f"this token lacks the right to {_either(verbs)}")
@@ -233,6 +242,12 @@ def _check_query(request: Request, operation: Operation) -> None:
         raise InvalidInput("query", "a parameter that is not known", allowed)
     if len(names) != len(set(names)):
         raise InvalidInput("query", "a parameter more than once", "each once")
+
+
+def unauthenticated() -> ProblemError:
+    """Return the problem of who is not known."""
+    challenge = {"www-authenticate": "Bearer"}
+    return ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
 
 
 def _demand_own_page(call: Call) -> None:

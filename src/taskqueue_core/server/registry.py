@@ -85,9 +85,13 @@ class Registry:
     def claim(self, member: Member, worker_id: str, receipts: Iterable[str]) -> None:
         """Have the worker's other connections let go of receipts that ``member`` is about to adopt."""
         wanted = tuple(receipts)
-        for connection_id, other in self._by_worker.get(worker_id, {}).items():
-            if connection_id != member.connection_id:
-                other.forget(wanted)
+        for other in self.others(member, worker_id):
+            other.forget(wanted)
+
+    def others(self, member: Member, worker_id: str) -> tuple[Member, ...]:
+        """Return a worker's other connections."""
+        known = self._by_worker.get(worker_id, {})
+        return tuple(one for name, one in known.items() if name != member.connection_id)
 
     def connections(self, worker_id: str) -> int:
         """Count a worker's connections."""

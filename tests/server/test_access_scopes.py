@@ -1,0 +1,262 @@
+"""A token's verbs and keys hold in every operation, on every page and on every socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.routing import Route, WebSocketRoute
+
+from taskqueue_core.server import access as module
+from taskqueue_core.server import http_metrics, prefect
+from taskqueue_core.server.app import OPERATIONS, create_app
+from taskqueue_core.server.dashboard.app import OPERATIONS as PAGES
+from taskqueue_core.server.operations import Operation, Scope
+from taskqueue_core.tasks import State
+from taskqueue_memory import MemoryBackend
+from tests.server.access import ADMIN, ALL, A, B, bearer, entry, everybody, write
+from tests.server.support import eventually, http, problem, receipts, running, settings
+
+EVERYTHING = (*OPERATIONS, *http_metrics.OPERATIONS, *prefect.OPERATIONS, *PAGES)
+GUARDED = [one for one in EVERYTHING if one.verbs]
+PUBLIC = {
+    "GET /health",
+    "GET /ready",
+    "GET /alive",
+    "GET /v1/limits",
+    "GET /v1/openapi.json",
+    "GET /v1/asyncapi.json",
+    "GET /api/admin/version",
+    "GET /api/health",
+    "GET /api/ready",
+    "GET /login",
+    "POST /login",
+    "POST /logout",
+    "GET /static/{name}",
+}
+"""what needs no token: none of it tells of a queue, a task or a worker"""
+SOCKETS = {
+    "/v1/socket",
+    "/api/task_runs/subscriptions/scheduled",
+    "/api/events/in",
+}
+LISTS = {
+    "GET /v1/queues",
+    "GET /v1/workers",
+    "GET /metrics",
+    "GET /",
+    "GET /workers",
+    "GET /live",
+    "GET /find",
+}
+"""of which everybody gets those parts that are about their keys"""
+BODIES: dict[str, Any] = {
+    "POST /v1/tasks": {"key": "a", "id": "x"},
+    "POST /v1/tasks/batch": {"key": "a", "id": "x"},
+    "POST /v1/retries": {"task": {"key": "a", "id": "x"}, "delay": 1},
+}
+"""where the key stands in the body"""
+WRONG = "tq_wrong"
+
+
+def name(one: Operation) -> str:
+    """An operation in two words."""
+    return f"{one.method} {one.path}"
+
+
+async def ask(client: httpx2.AsyncClient, one: Operation, token: str | None) -> httpx2.Response:
+    """Do an operation with the key ``a``."""
+    path = one.path.replace("{key}", "a").replace("{id}", "x")
+    headers = {"content-type": one.media_type, "accept": "application/json"}
+    body = BODIES.get(name(one), one.example or {})
+    return await client.request(
+        one.method,
+        path,
+        headers=headers | ({} if token is None else bearer(token)),
+        content=json.dumps(body) if one.body is not None else None,
+    )
+
+
+def denied(answer: httpx2.Response, status: int) -> None:
+    """Check a refusal. Pages send who is unknown to the place where they say who they are."""
+    if answer.status_code in {302, 303}:
+        assert status == 401
+        assert answer.headers["location"].startswith("/login")
+    else:
+        assert answer.status_code == status, answer.text
+
+
+def test_every_route_is_in_a_table() -> None:
+    """Security 2: there is no way in but by operations that say what they need, and by sockets."""
+    app = create_app(MemoryBackend(), settings())
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    assert paths == {one.path for one in EVERYTHING}
+    sockets = {route.path for route in app.routes if isinstance(route, WebSocketRoute)}
+    assert sockets == SOCKETS
+    assert len(app.routes) == len(paths) + len(sockets)
+
+
+def test_what_is_public() -> None:
+    """Security 3: whatever has no verb is on this list, for a reason; whatever lists is on the other."""
+    assert {name(one) for one in EVERYTHING if not one.verbs} == PUBLIC
+    assert {name(one) for one in GUARDED if one.scope is Scope.HANDLER} == LISTS | {*BODIES}
+    for one in GUARDED:
+        assert set(one.verbs) <= set(ALL)
+        assert ("{key}" in one.path) == (one.scope is Scope.PATH), name(one)
+
+
+async def test_every_operation(tmp_path: Path) -> None:
+    """Fault K1, security 2: 401 without a token, 403 without the verb or the key, and neither with both."""
+    rows = [entry(ADMIN, "admin"), entry(A, "a", keys=["a"]), entry(B, "b", keys=["b"])]
+    rows += [entry(f"no {verb}", verbs=[v for v in ALL if v != verb]) for verb in ALL]
+    rows += [entry("consumes", verbs=["consume"])]
+    path = write(tmp_path / "tokens.toml", *rows)
+    async with running(tokens_file=path) as it, http(it) as client:
+        for one in GUARDED:
+            for stranger in (None, WRONG):
+                denied(await ask(client, one, stranger), 401)
+            without = "consumes" if len(one.verbs) > 1 else f"no {one.verbs[0]}"
+            denied(await ask(client, one, without), 403)
+            if one.scope is Scope.PATH or name(one) in BODIES:
+                others = await ask(client, one, B)
+                if name(one) == "POST /v1/tasks/batch":
+                    assert others.json()["code"] == "forbidden"
+                else:
+                    denied(others, 403)
+            elif one.scope is Scope.SERVER:
+                denied(await ask(client, one, A), 403)
+        assert await it.backend.control.queues() == ()  # type: ignore[attr-defined]
+        for one in GUARDED:
+            if name(one) != "GET /live":  # which has no end
+                token = ADMIN if one.scope is Scope.SERVER else A
+                answer = await ask(client, one, token)
+                assert answer.status_code not in {401, 403, 500}, (name(one), answer.text)
+
+
+async def test_lists_leave_out_what_is_anothers(tmp_path: Path) -> None:
+    """Security 2: of a queue of another key, its workers and its figures a token sees nothing."""
+    path = everybody(tmp_path / "tokens.toml")
+    async with (
+        running(tokens_file=path) as it,
+        http(it) as client,
+        it.worker("worker-of-a", "a", token=A),
+        it.worker("worker-of-canary", "canary", token=ADMIN),
+    ):
+        await it.publish("t1", key="a")
+        await it.publish("t2", key="canary")
+        for one in GUARDED:
+            if name(one) in LISTS - {"GET /live"}:
+                query = "?q=canary" if one.path == "/find" else ""
+                answer = await client.get(one.path + query, headers=bearer(A))
+                assert answer.status_code in {200, 303, 404}, answer.text
+                if one.path == "/find":  # which repeats the question
+                    there = await client.get("/find?q=nowhere", headers=bearer(A))
+                    told = answer.text.replace("canary", "nowhere")
+                    assert (answer.status_code, told) == (there.status_code, there.text)
+                else:
+                    assert "canary" not in answer.text, name(one)
+                if one.path != "/find":
+                    answer = await client.get(one.path, headers=bearer(ADMIN))
+                    assert answer.status_code == 200
+        for where in ("/v1/queues", "/metrics", "/"):
+            assert "canary" in (await client.get(where, headers=bearer(ADMIN))).text
+            assert "t1" not in (await client.get(where, headers=bearer(B))).text
+
+
+async def test_what_is_public_tells_nothing(tmp_path: Path) -> None:
+    """Security 3: whoever comes by learns of no queue, task or worker."""
+    path = everybody(tmp_path / "tokens.toml")
+    async with (
+        running(tokens_file=path) as it,
+        http(it) as client,
+        it.worker("worker-canary", "canary", token=ADMIN),
+    ):
+        await it.publish("task-canary", key="canary")
+        for one in EVERYTHING:
+            if name(one) in PUBLIC and one.method == "GET":
+                answer = await client.get(one.path.replace("{name}", "canary"))
+                assert "canary" not in answer.text
+
+
+class TestReceipts:
+    """Security 2 and 21: a socket settles what it was given, and nothing else, whoever says so."""
+
+    @pytest.mark.parametrize("verb", ["ack", "redeliver", "retry", "dead_letter", "progress"])
+    async def test_of_another_key(self, tmp_path: Path, verb: str) -> None:
+        """Fault G5: with a token of ``b``, the receipt of a task of ``a`` is one that was lost; nothing changes."""
+        path = everybody(tmp_path / "tokens.toml")
+        async with (
+            running(tokens_file=path) as it,
+            it.worker("w1", "a", headers=bearer(A), credit=1) as one,
+            it.worker("w2", "b", headers=bearer(B), credit=1) as two,
+        ):
+            await it.publish("t1", key="a")
+            [receipt] = receipts(await one.deliveries(1))
+            more: dict[str, Any] = {
+                "ack": {"receipts": [receipt]},
+                "redeliver": {"receipts": [receipt]},
+                "retry": {"receipt": receipt, "error": "x"},
+                "dead_letter": {"receipt": receipt, "reason": "x"},
+                "progress": {"receipt": receipt, "value": 0.5},
+            }
+            await two.send(verb, **more[verb])
+            assert await two.settled(1) == ([], [receipt])
+            assert await it.count(State.IN_FLIGHT, "a") == 1
+            await one.send("ack", receipts=[receipt])
+            assert await one.settled(1) == ([receipt], [])
+
+    @pytest.mark.parametrize("worker_id", ["w1", "w2"])
+    async def test_adopting_what_is_anothers(self, tmp_path: Path, worker_id: str) -> None:
+        """Fault G5: also who says that it holds it, even under the same name, takes nothing away."""
+        path = everybody(tmp_path / "tokens.toml")
+        async with (
+            running(tokens_file=path) as it,
+            it.worker("w1", "a", headers=bearer(A), credit=1) as one,
+        ):
+            await it.publish("t1", key="a")
+            [receipt] = receipts(await one.deliveries(1))
+            async with it.worker(worker_id, "b", headers=bearer(B), holding=[receipt]) as two:
+                assert two.welcome.get("adopted", []) == []
+                assert (await two.frame("revoke"))["receipts"] == [receipt]
+                await two.send("ack", receipts=[receipt])
+                assert await two.settled(1) == ([], [receipt])
+            assert await it.count(State.IN_FLIGHT, "a") == 1
+            await one.send("ack", receipts=[receipt])
+            assert await one.settled(1) == ([receipt], [])
+
+    async def test_adopting_from_another_server(self, tmp_path: Path) -> None:
+        """Where nobody here knows whose it is, it goes back to its queue: not seen, not settled, not lost."""
+        path = everybody(tmp_path / "tokens.toml")
+        async with running(tokens_file=path) as it:
+            await it.publish("t1", key="a")
+            async with it.backend.subscribe(["a"], "w1") as elsewhere:
+                [delivery] = (await elsewhere.receive(1, 0)).deliveries
+                held = [delivery.receipt]
+                async with it.worker("w1", "b", headers=bearer(B), holding=held) as two:
+                    assert two.welcome.get("adopted", []) == []
+                    assert (await two.frame("revoke"))["receipts"] == held
+                await it.reaches("a", waiting=1, in_flight=0)
+                async with it.worker("w1", "a", headers=bearer(A), credit=1) as one:
+                    [again] = await one.deliveries(1)
+                    assert (again["attempt"], again.get("losses", 0)) == (1, 0)
+
+
+async def test_who_waits_is_let_go_with_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security 6: a request that waits for a task ends when its token does."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    path = everybody(tmp_path / "tokens.toml")
+    async with running(tokens_file=path) as it, http(it) as client:
+        await it.publish("t1", key="a")
+        asked = asyncio.create_task(
+            client.get("/v1/tasks/a/t1?wait=20", headers=bearer(A), timeout=20)
+        )
+        await eventually(lambda: len(it.hub.waiters))
+        write(path, entry(B))
+        problem(await asyncio.wait_for(asked, 5), 401, "unauthenticated")
+        assert not it.hub.access._stays
