@@ -25,7 +25,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     in_flight: int
     oldest_age_seconds: float
-    """since when the oldest waiting task has been waiting; 0 where none is"""
+    """how long the oldest waiting task has been waiting; 0 where none is"""
     workers: int
     """open subscriptions, on all replicas"""
     replicas: int

@@ -195,7 +195,7 @@ def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Me
     yield tasks
     columns: dict[str, tuple[str, Callable[[QueueStats], float]]] = {
         "taskqueue_queue_oldest_age_seconds": (
-            "Since when the oldest waiting task has been waiting; 0 where none is.",
+            "How long the oldest waiting task has been waiting; 0 where none is.",
             lambda one: _age(one, now),
         ),
         "taskqueue_queue_subscribers": (

@@ -1,0 +1,151 @@
+"""The page about metrics, the alerts and the examples say what is so."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import yaml  # type: ignore[import-untyped]
+from prometheus_client.parser import text_string_to_metric_families as families
+
+from taskqueue_core.server import app, http_scaling
+from taskqueue_core.server.http_scaling import ScalingOut
+from taskqueue_core.server.logs import FIELDS
+from tests.server.support import http, running
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "observability.md").read_text("utf-8")
+ALERTS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text("utf-8"))
+ROW = re.compile(r"^\| `(taskqueue_\w+)` \| (\w+) \|(.*)\| (.+) \|$", re.MULTILINE)
+METRICS = {
+    name: (kind, set(re.findall(r"`(\w+)`", labels)), text)
+    for name, kind, labels, text in ROW.findall(PAGE)
+}
+KEDA = {
+    *("url", "valueLocation", "targetValue", "activationTargetValue", "unsafeSsl", "format"),
+    *("authMode", "method", "keyParamName"),
+}
+"""what the scaler may be told"""
+
+
+def snippets(language: str) -> list[str]:
+    """The page's examples in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def check(expression: str) -> None:
+    """Every metric of an expression exists, with the labels that it asks for."""
+    found = re.findall(r"(taskqueue_\w+)(?:\{([^}]*)\})?", expression)
+    assert found
+    for name, selector in found:
+        plain = name if name in METRICS else re.sub(r"_(bucket|sum|count)$", "", name)
+        kind, labels, _ = METRICS[plain]
+        assert name == plain or kind == "histogram"
+        assert labels.issuperset(re.findall(r"(\w+)=", selector))
+    by = re.findall(r"by \(([\w, ]+)\)", expression)
+    own = {"instance", "le"}.union(*(METRICS[name][1] for name, _ in found if name in METRICS))
+    own.update(
+        *(METRICS[re.sub(r"_[a-z]+$", "", name)][1] for name, _ in found if "_bucket" in name)
+    )
+    if not any(name.endswith("_count") for name, _ in found):
+        assert own.issuperset(", ".join(by).split(", ") if by else ()), expression
+    assert expression.count("(") == expression.count(")")
+
+
+async def test_the_table_is_what_is_exposed() -> None:
+    """Security 16: every metric that is exposed is on the page, with its kind, help and labels, and no other is."""
+    async with running() as it, http(it) as client:
+        await it.publish("a")
+        await client.get("/v1/queues")
+        answer = await client.get("/metrics")
+    exposed = {
+        (f"{family.name}_total" if family.type == "counter" else family.name): family
+        for family in families(answer.text)
+        if not family.name.startswith("process_")
+    }
+    assert set(exposed) == set(METRICS)
+    for name, family in exposed.items():
+        kind, labels, text = METRICS[name]
+        assert (family.type, family.documentation) == (kind, text)
+        assert re.fullmatch(r"taskqueue_[a-z_]+", name)
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == labels, name
+
+
+def test_alerts() -> None:
+    """Each alert asks for metrics that there are, and says what is wrong; the page quotes them as they are."""
+    rules = {rule["alert"]: rule for group in ALERTS["groups"] for rule in group["rules"]}
+    assert {"TaskqueueLedgerImbalance", "TaskqueueStoreDown", "TaskqueueNoSubscriber"} < set(rules)
+    assert "TaskqueueOldestTask" in rules
+    for rule in rules.values():
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert rule["annotations"]["summary"]
+        if "taskqueue_" in rule["expr"]:
+            check(rule["expr"])
+    (quoted,) = (text for text in snippets("yaml") if "- alert:" in text)
+    for quote in yaml.safe_load(quoted):
+        assert quote["expr"] == rules[quote["alert"]]["expr"]
+
+
+def test_questions() -> None:
+    """The page's queries ask for metrics that there are."""
+    (queries,) = snippets("promql")
+    lines = [line for line in queries.splitlines() if not line.startswith("#")]
+    assert len(lines) == 4
+    for line in lines:
+        check(line)
+
+
+def test_the_scrape_configuration() -> None:
+    """It names the alerts, and shows a token from a file."""
+    (text,) = (text for text in snippets("yaml") if "scrape_configs" in text)
+    told = yaml.safe_load(text)
+    (job,) = told["scrape_configs"]
+    assert set(job) == {"job_name", "authorization", "static_configs"}
+    assert f'up{{job="{job["job_name"]}"}}' in ALERTS["groups"][0]["rules"][0]["expr"]
+    assert set(job["authorization"]) == {"credentials_file"}
+    assert told["rule_files"] == ["alerts.yaml"]
+
+
+def test_the_scaled_object() -> None:
+    """Its trigger is one that KEDA's metrics-api scaler takes, and asks for an operation and a field that there are."""
+    (text,) = (text for text in snippets("yaml") if "ScaledObject" in text)
+    scaled, authentication = yaml.safe_load_all(text)
+    for one in (scaled, authentication):
+        assert one["apiVersion"] == "keda.sh/v1alpha1"
+    spec: dict[str, Any] = scaled["spec"]
+    assert set(spec) == {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "triggers"}
+    (trigger,) = spec["triggers"]
+    assert trigger["type"] == "metrics-api"
+    told = trigger["metadata"]
+    assert set(told) <= KEDA
+    assert {"url", "valueLocation", "targetValue"} <= set(told)
+    assert all(isinstance(value, str) for value in told.values())
+    url = urlsplit(told["url"])
+    (operation,) = http_scaling.OPERATIONS
+    assert operation in app.OPERATIONS
+    assert re.fullmatch(operation.path.replace("{key}", r"[\w-]+"), url.path)
+    assert set(parse_qs(url.query)) <= {query.name for query in operation.query}
+    assert told["valueLocation"] in ScalingOut.__struct_fields__
+    assert told["authMode"] == "bearer"
+    assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
+    assert [ref["parameter"] for ref in authentication["spec"]["secretTargetRef"]] == ["token"]
+
+
+def test_examples_in_json() -> None:
+    """The answer of the scaler's operation and the line of the log have the fields that there are."""
+    answer, line = snippets("json")
+    assert list(json.loads(answer)) == ["key", *ScalingOut.__struct_fields__[1:]]
+    msgspec.json.decode(answer, type=ScalingOut)
+    assert set(json.loads(line)) - {"timestamp", "level", "logger", "event"} <= FIELDS
+
+
+def test_the_tracing_example() -> None:
+    """It is a program."""
+    (program,) = snippets("python")
+    compile(program, "tracing.py", "exec")
