@@ -1,0 +1,166 @@
+"""Browsers: sessions in cookies, and pages of other sites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from taskqueue_core.server.credentials import (
+    by_cookie,
+    login_cookie,
+    logout_cookie,
+    session_cookie,
+    token_of,
+)
+from tests.server.access import ADMIN, A, bearer, everybody
+from tests.server.support import http, problem, running
+
+PAUSE = "/v1/queues/a/pause"
+
+
+def request(scheme: str = "http", **headers: str) -> Request:
+    """A request to ``host``."""
+    told = {"host": "host", **headers}
+    raw = [(name.encode(), value.encode()) for name, value in told.items()]
+    scope: dict[str, Any] = {"type": "http", "scheme": scheme, "path": "/", "headers": raw}
+    return Request(scope | {"query_string": b"", "server": ("host", 80)})
+
+
+def shown(cookie: str) -> str:
+    """What a browser sends back of a ``Set-Cookie``."""
+    return cookie.partition(";")[0]
+
+
+class TestCookie:
+    """What stands in it."""
+
+    @pytest.mark.parametrize("token", [ADMIN, 'ä ; = " , \\ \n', "x" * 1000])
+    @pytest.mark.parametrize("secure", [True, False])
+    def test_there_and_back(self, token: str, *, secure: bool) -> None:
+        """Whatever a token is made of; out of reach for scripts and for other sites."""
+        cookie = session_cookie(token, secure=secure)
+        asked = request("https" if secure else "http", cookie=shown(cookie))
+        assert token_of(asked) == token
+        assert by_cookie(asked)
+        words = cookie.split("; ")[1:]
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(words)
+        assert ("Secure" in words) == cookie.startswith("__Host-") == secure
+        assert "Domain" not in cookie
+
+    def test_the_header_goes_first(self) -> None:
+        """Who shows a token by header is no browser that was made to."""
+        cookie = shown(session_cookie(A, secure=False))
+        asked = request(cookie=cookie, authorization=f"Bearer {ADMIN}")
+        assert token_of(asked) == ADMIN
+        assert not by_cookie(asked)
+        assert token_of(request(cookie=cookie, authorization="Basic x")) is None
+
+    def test_over_tls_only_the_safe_name_counts(self) -> None:
+        """Another host of the same domain can set the plain name, and not the other."""
+        assert token_of(request("https", cookie=shown(session_cookie(A, secure=False)))) is None
+
+    @pytest.mark.parametrize("value", ["", "%%%", "A", "/w==", "x" * 9000, "_____"])
+    def test_what_is_none(self, value: str) -> None:
+        """A broken cookie is nobody."""
+        assert token_of(request(cookie=f"taskqueue-session={value}")) is None
+
+    @pytest.mark.parametrize(
+        ("scheme", "origin", "listed", "secure"),
+        [
+            ("https", "https://host", [], True),
+            ("http", "http://host", [], False),
+            ("http", "https://host", ["https://host"], True),
+            ("http", "https://host", [], False),
+            ("http", "https://elsewhere", ["https://elsewhere"], False),
+        ],
+    )
+    def test_behind_a_proxy(
+        self, scheme: str, origin: str, listed: list[str], *, secure: bool
+    ) -> None:
+        """The cookie is for TLS only where the browser came by it, which a listed origin tells."""
+        asked = request(scheme, origin=origin)
+        cookie = login_cookie(asked, A, listed)
+        assert cookie.startswith("__Host-") == secure
+        back = request(scheme, cookie=shown(cookie))
+        assert token_of(back) == A
+        out = logout_cookie(back)
+        assert out.partition("=")[0] == cookie.partition("=")[0]
+        assert "Max-Age=0" in out
+        assert token_of(request(scheme, cookie=shown(out))) is None
+
+
+class TestOtherSites:
+    """Security 4: a page of another site may neither read nor do anything, though its browser shows the session."""
+
+    @pytest.mark.parametrize(
+        ("origin", "status"),
+        [
+            ("own", 200),
+            (None, 403),
+            ("null", 403),
+            ("https://evil.example", 403),
+            ("https://listed.example", 403),
+        ],
+    )
+    async def test_doing_something(self, tmp_path: Path, origin: str | None, status: int) -> None:
+        """Security 4: with a session an unsafe method needs the origin of this server, no other and not none."""
+        path = everybody(tmp_path / "tokens.toml")
+        listed = frozenset({"https://listed.example"})
+        async with running(tokens_file=path, origins=listed) as it, http(it) as client:
+            cookie = shown(session_cookie(ADMIN, secure=False))
+            headers = {"cookie": cookie}
+            if origin:
+                headers["origin"] = it.server.url if origin == "own" else origin
+            answer = await client.post(PAUSE, headers=headers)
+            assert answer.status_code == status
+            if status == 403:
+                problem(answer, 403, "origin")
+            assert (await it.backend.control.settings("a")).paused == (status == 200)  # type: ignore[attr-defined]
+
+    async def test_looking(self, tmp_path: Path) -> None:
+        """A session may look without an origin, as browsers do; with another's it may not."""
+        path = everybody(tmp_path / "tokens.toml")
+        async with running(tokens_file=path) as it, http(it) as client:
+            headers = {"cookie": shown(session_cookie(ADMIN, secure=False))}
+            assert (await client.get("/v1/queues", headers=headers)).status_code == 200
+            headers["origin"] = "https://evil.example"
+            problem(await client.get("/v1/queues", headers=headers), 403, "origin")
+            headers = {"cookie": shown(session_cookie("tq_wrong", secure=False))}
+            problem(await client.get("/v1/queues", headers=headers), 401, "unauthenticated")
+
+    @pytest.mark.parametrize(
+        ("origin", "listed", "status"),
+        [
+            (None, [], 200),
+            ("own", [], 200),
+            ("https://queue.example", ["https://queue.example"], 200),
+            ("https://queue.example", [], 403),
+            ("null", ["https://queue.example"], 403),
+        ],
+    )
+    async def test_origins(
+        self, tmp_path: Path, origin: str | None, listed: list[str], status: int
+    ) -> None:
+        """Security 4: over HTTP with a token: none, this server's, or one on the list."""
+        path = everybody(tmp_path / "tokens.toml")
+        async with running(tokens_file=path, origins=frozenset(listed)) as it, http(it) as client:
+            headers = bearer(ADMIN)
+            if origin:
+                headers["origin"] = it.server.url if origin == "own" else origin
+            assert (await client.post(PAUSE, headers=headers)).status_code == status
+
+    async def test_two_origins(self, tmp_path: Path) -> None:
+        """Two are none that could be trusted."""
+        path = everybody(tmp_path / "tokens.toml")
+        async with running(tokens_file=path) as it, http(it) as client:
+            headers = [("authorization", f"Bearer {ADMIN}"), *[("origin", it.server.url)] * 2]
+            problem(await client.get("/v1/queues", headers=headers), 403, "origin")
+
+    async def test_without_authentication(self) -> None:
+        """An open server on loopback has no sessions: what shows one by chance is served as others are."""
+        async with running() as it, http(it) as client:
+            headers = {"cookie": shown(session_cookie("old", secure=False))}
+            assert (await client.post(PAUSE, headers=headers)).status_code == 200
