@@ -136,10 +136,25 @@ def test_dead_letters_are_redriven_and_discarded(cli: Cli, worked: Shared) -> No
     assert ledger.balanced
 
 
+def test_dead_letters_are_chosen_by_what_they_say(cli: Cli, worked: Shared) -> None:
+    """C17: by reason, error and age, which narrow each other down."""
+    assert cli("dlq", "redrive", "k", "--error", "TypeError", "--json").told == {"count": 0}
+    assert cli("dlq", "redrive", "k", "--older-than", "3600", "--json").told == {"count": 0}
+    words = ("--error", "ValueError", "--older-than", "0", "--reason")
+    assert cli("dlq", "discard", "k", *words, "other", "--yes", "--json").told == {"count": 0}
+    assert cli("dlq", "redrive", "k", *words, EXHAUSTED, "--json").told == {"count": 3}
+    assert asyncio.run(worked.control.ledger("k")).dead == 0
+    done = cli("dlq", "redrive", "k", "--older-than", "-1", "--json")
+    assert (done.code, done.told["error"]["code"]) == (2, "invalid_input")
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["redrive", "k"],
+        ["redrive", "k", "d1", "--error", "x"],
+        ["redrive", "k", "--all", "--reason", "x"],
+        ["discard", "k", "--error", "x"],
         ["redrive", "k", "d1", "--all"],
         ["redrive", "k", "--all"],
         ["discard", "k", "d1"],

@@ -16,6 +16,7 @@ from taskqueue_core.queue import Queue
 from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.server import Server
+from taskqueue_core.sifting import act_on_all
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task
 from taskqueue_memory import MemoryBackend
 
@@ -196,3 +197,45 @@ async def test_the_servers_clock_is_heard(remote: RemoteBackend, store: MemoryBa
     """Delays count from the store's time."""
     assert (await remote.health()).ok
     assert remote.now() == pytest.approx(store.now(), abs=0.1)
+
+
+async def test_pages_are_put_together(remote: RemoteBackend, store: MemoryBackend) -> None:
+    """Fault K6: names of queues, workers and dead letters come in pages, and all of them arrive."""
+    await store.publisher.publish(*(Task(key=f"q{n:04}") for n in range(1000)))
+    await store.publisher.publish(*(Task(key=f"r{n:04}") for n in range(500)))
+    for n in range(1100):
+        store.subscribe(["w"], f"w{n}")
+    assert await remote.control.queues() == await store.control.queues()
+    assert len(await remote.control.workers()) == 1100
+    payload = b'"' + b"x" * 100_000 + b'"'
+    await store.publisher.publish(*(Task(key="k", id=f"t{n}", payload=payload) for n in range(120)))
+    subscription = store.subscribe(["k"], "buries")
+    for delivery in (await subscription.receive(120, 0)).deliveries:
+        await subscription.dead_letter(delivery, "no", "timeout")
+    assert await remote.dead_letters.list("k", limit=500) == await store.dead_letters.list(
+        "k", limit=500
+    )
+
+
+async def test_dead_letters_one_by_one_and_by_what_they_say(
+    remote: RemoteBackend, store: MemoryBackend
+) -> None:
+    """C17: one is found without a walk through all, and the server sifts; what is not dead is none."""
+    await store.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(30)))
+    subscription = store.subscribe(["k"], "w")
+    for n, delivery in enumerate((await subscription.receive(30, 0)).deliveries):
+        await subscription.dead_letter(delivery, "no", "timeout" if n % 2 else "other")
+    (first, *_) = await store.dead_letters.list("k", limit=1)
+    assert await remote.dead_letters.get("k", "t0") == first
+    assert await remote.dead_letters.get("k", "nobody") is None
+    now = remote.now()
+    for letters in (remote.dead_letters, store.dead_letters):
+        await store.control.queues()
+        assert await act_on_all(letters, "discard", "k", now + 9, error="x") == 0
+        assert await act_on_all(letters, "redrive", "k", now + 9, error="time", reason="x") == 0
+    kept = await act_on_all(remote.dead_letters, "redrive", "k", now + 9, older_than=0.0)
+    assert kept == 30
+    with pytest.raises(InvalidInput, match="older_than"):
+        await act_on_all(remote.dead_letters, "redrive", "k", now, older_than=-1.0)
+    with pytest.raises(InvalidInput, match="error"):
+        await act_on_all(remote.dead_letters, "redrive", "k", now, error="")

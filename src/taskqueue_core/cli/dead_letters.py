@@ -17,6 +17,7 @@ from taskqueue_core.cli.backends import REACH, ServerUrl, opened
 from taskqueue_core.cli.lookup import Id, Key, NoTask, moment
 from taskqueue_core.cli.output import AsJson, console, print_json
 from taskqueue_core.protocol.frames import to_wire_task
+from taskqueue_core.sifting import act_on_all
 from taskqueue_core.tasks import DeadLetter
 
 __all__ = ["add_to"]
@@ -25,6 +26,16 @@ Ids = Annotated[
     list[str] | None, typer.Argument(metavar="ID", help="Task ids.", show_default=False)
 ]
 Everything = Annotated[bool, typer.Option("--all", help="All of the queue's dead letters.")]
+Reason = Annotated[
+    str | None, typer.Option(help="Those with this reason, word for word.", show_default=False)
+]
+Error = Annotated[
+    str | None, typer.Option(help="Those in whose last error this stands.", show_default=False)
+]
+OlderThan = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Those that failed so long ago.", show_default=False),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many to list.")]
 
@@ -96,15 +107,19 @@ def redrive(
     ids: Ids = None,
     *,
     everything: Everything = False,
+    reason: Reason = None,
+    error: Error = None,
+    older_than: OlderThan = None,
     yes: Yes = False,
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Make dead tasks waiting again, with their attempts granted anew."""
-    _check(ids, everything=everything)
+    conditions = {"reason": reason, "error": error, "older_than": older_than}
+    _check(ids, conditions, everything=everything)
     if everything and not yes:
         _confirm(f"Redrive all dead letters of {key}?", as_json=as_json)
-    count = asyncio.run(_act("redrive", key, ids or [], server))
+    count = asyncio.run(_act("redrive", key, ids or [], conditions, server))
     _report(count, "waiting again", as_json=as_json)
 
 
@@ -114,22 +129,30 @@ def discard(
     ids: Ids = None,
     *,
     everything: Everything = False,
+    reason: Reason = None,
+    error: Error = None,
+    older_than: OlderThan = None,
     yes: Yes = False,
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Give dead tasks up for good. This cannot be undone."""
-    _check(ids, everything=everything)
+    conditions = {"reason": reason, "error": error, "older_than": older_than}
+    _check(ids, conditions, everything=everything)
     if not yes:
-        what = "all dead letters" if everything else f"{len(ids or [])} dead letters"
-        _confirm(f"Discard {what} of {key} for good?", as_json=as_json)
-    count = asyncio.run(_act("discard", key, ids or [], server))
+        what = f"{len(ids)} dead letters" if ids else "all dead letters"
+        like = " like that" if any(conditions.values()) else ""
+        _confirm(f"Discard {what}{like} of {key} for good?", as_json=as_json)
+    count = asyncio.run(_act("discard", key, ids or [], conditions, server))
     _report(count, "discarded", as_json=as_json)
 
 
-def _check(ids: list[str] | None, *, everything: bool) -> None:
-    if bool(ids) is everything:
-        raise typer.BadParameter("give either task ids or --all", param_hint="ID")
+def _check(
+    ids: list[str] | None, conditions: dict[str, str | float | None], *, everything: bool
+) -> None:
+    some = any(value is not None for value in conditions.values())
+    if bool(ids) + everything + some != 1:
+        raise typer.BadParameter("give either task ids or --all or conditions", param_hint="ID")
 
 
 def _confirm(question: str, *, as_json: bool) -> None:
@@ -156,9 +179,18 @@ async def _find(key: str, task_id: str, server: str | None) -> DeadLetter | None
         return await dead_letters_of(backend).get(key, task_id)
 
 
-async def _act(verb: str, key: str, ids: list[str], server: str | None) -> int:
+async def _act(
+    verb: str,
+    key: str,
+    ids: list[str],
+    conditions: dict[str, str | float | None],
+    server: str | None,
+) -> int:
     async with opened(server) as backend:
         letters = dead_letters_of(backend)
+        if any(value is not None for value in conditions.values()):
+            await backend.health()  # a backend elsewhere tells its time with its first answer
+            return await act_on_all(letters, verb, key, backend.now(), **conditions)
         return await (letters.redrive if verb == "redrive" else letters.discard)(key, *ids)
 
 

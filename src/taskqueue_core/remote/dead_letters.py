@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from taskqueue_core.limits import LIMITS
@@ -10,6 +12,7 @@ from taskqueue_core.remote.address import path
 from taskqueue_core.remote.client import HttpClient
 from taskqueue_core.remote.control import batches
 from taskqueue_core.remote.problems import problem_of
+from taskqueue_core.sifting import Sieve
 from taskqueue_core.tasks import DeadLetter, Failure
 
 __all__ = ["RemoteDeadLetters"]
@@ -82,6 +85,23 @@ class RemoteDeadLetters:
     async def discard(self, key: str, *task_ids: str) -> int:
         """Give dead tasks up for good."""
         return await self._act(key, "discard", task_ids)
+
+    async def sift(self, verb: str, key: str, now: float, **conditions: Any) -> int:
+        """Redrive or discard, as ``verb`` says, what the conditions of `taskqueue_core.sifting.Sieve` let through."""
+        Sieve.of(now, **conditions)
+        if conditions.get("older_than") is not None:  # every call means the same time
+            conditions["failed_before"] = max(0.0, now - conditions.pop("older_than"))
+        told = {name: value for name, value in conditions.items() if value is not None}
+        where = path("queues", key, "dead-letters", verb)
+        body: dict[str, Any] = {"filter": told}
+        query = {"confirm": key} if verb == "discard" else None
+        count = 0
+        while True:
+            answer = await self._client.ask("POST", where, _Count, body=body, query=query)
+            count += answer.count
+            if answer.next is None:
+                return count
+            body["after"] = answer.next
 
     async def _act(self, key: str, verb: str, task_ids: tuple[str, ...]) -> int:
         where = path("queues", key, "dead-letters", verb)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
 from taskqueue_core.capabilities import DeadLetters
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_time, kind_of
-from taskqueue_core.queue import instant
+from taskqueue_core.limits import LIMITS, check_duration, check_time, kind_of
 from taskqueue_core.tasks import DeadLetter
 
-__all__ = ["Sieve", "act", "page"]
+__all__ = ["Sieve", "act", "act_on_all", "page"]
 
 _PIECE = 100
 _LOOKED_AT = 10_000
@@ -47,9 +46,12 @@ class Sieve(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidInput(field, kind_of(text), f"text of 1 to {LIMITS.text} characters")
         if failed_before is not None:
             check_time("failed_before", failed_before)
-        later = instant(now, "older_than", older_than, "failed_before", failed_before)
-        before = later if older_than is None else now - older_than
-        return cls(reason=reason, error=error, before=before, made=now)
+        if older_than is None:
+            return cls(reason=reason, error=error, before=failed_before, made=now)
+        if failed_before is not None:
+            raise InvalidInput("older_than", "both older_than and failed_before", "one of them")
+        check_duration("older_than", older_than)
+        return cls(reason=reason, error=error, before=now - older_than, made=now)
 
     @property
     def lets_all_through(self) -> bool:
@@ -113,3 +115,21 @@ async def act(
         if looked_at >= _LOOKED_AT:
             # One that is not dead any more stands for the beginning.
             return count, after if after is not None else told[-1].task.id
+
+
+async def act_on_all(
+    letters: DeadLetters, verb: str, key: str, now: float, **conditions: Any
+) -> int:
+    """Redrive or discard, as ``verb`` says, all that the conditions of `Sieve.of` let through; return how many.
+
+    A backend elsewhere sifts by itself.
+    """
+    if sift := getattr(letters, "sift", None):
+        told: int = await sift(verb, key, now, **conditions)
+        return told
+    sieve, count, after = Sieve.of(now, **conditions), 0, None
+    while True:
+        some, after = await act(letters, key, sieve, getattr(letters, verb), after=after)
+        count += some
+        if after is None:
+            return count
