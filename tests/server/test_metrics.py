@@ -161,6 +161,10 @@ class TestFigures:
             names = {family.name for family in openmetrics(open_.text)}  # type: ignore[no-untyped-call]
             assert {f.name for f in prometheus(plain.text)} - {"taskqueue_build_info"} <= names
             assert "_created" not in plain.text + open_.text
+            for odd in ("application/openmetrics-text; version=abc", "x" * 9999, "\x7f,;=,*/*"):
+                answer = await client.get("/metrics", headers={"accept": odd})
+                assert answer.status_code == 200, odd
+                assert len(answer.headers["content-type"]) < 200
             for family in openmetrics(open_.text):  # type: ignore[no-untyped-call]
                 assert family.documentation, family.name
 

@@ -24,6 +24,7 @@ __all__ = ["FOLDER", "Metrics"]
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """the folder in which the processes of one port share what they count; to be set before they start"""
 _SHARE_SECONDS = 1.0
+_OPEN = "application/openmetrics-text"
 _BOOKKEEPING = "_created"
 
 
@@ -69,7 +70,7 @@ class Metrics:
             shown = Shown.of(figures, may)
             await self._store.complete(figures, shown.keys)
         told = list(families(figures, shown))
-        encode, media_type = choose_encoder(accept)
+        encode, media_type = choose_encoder(_wanted(accept))
         view = _View(told, self._sources() if everything else [])
         return await asyncio.to_thread(encode, view), media_type
 
@@ -108,6 +109,12 @@ class _View:
             for metric in source.collect():
                 metric.samples = [s for s in metric.samples if not s.name.endswith(_BOOKKEEPING)]
                 yield metric
+
+
+def _wanted(accept: str) -> str:
+    """Return what the library is asked for: what came it may choke on."""
+    kinds = {one.partition(";")[0].strip().lower() for one in accept.split(",")}
+    return f"{_OPEN}; version=1.0.0" if _OPEN in kinds else ""
 
 
 def _shares() -> bool:

@@ -1,0 +1,213 @@
+"""Logs that programs read, and the log of who asked for what."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from taskqueue_core.server.logs import FIELDS, formatter, set_up_logs
+from tests.server.access import ADMIN, A, bearer, entry, everybody, write
+from tests.server.support import Running, eventually, http, running
+
+SECRET = "c4nary"
+EVIL = "a\r\nb\x1b[2J\u2028\x7f\x00"
+
+
+class Lines:
+    """What was logged, read as JSON: one object per line."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.stream.getvalue()
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """The lines of one event."""
+        found = [json.loads(line) for line in self.text.splitlines()]
+        return [line for line in found if line["event"] == event]
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    """Logs as JSON, on a root logger as a program has it before it sets up logs."""
+    root, ours, program = map(logging.getLogger, (None, "taskqueue", "uvicorn"))
+    before = [(log, log.handlers[:], log.level, log.propagate) for log in (root, ours, program)]
+    root.handlers[:] = ours.handlers[:] = []
+    found = Lines()
+    set_up_logs(found.stream, logging.DEBUG, "json")
+    yield found
+    for log, handlers, level, propagate in before:
+        log.handlers[:] = handlers
+        log.setLevel(level)
+        log.propagate = propagate
+
+
+class TestJson:
+    """An object per line, of known fields."""
+
+    def test_a_line(self, lines: Lines) -> None:
+        """Time, level, logger and message come first; only fields on the list follow."""
+        log = logging.getLogger("taskqueue.server.test")
+        log.info("hello", extra={"status": 200, "token": SECRET, "payload": SECRET})
+        (line,) = lines.of("hello")
+        assert list(line) == ["timestamp", "level", "logger", "event", "status"]
+        assert (line["level"], line["logger"], line["status"]) == (
+            "info",
+            "taskqueue.server.test",
+            200,
+        )
+        assert SECRET not in lines.text
+
+    @pytest.mark.parametrize("form", ["json", "text", "people"])
+    def test_nobody_forges_a_line(self, form: str) -> None:
+        """Security 15: in no format does a value begin a line, act on a terminal, or become another field."""
+        shown = formatter(for_people=form == "people", as_json=form == "json")
+        record = logging.LogRecord("taskqueue.x", logging.INFO, "", 0, EVIL, (), None)
+        for field in FIELDS:
+            setattr(record, field, EVIL + '", "level": "critical' + "x" * 5000)
+        text = shown.format(record)
+        assert text.isascii()
+        assert text.isprintable()
+        assert len(text) < 400 * (len(FIELDS) + 1)
+        if form == "json":
+            assert json.loads(text)["level"] == "info"
+            assert json.loads(text)["event"] == r"a\r\nb\x1b[2J\u2028\x7f\x00"
+
+    def test_a_trace_is_one_line(self, lines: Lines) -> None:
+        """Of a failure too."""
+        try:
+            int("x")
+        except ValueError:
+            logging.getLogger("taskqueue.server.test").exception("failed")
+        (line,) = lines.of("failed")
+        assert "ValueError" in line["exception"]
+
+
+@asynccontextmanager
+async def guarded(path: Path) -> AsyncIterator[tuple[Running, httpx2.AsyncClient]]:
+    """Run a server that asks for tokens."""
+    async with running(tokens_file=path) as it, http(it) as client:
+        yield it, client
+
+
+class TestAccess:
+    """Who asked for what, and how it went."""
+
+    async def test_requests(self, lines: Lines, tmp_path: Path) -> None:
+        """Each request has a line: its path as the API has it, its status, its time, and whose token it showed."""
+        async with guarded(everybody(tmp_path / "tokens.toml")) as (_, client):
+            await client.get("/v1/tasks/a/some-id?x=1", headers=bearer(A))
+            await client.get("/v1/tasks/b/some-id", headers=bearer(A))
+            await client.get("/v1/queues")
+            await client.get("/nowhere/at/all", headers=bearer(ADMIN))
+            await client.get("/health")
+            await client.get("/metrics", headers=bearer(ADMIN))
+        told = [
+            (line["level"], line["method"], line["path"], line["status"], line.get("identity"))
+            for line in lines.of("request")
+        ]
+        task = "/v1/tasks/{key}/{id}"
+        assert told[1:] == [
+            ("warning", "GET", task, 403, "a"),
+            ("warning", "GET", "/v1/queues", 401, None),
+            ("info", "(other)", "(other)", 404, None),
+            ("debug", "GET", "/health", 200, None),
+            ("debug", "GET", "/metrics", 200, "admin"),
+        ]
+        assert told[0][:3] == ("info", "GET", task)
+        for line in lines.of("request"):
+            assert line["logger"] == "taskqueue.access"
+            assert line["peer"] == "127.0.0.1"
+            assert 0 < line["seconds"] < 5
+        assert "some-id" not in lines.text
+
+    async def test_sockets(self, lines: Lines, tmp_path: Path) -> None:
+        """Fault K1: a refusal before or after the handshake is a warning; who leaves in order is none."""
+        async with guarded(everybody(tmp_path / "tokens.toml")) as (it, _):
+            with pytest.raises(InvalidStatus):
+                async with it.socket(additional_headers={"Origin": f"https://{SECRET}.example"}):
+                    pass
+            with pytest.raises(ConnectionClosed):
+                async with it.worker(SECRET, token=SECRET):
+                    pass
+            async with it.worker("w", "a", token=A) as worker:
+                await worker.send("bye")
+                await worker.closed()
+            await eventually(lambda: not len(it.hub.registry))
+            refused, closed = lines.of("socket refused"), lines.of("socket closed")
+        assert [(line["level"], line["status"]) for line in refused] == [("warning", 403)]
+        assert [(line["level"], line["code"]) for line in closed] == [("warning", 4401)]
+        assert SECRET not in lines.text
+
+    async def test_canaries(self, lines: Lines, tmp_path: Path) -> None:
+        """Security 15, fault K1: nothing that a stranger or a worker writes is logged or exposed, however it comes."""
+        path = write(tmp_path / "tokens.toml", entry(f"tq_{SECRET}", "n"))
+        shown = {**bearer(f"tq_{SECRET}"), "traceparent": SECRET, "user-agent": SECRET}
+        async with guarded(path) as (it, client):
+            asked = [
+                ("GET", f"/v1/{SECRET}?token={SECRET}", None),
+                ("GET", f"/v1/tasks/k/{SECRET}%0d%0a?a={SECRET}", None),
+                (SECRET.upper(), "/v1/tasks", None),
+                ("POST", "/v1/tasks", {"key": SECRET, "payload": SECRET, SECRET: 1}),
+                ("POST", "/v1/tasks", {"key": "k", "payload": SECRET, "headers": {"h": SECRET}}),
+                ("PUT", "/v1/queues/k/settings", {SECRET: SECRET}),
+            ]
+            for method, url, body in asked:
+                await client.request(method, url, json=body, headers=shown)
+            for header in ("host", "origin", "authorization", "cookie"):
+                await client.get("/v1/queues", headers={**shown, header: f"http://{SECRET}"})
+            async with it.worker("w", credit=1, token=f"tq_{SECRET}") as worker:
+                (got,) = await worker.deliveries(1)
+                await worker.send("dead_letter", receipt=got["receipt"], reason=SECRET)
+                await worker.settled(1)
+                await worker.socket.send('{"type":"ack","receipts":"' + SECRET + '"}')
+                await worker.closed()
+            metrics = await client.get("/metrics", headers=bearer(f"tq_{SECRET}"))
+            assert metrics.status_code == 200
+        assert len(lines.of("request")) == len(asked) + 5
+        assert SECRET not in lines.text.lower()
+        assert SECRET not in metrics.text.lower()
+        assert "\x1b" not in lines.text
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [(["--log-format", "json"], {}), ([], {"TASKQUEUE_LOG_FORMAT": "json"})],
+    ids=["option", "variable"],
+)
+async def test_the_command(options: list[str], variables: dict[str, str], tmp_path: Path) -> None:
+    """``taskqueue serve`` logs as it is told, from its first line to its last."""
+    serving = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "taskqueue_core.cli", "serve", "--port", "0", "--json", *options),
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    assert serving.stdout is not None
+    url = json.loads(await serving.stdout.readline())["url"]
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        await client.get(f"{url}/v1/queues")
+    serving.send_signal(signal.SIGTERM)
+    _, told = await serving.communicate()
+    assert serving.returncode == 0
+    found = [json.loads(line) for line in told.decode().splitlines()]
+    assert "request" in [line["event"] for line in found]
+    assert "serving" in [line["event"] for line in found]
