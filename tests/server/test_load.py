@@ -13,6 +13,7 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.config import Settings
+from taskqueue_core.errors import QueueFull
 from taskqueue_core.tasks import State
 from tests.chaos.proxy import FaultProxy
 from tests.server.observed import Observed, eventually_connected, observed
@@ -215,6 +216,9 @@ def flood(port: int, data: bytes) -> Iterator[None]:
         b"Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: taskqueue.v1\r\n\r\n"
     )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += raw.recv(1)
     raw.sendall(frame(b'{"type":"hello","worker_id":"flood","keys":["k"]}'))
 
     def send() -> None:
@@ -269,3 +273,43 @@ class TestFloods:
                     assert disturbed[len(disturbed) // 2] < 0.3 + 5 * usual[-1], name
                     assert (await it.look()).rss - before.rss < 6 * MB, name
                 await it.settles_to(before, rss=6 * MB)
+
+
+class TestFanIn:
+    """One socket for all keys of a worker."""
+
+    async def test_a_hundred_keys_are_one_socket(self) -> None:
+        """E7, REV-E6: as many tasks of the loop as for one key; each key has its turn; all is settled on one socket."""
+        keys = [f"k{n}" for n in range(100)]
+        async with observed() as it:
+            for key in keys:
+                await it.publish(key, [b"1", b"2", b"3"])
+            async with it.worker("one", "k0", credit=1) as one:
+                await one.deliveries(1)
+                alone = await it.look()
+            async with it.worker("many", *keys, credit=100) as many:
+                first = await many.deliveries(100)
+                assert {got["task"]["key"] for got in first} == set(keys)
+                assert (await it.look()).tasks == alone.tasks
+                await many.send("credit", n=200)
+                both = receipts([*first, *await many.deliveries(200)])
+                await many.send("ack", receipts=both)
+                assert sorted((await many.settled(300))[0]) == sorted(both)
+
+    async def test_a_full_queue_takes_back_what_it_gave(self) -> None:
+        """REV-E4: who retries or hands back is neither refused nor dropped, though nothing more may be published."""
+        async with running() as it:
+            await control_of(it.backend).configure("k", QueueSettings(capacity=6))
+            await it.publish(*(f"t{n}" for n in range(6)))
+            async with it.worker(credit=6) as worker:
+                got = receipts(await worker.deliveries(6))
+                with contextlib.suppress(QueueFull):
+                    await it.publish(*(f"new{n}" for n in range(9)))
+                assert (await it.ledger()).waiting == 6
+                await worker.send("redeliver", receipts=got[:3])
+                for receipt in got[3:]:
+                    await worker.send("retry", receipt=receipt, error="e", delay=0)
+                assert sorted((await worker.settled(6))[0]) == sorted(got)
+                await worker.send("credit", n=20)
+                again = await worker.deliveries(12)
+                assert {f"t{n}" for n in range(6)} <= {one["task"]["id"] for one in again}
