@@ -85,7 +85,7 @@ QUICK = {
         "statement: self._credit = hello.credit -> pass",
     ),
     (f"src/taskqueue_core/protocol/{_SERVER}", "tests/server/test_session_frames.py"): (
-        "boolean: if texts: -> if not texts:",
+        "boolean: if error.fatal: -> if not error.fatal:",
     ),
     (f"src/taskqueue_core/protocol/{_CLIENT}", "tests/worker/test_client_session.py"): (
         "boolean: if self._leaving: -> if not self._leaving:",
