@@ -38,6 +38,7 @@ FIELDS = frozenset(
 Form = Literal["auto", "text", "json"]
 _HEAD = ["timestamp", "level", "logger", "event"]
 _TEXT = 200
+_encode = json.JSONEncoder(default=str).encode
 
 
 def set_up_logs(
@@ -80,7 +81,7 @@ def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.For
         foreign_pre_chain=[
             structlog.stdlib.add_log_level,
             structlog.stdlib.add_logger_name,
-            structlog.stdlib.ExtraAdder(allow=FIELDS),
+            structlog.stdlib.ExtraAdder(allow=sorted(FIELDS)),
             structlog.processors.TimeStamper(fmt=time, utc=not for_people),
             structlog.processors.format_exc_info,
         ],
@@ -100,7 +101,7 @@ def _in_few_words(_logger: object, _name: str, event: MutableMapping[str, Any]) 
 
 def _json(_logger: object, _name: str, event: MutableMapping[str, Any]) -> str:
     head = {name: event.pop(name) for name in _HEAD if name in event}
-    return json.dumps({**head, **event}, default=str)
+    return _encode({**head, **event})
 
 
 def _escape(
@@ -109,7 +110,9 @@ def _escape(
     for name, value in event.items():
         if isinstance(value, str):
             kept = value if name in {"exception", "event"} else value[:_TEXT]
-            event[name] = "".join(c if c.isprintable() else _escaped(c) for c in kept)
+            if not kept.isprintable():
+                kept = "".join(c if c.isprintable() else _escaped(c) for c in kept)
+            event[name] = kept
     return event
 
 
