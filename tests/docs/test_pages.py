@@ -22,6 +22,7 @@ RUN_BY = {
     r"taskqueue serve --embedded-redis": "tests/redis/test_serving_embedded.py",
     r"taskqueue (serve|worker|result) |python publish\.py": "tests/docs/test_readme.py",
     r"taskqueue (queue|publish|stats) |curl .*/v1/queues/resize/": "tests/docs/test_flow_page.py",
+    r"curl -sS .*localhost:8420/v1/(tasks|queues)": "tests/docs/test_http_page.py",
     r"TASKQUEUE_BACKEND=redis .* taskqueue serve": "tests/docs/test_redis_page.py",
     r"python -c .*taskqueue_redis|curl -X PUT .*/settings|redis-cli ": "tests/docs/test_redis_page.py",
     r"TASKQUEUE_BACKEND=sqlite .* taskqueue serve": "tests/examples, by the main job",
@@ -29,6 +30,7 @@ RUN_BY = {
     r"taskqueue demo --journal ": "tests/spark/test_cli_demo.py",
     r"taskqueue pipeline .*--(master spark|remote sc):": "tests/spark, test_standalone.py and test_connect.py",
     r"taskqueue pipeline ": "tests/spark, test_docs.py and test_cli.py",
+    r"PREFECT_API_URL=.* python (tasks|submit)\.py": "tests/prefect/test_real_worker.py",
     r"pytest tests/test_conformance\.py": "test_the_kits_page, below",
 }
 

@@ -184,9 +184,9 @@ def _describe(
             "required": True,
             "content": {operation.media_type: content},
         }
-    if operation.verb is not None:
+    if operation.verbs:
         described["security"] = [{}, {"token": []}] if open_to_all else [{"token": []}]
-        described["x-taskqueue-verb"] = operation.verb
+        described["x-taskqueue-verbs"] = list(operation.verbs)
     for status in _problems(operation):
         told = _response(status, PROBLEM_TYPE, schemas[id(Problem)], ())
         described["responses"].setdefault(str(status), told)["content"] |= told["content"]
@@ -208,7 +208,7 @@ def _problems(operation: Operation) -> list[int]:
     found = {*operation.problems, *_ALWAYS}
     if operation.body is not None:
         found.update(_NEEDS_BODY)
-    if operation.verb is not None:
+    if operation.verbs:
         found.update(_NEEDS_TOKEN)
     return sorted(found)
 

@@ -1,0 +1,82 @@
+"""The page about the HTTP API: its commands are answered as it shows, and its table is what the server has."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.config import Settings
+from taskqueue_core.server import Server
+from taskqueue_core.tasks import Task
+from taskqueue_memory import MemoryBackend
+from tests.redis.engines import lacking
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "http.md").read_text()
+BLOCKS = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    one
+    for block in BLOCKS
+    for one in re.findall(r"^\$ (.+)\n((?:(?!\$ ).+\n)*)", block, re.MULTILINE)
+]
+
+
+async def _bury(backend: MemoryBackend) -> None:
+    """Make the dead letters that the page looks at."""
+    errors = {"r1": "timeout of the printer", "r2": "timeout", "r3": "timeout", "r4": "no paper"}
+    errors = {**errors, "r5": "a timeout"}
+    await backend.publisher.publish(*(Task(key="reports", id=i) for i in errors))
+    subscription = backend.subscribe(["reports"], "w")
+    for delivery in (await subscription.receive(len(errors), 0)).deliveries:
+        await subscription.dead_letter(delivery, "max_attempts", errors[delivery.task.id])
+    await subscription.close()
+
+
+@pytest.fixture
+def port() -> Iterator[str]:
+    """The page's server, with what has happened before."""
+    backend = MemoryBackend()
+    asyncio.run(_bury(backend))
+    up = threading.Event()
+    server = Server(backend, Settings(port=0), on_ready=lambda _: up.set())
+    thread = threading.Thread(target=lambda: asyncio.run(server.run()))
+    thread.start()
+    assert up.wait(10)
+    yield server.url.rpartition(":")[2]
+    server.stop()
+    thread.join(10)
+
+
+def test_the_commands(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C17: every command is answered as the page shows; dots stand for what may be anything."""
+    if not shutil.which("curl"):
+        lacking("there is no curl")
+    monkeypatch.delenv("http_proxy", raising=False)
+    for command, shown in COMMANDS:
+        here = command.replace("localhost:8420", f"127.0.0.1:{port}")
+        words = shlex.split(re.sub(r"\$('[^']*')", lambda m: m[1].replace("\\n", "\n"), here))
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+        assert done.returncode == 0, done.stderr
+        expected = ".*".join(re.escape(part) for part in shown.strip().split("..."))
+        assert re.fullmatch(expected, done.stdout.strip(), re.DOTALL), (command, done.stdout)
+
+
+def test_the_table() -> None:
+    """Every operation is on the page, with what it needs, and no other."""
+    done = subprocess.run(
+        [sys.executable, "tools/http_table.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
