@@ -2,11 +2,13 @@
 
 Lists of names are separated by commas in the environment and are arrays in TOML. A backend reads settings of its own,
 in the environment and ``.env`` (``TASKQUEUE_MEMORY_…``). So that there may be two of a kind, the one that a migration
-leaves reads them under another name (``TASKQUEUE_OLD_MEMORY_…``): `of_the_old_side`.
+leaves reads them under another name (``TASKQUEUE_OLD_MEMORY_…``): `of_the_old_side`. What is in none of these may be a
+file in the directory that ``TASKQUEUE_SECRETS_DIR`` names.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,6 +32,8 @@ __all__ = ["Settings", "load_settings", "of_the_old_side"]
 
 S = TypeVar("S", bound=BaseSettings)
 
+SECRETS_DIR = "TASKQUEUE_SECRETS_DIR"
+"""names a directory with files that are named as settings, such as ``taskqueue_token``; the environment goes before"""
 _PREFIX = "TASKQUEUE_"
 _OLD_PREFIX = "TASKQUEUE_OLD_"
 _old_side: ContextVar[bool] = ContextVar("taskqueue_old_side", default=False)
@@ -125,8 +129,11 @@ def load_settings(kind: type[S]) -> S:
     prefix = kind.model_config.get("env_prefix", "")
     if _old_side.get():
         prefix = _OLD_PREFIX + prefix.removeprefix(_PREFIX)
+    folder = os.environ.get(SECRETS_DIR) or None
+    if folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - any text may stand there
+        raise ConfigurationError(f"{SECRETS_DIR}: there is no such directory")
     try:
-        return kind(_env_prefix=prefix)
+        return kind(_env_prefix=prefix, _secrets_dir=folder)
     except ValidationError as error:
         faults = "; ".join(
             f"{prefix}{'_'.join(str(part) for part in fault['loc'])}".upper() + f": {fault['msg']}"

@@ -1,0 +1,169 @@
+"""The image and what runs it: linted, complete and without secrets. Nothing here needs a container engine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text("utf-8")
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text("utf-8"))
+IGNORED = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+
+
+def instructions(name: str) -> list[str]:
+    """The arguments of each instruction of this name, continued lines joined."""
+    text = re.sub(r"\\\n\s*", " ", re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE))
+    return re.findall(rf"^{name} (.+)$", text, re.MULTILINE)
+
+
+class TestImage:
+    """The Dockerfile."""
+
+    def test_hadolint_finds_nothing(self) -> None:
+        """The linter of Dockerfiles, shell commands in them included."""
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / "hadolint"), "--failure-threshold", "style", "-"],
+            input=DOCKERFILE,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+
+    def test_it_is_pinned_small_and_nobody(self) -> None:
+        """Security 23, 24: bases by exact versions, hashes checked, not root, exec form, no secret."""
+        bases = {base.split()[0] for base in instructions("FROM")}
+        assert len(bases) == 1
+        assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", bases.pop())
+        assert all("--require-hashes" in c for r in instructions("RUN") for c in installs(r))
+        assert instructions("USER") == ["10001:10001"]
+        for name in ("ENTRYPOINT", "CMD"):
+            assert all(one.startswith("[") for one in instructions(name))
+        assert "/alive" in instructions("HEALTHCHECK")[0]
+        assert not instructions("ARG")
+        assert not re.search(r"(?i)password|secret|TOKEN", " ".join(instructions("ENV")))
+
+    def test_what_is_copied_is_let_in(self) -> None:
+        """The build sees what it copies, and of the rest of the folder nothing."""
+        assert IGNORED[1] == "*"
+        let_in = {line[1:] for line in IGNORED if line.startswith("!")}
+        for copied in instructions("COPY"):
+            if "--from" in copied:
+                continue
+            for source in copied.split()[:-1]:
+                assert (ROOT / source).exists()
+                assert source in let_in or (source.endswith(".lock") and "deploy/*.lock" in let_in)
+
+    def test_the_locks_are_those_of_the_project(self) -> None:
+        """Line for line out of requirements.lock: what is tested is what is shipped."""
+        done = subprocess.run(
+            [sys.executable, "tools/deploy_lock.py", "--check"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_the_lock_is_enough(self, tmp_path: Path) -> None:
+        """With the packages of the lock and nothing else every command of an image starts, and the store's backend."""
+        names = set(re.findall(r"(?m)^([a-z0-9-]+)==", lock()))
+        assert {"uvicorn", "msgspec", "typer", "hiredis", "structlog"} <= names
+        assert not {"pyspark", "pytest", "mypy", "schemathesis"} & names
+        allowed = [str(ROOT / "src"), *(str(one) for one in modules(names, tmp_path))]
+        program = (
+            "import sys\n"
+            "from taskqueue_core.cli import main\n"
+            "import taskqueue_redis, taskqueue_core.server.processes, taskqueue_core.worker\n"
+            "from taskqueue_core.server import create_app\n"
+            "for words in (['serve', '--help'], ['worker', '--help'], ['--version']):\n"
+            "    assert main(words) == 0\n"
+        )
+        bare = venv.EnvBuilder(with_pip=False, symlinks=True)
+        bare.create(tmp_path / "bare")
+        done = subprocess.run(
+            [str(tmp_path / "bare/bin/python"), "-W", "error", "-c", program],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(allowed)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+
+
+def installs(run: str) -> list[str]:
+    """The commands of a RUN that install from an index."""
+    return [c for c in run.split("&&") if "pip install" in c and "--no-index" not in c]
+
+
+def lock() -> str:
+    """What the image installs."""
+    return (ROOT / "deploy/requirements.lock").read_text("utf-8")
+
+
+def modules(names: set[str], folder: Path) -> list[Path]:
+    """A folder with links to what these distributions installed here, and to nothing else."""
+    from importlib.metadata import distribution  # noqa: PLC0415 - beside its only use
+
+    links = folder / "linked"
+    links.mkdir()
+    for name in names:
+        found = distribution(name)
+        for file in found.files or ():
+            top = file.parts[0]
+            if top not in {"..", "__pycache__"} and not (links / top).exists():
+                (links / top).symlink_to(Path(str(found.locate_file(top))))
+    return [links]
+
+
+class TestCompose:
+    """The Compose file."""
+
+    def test_everything_it_names_is_there(self) -> None:
+        """Secrets, networks, volumes, services and files."""
+        for name, service in COMPOSE["services"].items():
+            for kind in ("secrets", "networks"):
+                assert set(service.get(kind, ())) <= set(COMPOSE[kind]), name
+            assert set(service.get("depends_on", {})) <= set(COMPOSE["services"])
+            for volume in service.get("volumes", ()):
+                source = volume.split(":")[0]
+                known = source in COMPOSE["volumes"] or (ROOT / "deploy" / source).is_dir()
+                assert known, volume
+        build = COMPOSE["services"]["server"]["build"]
+        assert (ROOT / "deploy" / build["context"] / build["dockerfile"]).is_file()
+
+    @pytest.mark.parametrize("name", COMPOSE["services"])
+    def test_a_service_is_hardened(self, name: str) -> None:
+        """Security 24: secrets come by file; nothing may be gained, written or reached that is not needed."""
+        service = COMPOSE["services"][name]
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert "privileged" not in service
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        for variable, value in service.get("environment", {}).items():
+            secret = re.search(r"PASSWORD|TOKEN", variable)
+            assert not secret or str(value).startswith("/run/secrets/"), variable
+        assert all(one["file"].startswith("./secrets/") for one in COMPOSE["secrets"].values())
+        command = service.get("command", [])
+        assert isinstance(command, list), "exec form"
+
+    def test_it_ends_in_order(self) -> None:
+        """A server has more time than it drains, and a healthcheck that does not follow the store."""
+        server = COMPOSE["services"]["server"]
+        drain = float(server["environment"]["TASKQUEUE_DRAIN"])
+        assert float(server["stop_grace_period"].removesuffix("s")) >= drain + 15
+        assert "healthcheck" not in server, "it is the image's"
+        assert re.fullmatch(r"redis:\d+\.\d+\.\d+-\w+", COMPOSE["services"]["redis"]["image"])

@@ -1,0 +1,89 @@
+"""Writes deploy/requirements.lock and deploy/build.lock: what an image needs, pinned as in requirements.lock.
+
+An image takes neither the tools nor Spark. With --check it only says whether the files are as they should be. What
+needs what is read from the packages installed here; versions and hashes are those of requirements.lock, line for line.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+LOCK = ROOT / "requirements.lock"
+OURS = "taskqueue-backends"
+WANTED = {"requirements.lock": [f"{OURS}[cli,redis]"], "build.lock": ["hatchling"]}
+IMAGE = {
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+    "os_name": "posix",
+    "python_version": "3.13",
+    "python_full_version": "3.13.0",
+}
+"""what the image is"""
+
+
+def requires(name: str, extra: str) -> Iterator[Requirement]:
+    """What a package needs for an extra (none: without any); ours by pyproject.toml, which may be newer."""
+    if name == OURS:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+        extras = project["optional-dependencies"]
+        yield from map(Requirement, extras[extra] if extra else project["dependencies"])
+        return
+    for text in distribution(name).requires or ():
+        inner = Requirement(text)
+        if inner.marker is None or inner.marker.evaluate({**IMAGE, "extra": extra}):
+            yield inner
+
+
+def needed(roots: Iterable[str]) -> set[str]:
+    """The names of all that these need on Linux, their own left out if they are ours."""
+    found: set[tuple[str, str]] = set()
+    waiting = [Requirement(root) for root in roots]
+    while waiting:
+        one = waiting.pop()
+        name = canonicalize_name(one.name)
+        for extra in ("", *one.extras):
+            if (name, extra) in found:
+                continue
+            found.add((name, extra))
+            waiting += requires(name, extra)
+    return {name for name, _ in found} - {OURS}
+
+
+def blocks(lock: str) -> Iterator[tuple[str, str]]:
+    """Each package of a lock, with its lines."""
+    for block in re.split(r"\n(?=\S)", lock.strip()):
+        yield canonicalize_name(re.split(r"[=\[ ;]", block, maxsplit=1)[0]), block
+
+
+def locks() -> Iterator[tuple[Path, str]]:
+    """Each file, with what it should hold."""
+    known = dict(blocks(LOCK.read_text("utf-8")))
+    for file, roots in WANTED.items():
+        names = needed(roots) & known.keys()
+        missing = needed(roots) - known.keys()
+        if missing:
+            sys.exit(f"requirements.lock has no {', '.join(sorted(missing))}: python3 dev.py lock")
+        text = "".join(f"{known[name]}\n" for name in sorted(names))
+        yield ROOT / "deploy" / file, text
+
+
+def main(arguments: list[str]) -> int:
+    """1 if a file is not as it should be, and --check was given."""
+    stale = [(p, text) for p, text in locks() if not p.exists() or p.read_text("utf-8") != text]
+    for path, text in stale:
+        if "--check" in arguments:
+            print(f"{path.relative_to(ROOT)} is old: python tools/deploy_lock.py")
+        else:
+            path.write_text(text, "utf-8")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
