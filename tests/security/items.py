@@ -1,0 +1,207 @@
+"""The project's security list: for each item the tests that prove it, or why there is nothing to prove yet."""
+
+from __future__ import annotations
+
+__all__ = ["ITEMS", "LATER"]
+
+_S = "server/test_"
+ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
+    1: (
+        "Workers show a token in a header or the first frame, before accept; hashes, constant time, 5 s, a cap",
+        (
+            f"{_S}access.py::TestSocket.test_a_good_token",
+            f"{_S}access.py::TestSocket.test_a_bad_token_is_refused_before_the_handshake",
+            f"{_S}access.py::TestSocket.test_a_token_in_the_address",
+            f"{_S}access.py::TestSocket.test_strangers_do_not_keep_workers_out",
+            f"{_S}access.py::TestSocket.test_strangers_may_not_stay",
+            f"{_S}access_tokens.py::TestFinding.test_every_entry_is_compared",
+            f"{_S}access_tokens.py::TestFinding.test_nothing_ends_the_comparison",
+            "security/test_code.py::test_secrets_are_compared_in_constant_time",
+            "cli/test_token.py::test_a_new_token",
+        ),
+    ),
+    2: (
+        "Verbs times keys, at each subscribe, settlement and operation",
+        (
+            f"{_S}access_scopes.py::test_every_route_is_in_a_table",
+            f"{_S}access_scopes.py::test_every_operation",
+            f"{_S}access_scopes.py::test_lists_leave_out_what_is_anothers",
+            f"{_S}access_scopes.py::TestReceipts.test_of_another_key",
+            f"{_S}access_scopes.py::TestReceipts.test_adopting_what_is_anothers",
+            f"{_S}access.py::TestSocket.test_another_scope",
+            f"{_S}metrics.py::TestWhoMaySee.test_a_token_sees_its_keys_only",
+        ),
+    ),
+    3: (
+        "Administration needs its own verb; without tokens loopback only; what destroys is confirmed",
+        (
+            f"{_S}access_scopes.py::test_what_is_public",
+            f"{_S}access.py::test_no_open_server_for_others",
+            f"{_S}access.py::test_an_open_server_says_so",
+            f"{_S}http_operators.py::*",
+        ),
+    ),
+    4: (
+        "Origins",
+        (
+            f"{_S}access.py::TestSocket.test_origins",
+            f"{_S}access.py::TestSocket.test_a_session_is_no_token_here",
+            f"{_S}access_pages.py::TestOtherSites.test_doing_something",
+            f"{_S}access_pages.py::TestOtherSites.test_origins",
+            f"{_S}abuse.py::TestHandshake.test_no_page_of_a_browser",
+        ),
+    ),
+    5: (
+        "TLS, verified",
+        (
+            f"{_S}access_clients.py::TestTls.test_all_clients",
+            f"{_S}access_clients.py::TestTls.test_bad_certificates",
+            f"{_S}access_clients.py::TestTls.test_old_versions",
+            "security/test_code.py::test_certificates_are_always_looked_at",
+            "redis/test_addresses.py::test_tls_is_verified_unless_somebody_insists",
+            "redis/test_checks.py::test_tls",
+        ),
+    ),
+    6: (
+        "Rotation; revocation ends live sockets within 10 s",
+        (
+            f"{_S}access_tokens.py::TestFinding.test_rotation",
+            f"{_S}access.py::TestStaying.test_revocation_ends_a_socket",
+            f"{_S}access.py::TestStaying.test_within_ten_seconds",
+            f"{_S}access.py::TestStaying.test_a_plugin_is_asked_again",
+            f"{_S}access_scopes.py::test_who_waits_is_let_go_with_its_token",
+            "cli/test_token.py::test_rotation",
+        ),
+    ),
+    10: (
+        "No data becomes code",
+        (
+            "security/test_code.py::test_nothing_turns_data_into_code",
+            "dev/test_checks.py::test_what_turns_data_into_code_is_found",
+        ),
+    ),
+    11: (
+        "Names of tasks resolve through a registry",
+        (
+            "security/test_code.py::test_nothing_is_imported_by_a_name_of_the_wire",
+            "security/test_code.py::test_handlers_come_from_the_registry",
+        ),
+    ),
+    12: (
+        "Limits, each at n and n + 1",
+        (
+            "core/test_limits.py::test_each_limit_is_exact",
+            "core/test_limits.py::test_depth_is_counted_exactly",
+            f"{_S}access_tokens.py::TestFile.test_limits",
+            f"{_S}access.py::TestSocket.test_a_huge_header",
+            f"{_S}abuse.py::TestHandshake.test_connections_are_limited",
+        ),
+    ),
+    13: ("Nothing is decompressed", (f"{_S}abuse.py::TestHandshake.test_nothing_is_compressed",)),
+    14: (
+        "No patterns from outside; ours are linear",
+        ("core/test_limits.py::test_checks_take_linear_time",),
+    ),
+    15: (
+        "Secrets come out nowhere",
+        (
+            "security/test_canaries.py::test_nothing_comes_out",
+            "security/test_canaries.py::test_addresses",
+            f"{_S}logs.py::TestAccess.test_canaries",
+            f"{_S}logs.py::TestJson.test_nobody_forges_a_line",
+            "redis/test_addresses.py::test_secrets_do_not_show",
+            "redis/test_checks.py::test_no_secret_is_among_the_facts",
+        ),
+    ),
+    16: (
+        "Labels of metrics are bounded",
+        (
+            f"{_S}metrics.py::TestBounds.test_ten_thousand_queues",
+            f"{_S}metrics.py::TestWhoMaySee.test_labels_hold_no_names_of_strangers",
+        ),
+    ),
+    17: (
+        "The access list of Redis that ships",
+        (
+            "redis/test_checks.py::test_the_access_list_that_ships",
+            "redis/test_checks.py::test_the_access_list_suffices",
+            "redis/test_checks.py::test_every_missing_right_is_named",
+        ),
+    ),
+    18: (
+        "No exposed Redis",
+        (
+            "redis/test_addresses.py::test_exposed_servers_are_refused",
+            "redis/test_addresses.py::test_servers_that_are_found_later_are_refused_too",
+        ),
+    ),
+    19: (
+        "Names cannot leave their place among keys",
+        (
+            "core/test_limits.py::test_names_are_plain",
+            "redis/test_scripts.py::test_keys_are_built_from_the_partition",
+            "redis/test_scripts.py::test_scripts_keep_to_their_partition",
+        ),
+    ),
+    20: ("Lua is static", ("security/test_code.py::test_scripts_are_files",)),
+    21: (
+        "Receipts cannot be guessed, and are bound to who got them",
+        (
+            f"{_S}access_scopes.py::TestReceipts.test_of_another_key",
+            f"{_S}access_scopes.py::TestReceipts.test_adopting_from_another_server",
+            "redis/test_receipts.py::test_receipts_that_were_never_issued",
+        ),
+    ),
+    22: (
+        "One client cannot starve the others: caps on sockets, credit, keys; fair queues and limits per tenant",
+        (
+            f"{_S}abuse.py::TestHandshake.test_strangers_are_few",
+            f"{_S}access.py::TestSocket.test_strangers_do_not_keep_workers_out",
+            f"{_S}abuse.py::TestSlowReaders.test_one_that_never_reads_is_dropped",
+        ),
+    ),
+    23: (
+        "Few dependencies, with bounds, locked",
+        (
+            "security/test_code.py::test_the_supply",
+            "dev/test_checks.py::test_the_lock_is_pure_and_fits",
+        ),
+    ),
+    24: (
+        "Secrets come from the environment or a file, and are in no repr",
+        (
+            f"{_S}access_tokens.py::TestFinding.test_reprs",
+            "security/test_canaries.py::test_addresses",
+            "redis/test_addresses.py::test_a_password_file_is_read_each_time",
+        ),
+    ),
+    25: (
+        "Errors are codes, without traces and without what was sent",
+        (
+            "security/test_canaries.py::test_nothing_comes_out",
+            f"{_S}access_tokens.py::TestFile.test_wrong_entries",
+            "core/test_limits.py::test_no_error_shows_the_value",
+        ),
+    ),
+    26: (
+        "Files are their owner's alone",
+        (
+            "cli/test_token.py::test_only_for_its_owner",
+            f"{_S}access_tokens.py::TestFile.test_others_may_not_use_it",
+            "redis/test_embedded.py::test_directory_that_others_can_write_is_refused",
+        ),
+    ),
+    27: (
+        "Spark unpickles nothing and reads with a schema",
+        (
+            "security/test_code.py::test_nothing_turns_data_into_code",
+            "spark/test_lines.py::*",
+        ),
+    ),
+    28: ("The policy", ("security/test_code.py::test_the_policy",)),
+}
+LATER = {
+    7: "there are no callbacks yet, and no request names a place that the server would connect to",
+    8: "there are no callbacks yet",
+    9: "there are no webhooks yet",
+}

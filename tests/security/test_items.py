@@ -1,0 +1,31 @@
+"""The list is whole, and the tests that it names are there."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.security.items import ITEMS, LATER
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_every_item_has_its_tests_or_a_reason() -> None:
+    """28 items, each in one of the two tables."""
+    assert ITEMS.keys().isdisjoint(LATER)
+    assert sorted([*ITEMS, *LATER]) == list(range(1, 29))
+    assert all(tests for _, tests in ITEMS.values())
+
+
+@pytest.mark.parametrize("number", ITEMS)
+def test_its_tests_are_there(number: int) -> None:
+    """Each names its file, and its class and function in it; a star is a whole file."""
+    for test in ITEMS[number][1]:
+        path, _, name = test.partition("::")
+        nodes: list[ast.stmt] = ast.parse((TESTS / path).read_text(encoding="utf-8")).body
+        for part in () if name == "*" else name.split("."):
+            found = [node for node in nodes if getattr(node, "name", None) == part]
+            assert found, f"{test}: there is no {part}"
+            nodes = getattr(found[0], "body", [])
