@@ -12,9 +12,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from taskqueue_core.tasks import State, TaskStatus
 from tests.server.support import SECONDS, Running
 
-__all__ = ["KEY", "PATH", "Taker", "publish_runs", "task_run", "url_of"]
+__all__ = ["KEY", "PATH", "Taker", "publish_runs", "status", "task_run", "untouched", "url_of"]
 
 KEY = "add-1a2b3c4d"
 PATH = "/api/task_runs/subscriptions/scheduled"
@@ -47,6 +48,20 @@ async def publish_runs(it: Running, *ids: str, key: str = KEY, **fields: Any) ->
 def url_of(it: Running, path: str = PATH) -> str:
     """Return the address of a socket."""
     return it.server.url.replace("http", "ws") + path
+
+
+async def status(it: Running, name: str = "a") -> TaskStatus:
+    """What the store knows of a task."""
+    (found,) = await it.backend.control.statuses(KEY, name)  # type: ignore[attr-defined]
+    assert found is not None
+    return found  # type: ignore[no-any-return]
+
+
+async def untouched(it: Running, name: str = "a") -> None:
+    """Check that a task went back as if nothing had been: no attempt and no loss is counted (law 3)."""
+    await it.reaches(KEY, in_flight=0)
+    found = await status(it, name)
+    assert (found.state, found.attempt, found.losses) == (State.WAITING, 1, 0)
 
 
 class Taker:

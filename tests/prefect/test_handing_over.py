@@ -9,29 +9,14 @@ from typing import Any
 
 import pytest
 
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.server.prefect import handing_over
-from taskqueue_core.tasks import State, Task, TaskStatus
-from taskqueue_memory import MemoryBackend
-from tests.prefect.support import KEY, Taker, publish_runs, task_run, url_of
-from tests.server.flaky import Flaky
-from tests.server.support import Running, eventually, running
+from taskqueue_core.tasks import State, Task
+from tests.prefect.support import KEY, Taker, publish_runs, status, task_run, untouched, url_of
+from tests.server.support import eventually, http, running
 
 Odd = Callable[[Taker], Awaitable[Any]]
-
-
-async def status(it: Running, name: str = "a") -> TaskStatus:
-    """What the store knows of a task."""
-    (found,) = await it.backend.control.statuses(KEY, name)  # type: ignore[attr-defined]
-    assert found is not None
-    return found  # type: ignore[no-any-return]
-
-
-async def untouched(it: Running, name: str = "a") -> None:
-    """Check that a task went back as if nothing had been: no attempt and no loss is counted (law 3)."""
-    await it.reaches(KEY, in_flight=0)
-    found = await status(it, name)
-    assert (found.state, found.attempt, found.losses) == (State.WAITING, 1, 0)
 
 
 class TestSerial:
@@ -50,7 +35,7 @@ class TestSerial:
             await worker.nothing_comes(0.05)
 
     async def test_a_worker_without_room_holds_one_as_long_as_it_likes(self) -> None:
-        """E7, REV-E4: no time limit for an ack; pings, which its library answers, are all that is asked for."""
+        """E7: no time limit for an ack; pings, which its library answers, are all that is asked for."""
         async with running(lease=0.6) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             await worker.receive()
@@ -62,7 +47,7 @@ class TestSerial:
             assert (await status(it)).losses == 0
 
     async def test_a_dead_peer_is_found(self) -> None:
-        """Fault G2: who answers no ping within the lease is gone, with a delivery and without."""
+        """Fault G3: who answers no ping within the lease is gone, with a delivery and without."""
         async with (
             running(lease=0.9) as it,
             Taker(url_of(it), client_id="idle", quiet=True) as idle,
@@ -80,7 +65,7 @@ class TestSerial:
             await untouched(it)
 
     async def test_every_key_has_its_turn(self) -> None:
-        """OPEN-E1: no key of a worker starves behind another that is always full."""
+        """E5: no key of a worker starves behind another that is always full."""
         async with running() as it:
             await publish_runs(it, *(f"a{n}" for n in range(6)), key="add-1")
             await publish_runs(it, *(f"b{n}" for n in range(6)), key="sub-1")
@@ -92,7 +77,7 @@ class TestSerial:
             assert turns >= 8
 
     async def test_workers_share(self) -> None:
-        """REV-E5, REV-E6: each holds one at the most, so there is one for the next; two may have one id."""
+        """REV-E5, REV-E6, fault G6: each holds one at the most, so there is one for the next; two may have one id."""
         async with (
             running() as it,
             Taker(url_of(it), client_id="same") as one,
@@ -114,6 +99,23 @@ class TestSerial:
             await publish_runs(it, "a", not_before=it.backend.now() + 0.3)
             await worker.nothing_comes(0.15)
             assert await worker.take(1) == ["a"]
+
+    async def test_a_retry_after_the_ack(self) -> None:
+        """REV-E1, REV-E2, fault F11: whoever orchestrates asks for another attempt: it comes, at its time."""
+        async with running() as it, Taker(url_of(it)) as worker, http(it) as client:
+            await publish_runs(it, "a")
+            run = await worker.receive()
+            await worker.ack()
+            await it.reaches(KEY, done=1)
+            again = {"key": KEY, "id": "a", "payload": run}
+            for answered in (201, 200):
+                body = {"task": again, "delay": 0.3, "token": "AwaitingRetry-1"}
+                assert (await client.post("/v1/retries", json=body)).status_code == answered
+            await worker.nothing_comes(0.15)
+            assert await worker.receive() == run
+            await worker.ack()
+            await worker.nothing_comes(0.15)
+            await it.reaches(KEY, done=2, scheduled=0, waiting=0)
 
     async def test_plugins_hear_of_it(self) -> None:
         """A worker of Prefect is a worker: the same hooks tell of it, and the same count of connections."""
@@ -181,7 +183,7 @@ class TestOddAnswers:
         ids=str,
     )
     async def test_nothing_is_lost(self, odd: Odd, code: int | None) -> None:
-        """REV-E3, law 3: quit and garbage too, which lose the task elsewhere. Another worker has it at once."""
+        """E7, REV-E3, law 3, fault G9: quit and garbage too, which lose the task elsewhere."""
         async with running(grace=30) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             await worker.receive()
@@ -206,6 +208,21 @@ class TestOddAnswers:
             await it.reaches(KEY, in_flight=0)
             async with Taker(url_of(it)) as worker:
                 assert await worker.take(3) == ["a", "b", "c"]
+
+    async def test_a_full_queue_takes_it_back(self) -> None:
+        """REV-E4, law 6: what goes back is not refused and not dropped, however full the queue is meanwhile."""
+        async with running() as it:
+            await it.hub.control.configure(KEY, QueueSettings(capacity=1))
+            async with Taker(url_of(it)) as worker:
+                await publish_runs(it, "a")
+                await worker.receive()
+                await publish_runs(it, "b", "c")
+                await it.reaches(KEY, published=2, in_flight=1, waiting=1)
+                await worker.send("quit")
+                await worker.closed()
+            await it.reaches(KEY, in_flight=0, waiting=2)
+            async with Taker(url_of(it)) as worker:
+                assert await worker.take(2) == ["a", "b"]
 
 
 class TestStrayAcks:
@@ -280,7 +297,7 @@ class TestPoison:
     """A worker acks what it cannot read, and then its process ends: it must not get that."""
 
     async def test_it_goes_to_the_dead_letters(self) -> None:
-        """E8: with a reason that says what is wrong; the worker waits, and gets the next."""
+        """Fault F20: with a reason that says what is wrong; the worker waits, and gets the next."""
         async with running() as it, Taker(url_of(it)) as worker:
             bad = [Task.of(KEY, value) for value in POISON.values()]
             await it.backend.publisher.publish(*bad)
@@ -292,116 +309,3 @@ class TestPoison:
                 assert letter is not None, what
                 assert letter.reason == handing_over.BAD_TASK_RUN
                 assert letter.history[-1].error
-
-
-class TestEnds:
-    """How the server takes its leave. Never by 1000 or 1001: workers would end."""
-
-    async def test_idle_workers_are_sent_to_another_server(self) -> None:
-        """Fault A7: 1012, at once."""
-        async with running(drain=5) as it, Taker(url_of(it)) as worker:
-            await eventually(lambda: it.hub.registry.connections("host-1"))
-            it.server.stop()
-            assert (await worker.closed(0.5))[0] == 1012
-
-    async def test_what_has_no_ack_goes_back(self) -> None:
-        """Fault A7, law 3: a worker without room does not hold up the end for long."""
-        backend = MemoryBackend()
-        async with running(backend, drain=5) as it, Taker(url_of(it)) as worker:
-            await publish_runs(it, "a", "b")
-            await worker.receive()
-            it.server.stop()
-            assert (await worker.closed(1))[0] == 1012
-            assert it.ended
-            await asyncio.wait_for(it.ended, 1)
-            await untouched(it)
-            assert (await it.ledger(KEY)).waiting == 2
-
-    async def test_an_ack_in_time_counts(self) -> None:
-        """Fault A7: a worker that was about to ack is not made to run it twice; nothing new is sent to it."""
-        backend = MemoryBackend()
-        async with running(backend, drain=5) as it, Taker(url_of(it)) as worker:
-            await publish_runs(it, "a", "b")
-            await worker.receive()
-            it.server.stop()
-            await it.hub.draining.wait()
-            await worker.ack()
-            assert (await worker.closed(1))[0] == 1012
-            assert it.ended
-            await it.ended
-            ledger = await it.ledger(KEY)
-            assert (ledger.done, ledger.waiting) == (1, 1)
-
-    async def test_a_cancelled_task_is_taken_away(self) -> None:
-        """A worker drops what it has not acked when it is sent away; then it comes again."""
-        async with running() as it, Taker(url_of(it)) as worker:
-            await publish_runs(it, "a")
-            await worker.receive()
-            assert await it.hub.control.cancel(KEY, "a")
-            assert await worker.closed() == (1012, "revoked")
-            assert (await status(it)).state is State.CANCELLED
-
-    async def test_a_fault_of_ours(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """It costs the worker its connection, and no other one."""
-        async with running() as it, Taker(url_of(it), "other-1") as other:
-            async with Taker(url_of(it)) as worker:
-                with monkeypatch.context() as patch:
-                    patch.setattr(handing_over, "refusal", lambda _: 1 / 0)
-                    await publish_runs(it, "a")
-                    assert (await worker.closed())[0] == 1011
-                await untouched(it)
-            await publish_runs(it, "b", key="other-1")
-            assert await other.take(1) == ["b"]
-        assert "ZeroDivisionError" in caplog.text
-
-
-class TestOutages:
-    """Fault G14: the store is away for a while."""
-
-    async def test_workers_wait(self) -> None:
-        """Fault G14: they keep their connection, and go on when it is back."""
-        backend = Flaky()
-        async with running(backend) as it, Taker(url_of(it)) as worker:
-            await eventually(lambda: "receive" in backend.calls)
-            backend.down.set()
-            await eventually(lambda: backend.calls.count("receive") > 1)
-            backend.down.clear()
-            await publish_runs(it, "a")
-            assert await worker.take(1) == ["a"]
-            await it.reaches(KEY, done=1)
-
-    @pytest.mark.parametrize("then", ["stays", "leaves"])
-    async def test_an_ack_is_settled_when_it_is_back(self, then: str) -> None:
-        """D1: the worker runs what it has acked, so nobody else gets it, also if its connection ends meanwhile."""
-        backend = Flaky()
-        async with running(backend) as it, Taker(url_of(it)) as worker:
-            await publish_runs(it, "a")
-            await worker.receive()
-            backend.down.set()
-            await worker.ack()
-            await eventually(lambda: "ack" in backend.calls)
-            if then == "leaves":
-                worker.socket.transport.abort()
-                await asyncio.sleep(0.05)
-            backend.down.clear()
-            await it.reaches(KEY, done=1)
-
-    async def test_a_store_that_stays_away_holds_nothing_up(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """Fault A7: a server that leaves does not wait for it."""
-        backend = Flaky()
-        monkeypatch.setattr(handing_over, "_SETTLE_SECONDS", 0.1)
-        async with running(backend, drain=2) as it, Taker(url_of(it)) as worker:
-            await publish_runs(it, "a")
-            await worker.receive()
-            backend.down.set()
-            await worker.ack()
-            await eventually(lambda: "ack" in backend.calls)
-            it.server.stop()
-            assert (await worker.closed(1))[0] == 1012
-            assert it.ended
-            await asyncio.wait_for(it.ended, 3)
-        assert "Exception in ASGI application" not in caplog.text

@@ -88,7 +88,7 @@ class TestWithoutTokens:
     async def test_who_says_nothing_is_sent_away(
         self, said: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Security: a socket without a handshake does not stay; a slow worker comes again."""
+        """Fault G11: a socket without a handshake does not stay; a slow worker comes again."""
         monkeypatch.setattr(guests, "HELLO_SECONDS", 0.1)
         async with running() as it, quiet(it) as worker:
             if said:
@@ -96,7 +96,7 @@ class TestWithoutTokens:
             assert (await worker.closed())[0] == 4408
 
     async def test_pages_and_other_names_are_refused(self) -> None:
-        """Security: the rules of the server's own socket for names, origins and subprotocols."""
+        """Security 4: the rules of the server's own socket for names, origins and subprotocols."""
         async with running() as it:
             for path in (None, EVENTS):
                 url = url_of(it, path) if path else url_of(it)
@@ -146,10 +146,10 @@ class TestWithoutTokens:
 
 
 class TestTokens:
-    """C1: what tokens allow, on this socket too."""
+    """Security 1, 2 and 6: what tokens allow, on this socket too."""
 
     async def test_a_good_token(self, tokens: Path) -> None:
-        """A worker shows its token in its first frame, or somebody before it by header."""
+        """Security 1: a worker shows its token in its first frame, or somebody before it by header."""
         async with running(tokens_file=tokens) as it:
             for shown in (
                 {"token": TOKEN},
@@ -162,7 +162,7 @@ class TestTokens:
 
     @pytest.mark.parametrize("token", [None, "", "wrong", PUBLISHER, "x" * 5000])
     async def test_a_bad_token(self, token: str | None, tokens: Path) -> None:
-        """A worker ends, with a message, where its token is no good: 1008 before any success."""
+        """Fault K1: a worker ends, with a message, where its token is no good: 1008 before any success."""
         async with running(tokens_file=tokens) as it:
             for path in (None, EVENTS):
                 async with quiet(it, path) as worker:
@@ -174,7 +174,7 @@ class TestTokens:
                 assert (await worker.closed())[0] == 1008
 
     async def test_other_keys(self, tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A token gets none of another's tasks, not even beside its own; no storm of reconnects comes of it."""
+        """Security 2: a token gets none of another's tasks, nor some beside its own; nor do reconnects storm."""
         monkeypatch.setattr(socket, "FORBIDDEN_SECONDS", 0.2)
         loop = asyncio.get_running_loop()
         async with running(tokens_file=tokens) as it:
@@ -195,7 +195,7 @@ class TestTokens:
             assert (await it.ledger(KEY)).waiting == 1
 
     async def test_a_token_that_is_taken_back(self, tokens: Path) -> None:
-        """Security: live sockets end with their token, and what they had not acked goes back."""
+        """Security 6: live sockets end with their token, and what they had not acked goes back."""
         async with running(tokens_file=tokens) as it:
             await publish_runs(it, "a")
             async with (

@@ -157,7 +157,7 @@ def durable(redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_it_survives_every_restart_of_the_server(place: Place, durable: str) -> None:
-    """E1, REV-E3, faults A6 and A7: kill -9 and SIGTERM, each with a delivery that has no ack: nothing is lost."""
+    """E7, REV-E3, fault A6, fault A7: kill -9 and SIGTERM, each with a delivery that has no ack: nothing is lost."""
     with Worker(place, "worker") as worker:
         with place.server(durable) as server:
             first = place.runs("a", "b", "c", "d", gate="first")
@@ -184,7 +184,7 @@ def test_it_survives_every_restart_of_the_server(place: Place, durable: str) -> 
 
 
 def test_workers_share_and_survive_what_is_no_task_run(place: Place) -> None:
-    """E8, REV-E6: two workers take turns; poison reaches neither of them; and neither has anything to complain of."""
+    """Fault F20: two workers take turns; poison reaches neither of them; and neither has anything to complain of."""
     names = [f"n{number}" for number in range(8)]
     with (
         place.server("taskqueue_memory"),
@@ -209,7 +209,7 @@ def test_workers_share_and_survive_what_is_no_task_run(place: Place) -> None:
 
 
 def test_tokens(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C1: a worker without a token ends and says why; one with a token for other keys gets nothing."""
+    """Security 1 and 2: a worker without a token ends and says why; one with a token for other keys gets nothing."""
     tokens = write(
         place.folder / "tokens.toml",
         entry(TOKEN, "worker", ["consume", "publish"], ["mark-*"]),
@@ -236,7 +236,7 @@ def test_tokens(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_example(place: Place) -> None:
-    """G6: the two programs of the page do what it says."""
+    """The two programs of the page do what it says."""
     with place.server("taskqueue_memory"), Worker(place, "w", str(EXAMPLES / "tasks.py")) as worker:
         run = place.run(EXAMPLES / "submit.py").strip()
         counted = place.folder / "count.txt"

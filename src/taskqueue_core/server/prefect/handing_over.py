@@ -133,7 +133,9 @@ class HandingOver:
         await self._channel.send(delivery.task.payload.decode())
         await self._acked.wait()
         if self._settling is not None:
-            await asyncio.shield(self._settling)
+            outcomes = await asyncio.shield(self._settling)
+            if not all(outcomes.values()):
+                _log.warning("an ack came too late", extra={"reason": "lease_lost"})
 
     async def _drain(self) -> End:
         await self._hub.draining.wait()

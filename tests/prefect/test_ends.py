@@ -1,0 +1,138 @@
+"""How the server takes its leave of workers, and what they see of a store that is away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from taskqueue_core.server.prefect import handing_over
+from taskqueue_core.tasks import State
+from taskqueue_memory import MemoryBackend
+from tests.prefect.support import KEY, Taker, publish_runs, status, untouched, url_of
+from tests.server.flaky import Flaky, Plain
+from tests.server.support import eventually, running
+
+
+class TestEnds:
+    """How the server takes its leave. Never by 1000 or 1001: workers would end."""
+
+    async def test_idle_workers_are_sent_to_another_server(self) -> None:
+        """Fault A7: 1012, at once."""
+        async with running(drain=5) as it, Taker(url_of(it)) as worker:
+            await eventually(lambda: it.hub.registry.connections("host-1"))
+            it.server.stop()
+            assert (await worker.closed(0.5))[0] == 1012
+
+    async def test_what_has_no_ack_goes_back(self) -> None:
+        """Fault A7, law 3: a worker without room does not hold up the end for long."""
+        backend = MemoryBackend()
+        async with running(backend, drain=5) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a", "b")
+            await worker.receive()
+            it.server.stop()
+            assert (await worker.closed(1))[0] == 1012
+            assert it.ended
+            await asyncio.wait_for(it.ended, 1)
+            await untouched(it)
+            assert (await it.ledger(KEY)).waiting == 2
+
+    async def test_an_ack_in_time_counts(self) -> None:
+        """Fault A7: a worker that was about to ack is not made to run it twice; nothing new is sent to it."""
+        backend = MemoryBackend()
+        async with running(backend, drain=5) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a", "b")
+            await worker.receive()
+            it.server.stop()
+            await it.hub.draining.wait()
+            await worker.ack()
+            assert (await worker.closed(1))[0] == 1012
+            assert it.ended
+            await it.ended
+            ledger = await it.ledger(KEY)
+            assert (ledger.done, ledger.waiting) == (1, 1)
+
+    async def test_a_cancelled_task_is_taken_away(self) -> None:
+        """A worker drops what it has not acked when it is sent away; then it comes again."""
+        async with running() as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a")
+            await worker.receive()
+            assert await it.hub.control.cancel(KEY, "a")
+            assert await worker.closed() == (1012, "revoked")
+            assert (await status(it)).state is State.CANCELLED
+
+    async def test_an_ack_that_comes_too_late(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Law 2: it changes nothing, and the log tells; the worker gets the next."""
+        async with running(Plain()) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a", "b")
+            await worker.receive()
+            assert await it.hub.control.cancel(KEY, "a")
+            await worker.ack()
+            assert await worker.take(1) == ["b"]
+            await it.reaches(KEY, cancelled=1, done=1)
+        assert "an ack came too late" in caplog.text
+
+    async def test_a_fault_of_ours(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It costs the worker its connection, and no other one."""
+        async with running() as it, Taker(url_of(it), "other-1") as other:
+            async with Taker(url_of(it)) as worker:
+                with monkeypatch.context() as patch:
+                    patch.setattr(handing_over, "refusal", lambda _: 1 / 0)
+                    await publish_runs(it, "a")
+                    assert (await worker.closed())[0] == 1011
+                await untouched(it)
+            await publish_runs(it, "b", key="other-1")
+            assert await other.take(1) == ["b"]
+        assert "ZeroDivisionError" in caplog.text
+
+
+class TestOutages:
+    """Fault G14: the store is away for a while."""
+
+    async def test_workers_wait(self) -> None:
+        """Fault G14: they keep their connection, and go on when it is back."""
+        backend = Flaky()
+        async with running(backend) as it, Taker(url_of(it)) as worker:
+            await eventually(lambda: "receive" in backend.calls)
+            backend.down.set()
+            await eventually(lambda: backend.calls.count("receive") > 1)
+            backend.down.clear()
+            await publish_runs(it, "a")
+            assert await worker.take(1) == ["a"]
+            await it.reaches(KEY, done=1)
+
+    @pytest.mark.parametrize("then", ["stays", "leaves"])
+    async def test_an_ack_is_settled_when_it_is_back(self, then: str) -> None:
+        """D1: the worker runs what it has acked, so nobody else gets it, also if its connection ends meanwhile."""
+        backend = Flaky()
+        async with running(backend) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a")
+            await worker.receive()
+            backend.down.set()
+            await worker.ack()
+            await eventually(lambda: "ack" in backend.calls)
+            if then == "leaves":
+                worker.socket.transport.abort()
+                await asyncio.sleep(0.05)
+            backend.down.clear()
+            await it.reaches(KEY, done=1)
+
+    async def test_a_store_that_stays_away_holds_nothing_up(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Fault A7: a server that leaves does not wait for it."""
+        backend = Flaky()
+        monkeypatch.setattr(handing_over, "_SETTLE_SECONDS", 0.1)
+        async with running(backend, drain=2) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a")
+            await worker.receive()
+            backend.down.set()
+            await worker.ack()
+            await eventually(lambda: "ack" in backend.calls)
+            it.server.stop()
+            assert (await worker.closed(1))[0] == 1012
+            assert it.ended
+            await asyncio.wait_for(it.ended, 3)
+        assert "Exception in ASGI application" not in caplog.text
