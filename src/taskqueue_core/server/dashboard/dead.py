@@ -15,12 +15,13 @@ from taskqueue_core.server.dashboard.stream import View, shape
 from taskqueue_core.server.operations import Call
 from taskqueue_core.tasks import DeadLetter
 
-__all__ = ["act", "find_letter", "letters"]
+__all__ = ["act", "letters"]
 
 _PAGE = 50
 _LOOKED_AT = 20_000
 """letters that one search looks at"""
 _FILTER = 200
+_ACTIONS = {"redrive", "redrive-all", "discard", "discard-all"}
 
 
 async def letters(call: Call) -> Response:
@@ -33,6 +34,8 @@ async def act(call: Call) -> Response:
     key, form = call.name("key"), await read_form(call)
     wanted = form.text("filter")[:_FILTER]
     one, action = form.text("one"), form.text("action")
+    if not one and action not in _ACTIONS:
+        return see_other(call, path("queues", key, "dead"), "nothing")
     verb = "redrive" if one or action.startswith("redrive") else "discard"
     if verb == "discard" and form.text("confirm") != "discard":
         return await _page(
@@ -92,14 +95,6 @@ def _fits(letter: DeadLetter, wanted: str) -> bool:
     texts = [letter.reason, letter.task.id, letter.task.tenant or ""]
     texts += [failure.error for failure in letter.history]
     return any(wanted.lower() in text.lower() for text in texts)
-
-
-async def find_letter(call: Call, key: str, task_id: str) -> DeadLetter | None:
-    """Return a dead letter by its id, where it is among the first many."""
-    async for letter in _all(call, key):
-        if letter.task.id == task_id:
-            return letter
-    return None
 
 
 async def _page(call: Call, key: str, status: int = 200, error: str | None = None) -> Response:

@@ -68,8 +68,8 @@ def duration(seconds: float | None) -> str:
 
 
 def age(at: float | None, now: float) -> str:
-    """Say how long ago, in whole steps: what changes each second is not read each second."""
-    return _NONE if at is None else duration(float(max(0, int(now - at))) or 0.0).replace(".0", "")
+    """Say how long ago."""
+    return _NONE if at is None else duration(max(0.0, now - at)) if now - at >= 1 else "0 s"
 
 
 def clock(at: float) -> str:

@@ -22,6 +22,7 @@ async def overview(call: Call) -> Response:
     return render(
         call,
         "overview.html",
+        200 if sample.error is None else 503,
         live="/live?view=overview",
         sample=sample,
         shape=shape(view, sample),

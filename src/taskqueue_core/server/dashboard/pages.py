@@ -77,11 +77,7 @@ _environment.globals.update(static=address, path=path, version=VERSION, parts=fi
 
 def sampler_of(call: Call) -> Sampler:
     """Return the one sampler of this server."""
-    state = call.request.app.state
-    if not hasattr(state, "sampler"):
-        state.sampler = Sampler(call.hub)
-    found: Sampler = state.sampler
-    return found
+    return Sampler.of(call.hub)
 
 
 def render(call: Call, template: str, status: int = 200, **names: Any) -> Response:
@@ -91,7 +87,7 @@ def render(call: Call, template: str, status: int = 200, **names: Any) -> Respon
     shown = number if number.isdecimal() and len(number) <= _DIGITS else "?"
     names = {
         "said": SAID[said].format(n=shown) if said in SAID else None,
-        "open": not call.hub.hooks.wants("authenticate"),
+        "open": not call.hub.authenticates,
         "who": call.identity.name if call.identity else None,
         "live": None,
         "here": request.url.path,

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.server.dashboard.gauges import Gauges, Percentiles
@@ -31,13 +32,16 @@ _AT_ONCE = 16
 _KEPT = 10.0
 """seconds for which a run time is shown when nothing ended since"""
 _log = logging.getLogger("taskqueue.server.dashboard")
+_samplers: WeakKeyDictionary[Hub, Sampler] = WeakKeyDictionary()
 
 
 class Sampler:
     """Takes samples while somebody looks, and tells all who wait. Ends with the server."""
 
     def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+        # Not the hub itself: what knows it by that would never be let go.
+        self._backend, self._control = hub.backend, hub.control
+        self._hooks, self._draining = hub.hooks, hub.draining
         self.gauges = Gauges(hub.backend.now)
         self.history = History()
         self.latest: Sample | None = None
@@ -52,10 +56,18 @@ class Sampler:
         self._task: asyncio.Task[None] | None = None
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
 
+    @classmethod
+    def of(cls, hub: Hub) -> Sampler:
+        """Return the one of this server: it is made when somebody looks for the first time."""
+        found = _samplers.get(hub)
+        if found is None:
+            found = _samplers[hub] = cls(hub)
+        return found
+
     @contextmanager
     def stream(self) -> Iterator[None]:
         """Count a page that is kept up to date. Raises `ProblemError` when there are too many, or no more."""
-        if self.hub.draining.is_set():
+        if self._draining.is_set():
             raise _ending()
         if self.streams >= MAX_STREAMS:
             detail = f"{MAX_STREAMS} pages are kept up to date already; close one"
@@ -89,14 +101,14 @@ class Sampler:
 
     def _start(self) -> None:
         self._asked_at = time.monotonic()
-        if self._task is None and not self.hub.draining.is_set():
+        if self._task is None and not self._draining.is_set():
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        self.gauges = Gauges(self.hub.backend.now)
-        self.since = self.hub.backend.now()
-        self.hub.hooks.register(self.gauges)
-        ending = asyncio.create_task(self.hub.draining.wait())
+        self.gauges = Gauges(self._backend.now)
+        self.since = self._backend.now()
+        self._hooks.register(self.gauges)
+        ending = asyncio.create_task(self._draining.wait())
         try:
             while not ending.done() and self._wanted():
                 self._hurry.clear()
@@ -115,7 +127,7 @@ class Sampler:
         finally:
             ending.cancel()
             await asyncio.gather(ending, return_exceptions=True)
-            self.hub.hooks.unregister(self.gauges)
+            self._hooks.unregister(self.gauges)
             self._task = None
             self._wake()
 
@@ -162,7 +174,7 @@ class Sampler:
         before = self.latest
         return Sample(
             number=number,
-            at=self.hub.backend.now(),
+            at=self._backend.now(),
             looks=before.looks if before else {},
             workers=before.workers if before else (),
             health=Health(ok=False, backend=before.health.backend if before else "unknown"),
@@ -170,7 +182,7 @@ class Sampler:
         )
 
     async def _ask(self, number: int) -> Sample:
-        control, backend = self.hub.control, self.hub.backend
+        control, backend = self._control, self._backend
         health = await backend.health()
         keys = await control.queues()
         run_times = self._recent(backend.now())

@@ -17,7 +17,7 @@ _TOKEN = 4096
 async def ask(call: Call) -> Response:
     """Show the form; where nobody is asked, go on."""
     wanted = local_path(call.request.query_params.get("next"))
-    if not call.hub.hooks.wants("authenticate"):
+    if not call.hub.authenticates:
         return see_other(call, wanted)
     return render(call, "login.html", wanted=wanted, error=None)
 
@@ -26,7 +26,7 @@ async def login(call: Call) -> Response:
     """Begin a session with a token that may look."""
     form = await read_form(call)
     wanted, token = local_path(form.text("next")), form.text("token")
-    if not call.hub.hooks.wants("authenticate"):
+    if not call.hub.authenticates:
         return see_other(call, wanted)
     identity = call.hub.identify(token, peer_of(call.request)) if 0 < len(token) <= _TOKEN else None
     if identity is None:

@@ -24,7 +24,7 @@ from taskqueue_core.tasks import TaskStatus
 
 __all__ = ["View", "live", "shape"]
 
-_VIEWS = {"overview", "queue", "dead", "task", "workers"}
+_OF_ALL, _OF_ONE = {"overview", "workers"}, {"queue", "dead", "task"}
 _IDENTIFY = 3.0
 """seconds after which the token is looked at again: a page whose token was revoked is told no more"""
 _PATIENCE = 5.0
@@ -109,7 +109,8 @@ async def live(call: Call) -> Response:
     """Return the stream of a page. Raises `ProblemError` when there are too many."""
     query = call.request.query_params
     name, key, task_id = query.get("view", ""), query.get("key"), query.get("id")
-    if name not in _VIEWS or (name == "task" and task_id is None):
+    known = name in (_OF_ALL if key is None else _OF_ONE)
+    if not known or (name == "task") != (task_id is not None):
         raise ProblemError(404, "not_found", "there is no such view")
     if key is not None:
         check_name("key", key)

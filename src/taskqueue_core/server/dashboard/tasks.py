@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import check_name
-from taskqueue_core.server.dashboard.dead import find_letter
 from taskqueue_core.server.dashboard.forms import read_form
 from taskqueue_core.server.dashboard.pages import path, render, sampler_of, see_other
 from taskqueue_core.server.dashboard.samples import LISTED
@@ -56,7 +55,7 @@ async def _page(
     (found,) = await control.statuses(key, task_id)
     (result,) = await control.results(key, task_id)
     dead = found is not None and found.state is State.DEAD
-    letter = await find_letter(call, key, task_id) if dead else None
+    letter = await call.hub.dead_letters.get(key, task_id) if dead else None
     sampler = sampler_of(call)
     sample = await sampler.fresh()
     view = View(sampler, "task", call.may, key, task_id)

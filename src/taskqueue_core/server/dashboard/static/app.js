@@ -29,6 +29,9 @@
     search.focus();
     search.select();
   });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && event.target.matches("[type=checkbox]")) event.preventDefault();
+  });
   document.addEventListener("change", (event) => {
     if (event.target.id !== "all-of-them") return;
     for (const box of document.querySelectorAll("#letters [name=ids]")) box.checked = event.target.checked;

@@ -33,7 +33,7 @@ const Charts = (() => {
       height: box.clientHeight,
       legend: { show: false },
       cursor: { points: { size: 6 }, drag: { x: false, y: false }, y: false },
-      padding: [8, 8, 0, 0],
+      padding: [8, 26, 0, 0],
       scales: {
         x: { time: true, range: (_, low, high) => [Math.min(low ?? 0, (high ?? 0) - 60), high ?? 1] },
         y: { range: (_, low, high) => [0, Math.max((high ?? 0) * 1.15, figure.dataset.unit === "s" ? NARROW : 4)] },

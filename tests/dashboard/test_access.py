@@ -1,0 +1,185 @@
+"""Who sees what: signing in and out, tokens for some queues, tokens that are taken away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx2
+import pytest
+
+from taskqueue_core.hooks import Identity
+from taskqueue_core.server import dashboard
+from taskqueue_core.server.operations import Scope
+from tests.dashboard.support import ADMIN, PAGE, Gate, browsing, looking, post
+from tests.server.support import Running, eventually, http, running
+
+ONLY_A = Identity(name="a", verbs=frozenset({"admin"}), keys=("alpha", "alpha-*"))
+NO_ADMIN = Identity(name="w", verbs=frozenset({"consume", "publish"}))
+LOOKS = 10.0
+
+
+@pytest.fixture
+def gate(it: Running) -> Gate:
+    """Three tokens."""
+    gate = Gate(all=ADMIN, a=ONLY_A, w=NO_ADMIN)
+    it.hub.hooks.register(gate)
+    return gate
+
+
+@pytest.fixture
+async def signed_in(client: httpx2.AsyncClient, gate: Gate) -> httpx2.AsyncClient:
+    """The browser of one who may see the queues that begin with ``alpha``."""
+    del gate
+    answer = await post(client, "/login", token="a", next="/workers")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/workers")
+    return client
+
+
+async def test_signing_in(client: httpx2.AsyncClient, gate: Gate) -> None:
+    """Security 1, 2: a page asks for a token, which stays out of addresses and pages; one without admin is refused."""
+    answer = await client.get("/queues/alpha/dead?filter=a%20b")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/login?next=%2Fqueues%2Falpha%2Fdead%3Ffilter%3Da%2520b"
+    form = await client.get(answer.headers["location"])
+    assert 'value="/queues/alpha/dead?filter=a%20b"' in form.text
+    assert "Workers</a>" not in form.text
+    for token, status in (("wrong-token", 401), ("", 401), ("w", 403), ("x" * 5000, 401)):
+        refused = await post(client, "/login", token=token)
+        assert refused.status_code == status
+        assert 'role="alert"' in refused.text
+        assert "set-cookie" not in refused.headers
+        assert not token or len(token) == 1 or token not in refused.text
+    welcome = await post(client, "/login", token="all", next="//evil.example")
+    assert welcome.headers["location"] == "/"
+    cookie = welcome.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert (await client.get("/")).status_code == 200
+    leaving = await post(client, "/logout")
+    assert leaving.headers["location"].startswith("/login")
+    client.cookies.clear()
+    assert (await client.get("/")).status_code == 303
+    del gate.tokens["all"]
+
+
+async def test_who_is_not_known(client: httpx2.AsyncClient, gate: Gate) -> None:
+    """Security 2: nothing is shown or done without a token but the form that asks for it, and files."""
+    del gate
+    for one in dashboard.OPERATIONS:
+        path = one.path.replace("{key}", "alpha").replace("{id}", "one")
+        if one.verb is None:
+            continue
+        assert one.verb == "admin"
+        assert (one.scope is Scope.PATH) == ("{key}" in one.path)
+        answer = await client.request(one.method, path)
+        assert answer.status_code == 303
+        assert answer.headers["location"].startswith("/login")
+        script = await client.request(one.method, path, headers={"hx-request": "true"})
+        assert script.headers["hx-redirect"].startswith("/login")
+    stream = await client.get("/live?view=overview", headers={"accept": "text/event-stream"})
+    assert stream.status_code == 401
+
+
+async def test_some_queues_only(it: Running, signed_in: httpx2.AsyncClient) -> None:
+    """Security 2: a token for key A sees nothing of key B on any page: no name, no worker, no figure."""
+    await it.publish("one", key="alpha")
+    await it.publish("one", "secret-id", key="bravo")
+    subscriptions = [it.hub.backend.subscribe([key], f"works-{key}") for key in ("alpha", "bravo")]
+    both = it.hub.backend.subscribe(["alpha", "bravo"], "works-both")
+    for page in (
+        "/",
+        "/workers",
+        "/queues/alpha",
+        "/find?q=one",
+        "/find?q=secret-id",
+        "/find?q=bravo",
+    ):
+        answer = await signed_in.get(page)
+        assert "works-bravo" not in answer.text
+        assert "works-both" not in answer.text
+        assert "bravo" not in answer.text.replace("“bravo”", "").replace('value="bravo"', "")
+        assert "bravo" not in answer.headers.get("location", "")
+    page = (await signed_in.get("/")).text
+    assert 'data-ledger-published="1"' in page
+    assert "your token may see" in page
+    for method, path in (
+        ("GET", "/queues/bravo"), ("GET", "/queues/bravo/dead"), ("GET", "/tasks/bravo/one"),
+        ("POST", "/queues/bravo/pause"), ("POST", "/queues/bravo/purge"), ("POST", "/tasks/bravo/one"),
+        ("POST", "/queues/bravo/settings"), ("POST", "/queues/bravo/dead"),
+        ("GET", "/live?view=queue&key=bravo"), ("GET", "/live?view=task&key=bravo&id=one"),
+    ):  # fmt: skip
+        answer = await signed_in.request(method, path, data={} if method == "POST" else None)
+        assert answer.status_code == 403, path
+        assert "secret-id" not in answer.text
+    for subscription in (*subscriptions, both):
+        await subscription.close()
+
+
+async def _events(client: httpx2.AsyncClient, path: str) -> AsyncIterator[str]:
+    headers = {"accept": "text/event-stream"}
+    async with client.stream("GET", path, headers=headers) as stream:
+        assert stream.status_code == 200
+        async for line in stream.aiter_lines():
+            yield line
+
+
+async def test_a_stream_of_some_queues() -> None:
+    """Security 2: the stream of one who may see key A says nothing of key B, in any of its events."""
+    async with running() as it:
+        it.hub.hooks.register(Gate(a=ONLY_A))
+        await it.publish("one", key="alpha")
+        await it.publish("one", "two", key="bravo")
+        async with http(it, headers={"authorization": "Bearer a"}) as client:
+            for view in ("overview", "workers", "queue&key=alpha"):
+                events = _events(client, f"/live?view={view}")
+                lines = [await anext(events) for _ in range(4)]
+                await events.aclose()  # type: ignore[attr-defined]
+                assert '"published":1' in lines[1]
+                assert "bravo" not in "".join(lines)
+
+
+async def test_a_token_that_is_taken_away() -> None:
+    """Security 6: who has a page open when the token is revoked is told no more within ten seconds."""
+    async with browsing() as browser, running() as it:
+        gate = Gate(all=ADMIN)
+        it.hub.hooks.register(gate)
+        await it.publish("one", key="alpha")
+        async with looking(browser, it) as page:
+            await page.get_by_label("Token").fill("nonsense")
+            await page.get_by_role("button", name="Sign in").click()
+            await page.get_by_text("not known here").wait_for()
+            await page.get_by_label("Token").fill("all")
+            await page.keyboard.press("Enter")
+            await page.get_by_text("Live", exact=True).wait_for()
+            assert await page.evaluate("document.cookie") == ""
+            gate.tokens.clear()
+            await page.wait_for_url("**/login**", timeout=LOOKS * 1000)
+            gate.tokens["all"] = ADMIN
+            await page.get_by_label("Token").fill("all")
+            await page.keyboard.press("Enter")
+            await page.get_by_role("button", name="Sign out").click()
+            await page.get_by_text("Signed out.").wait_for()
+            await page.goto("/")
+            await page.wait_for_url("**/login**")
+            assert await page.context.cookies() == []
+
+
+async def test_a_stream_of_a_token_that_is_taken_away() -> None:
+    """Security 6: the stream says why it ends, and its place is free again."""
+    async with running() as it:
+        gate = Gate(all=ADMIN)
+        it.hub.hooks.register(gate)
+        async with http(it, headers={"authorization": "Bearer all", **PAGE}) as client:
+            events = _events(client, "/live?view=overview")
+            await anext(events)
+            gate.tokens.clear()
+            async with asyncio.timeout(LOOKS):
+                lines = [line async for line in events]
+            assert lines[-3:-1] == ["event: bye", 'data: {"reason":"signed-out"}']
+            sampler = _sampler(it)
+            await eventually(lambda: sampler.streams == 0)
+
+
+def _sampler(it: Running) -> dashboard.Sampler:
+    return dashboard.Sampler.of(it.hub)

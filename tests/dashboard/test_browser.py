@@ -1,0 +1,158 @@
+"""What only a browser shows: the keyboard, themes, widths, and pages that are not reloaded as a whole."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.tasks import State
+from tests.dashboard.support import looking
+from tests.dashboard.test_forms import bury
+from tests.server.support import eventually, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+_VISIBLE = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+
+
+async def _tab_to(page: Page, name: str) -> None:
+    """Press Tab until what has the focus has this name; it must always be seen where the focus is."""
+    for _ in range(60):
+        await page.keyboard.press("Tab")
+        told = await page.evaluate(
+            "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent).trim()"
+        )
+        if told:
+            assert await page.evaluate(_VISIBLE), told
+        if told == name:
+            return
+    raise AssertionError(f"{name} cannot be reached")
+
+
+async def test_by_keyboard_alone(browser: Browser) -> None:
+    """Skip to the content, pause and resume, find a task, redrive it: no mouse, and the focus is never lost."""
+    async with running() as it:
+        await bury(it, "dead-1")
+        await it.publish("alive")
+        async with looking(browser, it) as page:
+            await page.keyboard.press("Tab")
+            assert (
+                await page.evaluate("document.activeElement.textContent") == "Skip to the content"
+            )
+            await page.keyboard.press("Enter")
+            assert await page.evaluate("document.activeElement.id") == "main"
+            await _tab_to(page, "Pause k")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#news")).to_contain_text("Nothing is handed out")
+            await eventually(lambda: _focused(page, "pause-k"))
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#news")).to_contain_text("handed out again")
+            await page.keyboard.press("/")
+            await page.keyboard.type("k dead-1")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#task-state")).to_have_text("Dead")
+            await _tab_to(page, "Redrive")
+            await page.keyboard.press("Space")
+            await expect(page.locator("#task-state")).to_have_text("Waiting")
+            assert await it.count(State.DEAD) == 0
+
+
+async def _focused(page: Page, name: str) -> bool:
+    found: str = await page.evaluate("document.activeElement.id")
+    return found == name
+
+
+async def test_settings_in_the_browser(browser: Browser) -> None:
+    """An error stands beside its field, which has the focus; what was typed stays; what is right is in force."""
+    async with running() as it:
+        await it.publish("one")
+        async with looking(browser, it, "/queues/k") as page:
+            await page.get_by_label("Capacity", exact=True).fill("-5")
+            await page.get_by_label("Longest run").fill("90")
+            await page.get_by_role("button", name="Save settings").click()
+            await expect(page.locator("[id='h-capacity']")).to_have_class("fault")
+            await eventually(lambda: _focused(page, "f-capacity"))
+            await expect(page.get_by_label("Longest run")).to_have_value("90")
+            await page.get_by_label("Capacity", exact=True).fill("5")
+            await page.get_by_label("Order", exact=True).select_option("Tenants in turn")
+            await page.get_by_role("button", name="Save settings").click()
+            await expect(page.locator("#said")).to_contain_text("in force")
+            found = await control_of(it.hub.backend).settings("k")
+            assert (found.capacity, found.max_processing_time, found.order.value) == (5, 90, "fair")
+            await expect(page.locator("#chart-flow canvas")).to_be_visible()
+
+
+async def test_dead_letters_in_the_browser(browser: Browser) -> None:
+    """Chosen letters are redriven, others discarded after a confirmation; Enter in a box presses no button."""
+    async with running() as it:
+        await bury(it, "one", "two", "three")
+        async with looking(browser, it, "/queues/k/dead") as page:
+            box = page.get_by_label("Select one")
+            await box.focus()
+            await page.keyboard.press("Enter")
+            await box.check()
+            await page.get_by_role("button", name="Redrive selected").click()
+            await expect(page.locator("#said")).to_contain_text("Redriven: 1.")
+            assert await it.count(State.DEAD) == 2
+            await page.get_by_label("Select all shown").check()
+            await page.locator("summary", has_text="Discard").click()
+            await page.get_by_role("button", name="Discard selected").click()
+            await expect(page.get_by_role("alert")).to_contain_text("tick the box")
+            await page.locator("summary", has_text="Discard").click()
+            await page.get_by_label("Yes, give them up").check()
+            await page.get_by_role("button", name="Discard all 2").click()
+            await expect(page.get_by_text("No dead letters.")).to_be_visible()
+            assert await it.count(State.DISCARDED) == 2
+
+
+async def test_a_page_follows(browser: Browser) -> None:
+    """New queues appear by themselves, the place that has the focus keeps it, and the server's return is noticed."""
+    async with running() as it:
+        await it.publish("one")
+        async with looking(browser, it) as page:
+            await expect(page.locator("#connection b")).to_have_text("Live")
+            await page.locator("#pause-k").focus()
+            await it.publish("one", key="another")
+            await expect(page.locator('[data-queue="another"]')).to_be_visible()
+            assert await page.evaluate("document.activeElement.id") == "pause-k"
+            await expect(page.locator('[data-live="q.another.state"]')).to_have_text("Nobody works")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+async def test_widths_and_themes(browser: Browser, width: int) -> None:
+    """No page is wider than the window, and the theme that was chosen is there on the next page."""
+    async with running() as it:
+        await it.publish("one", "two", tenant="acme")
+        await bury(it, "a" * 60)
+        size = {"width": width, "height": 800}
+        async with looking(browser, it, viewport=size, color_scheme="light") as page:
+            for _ in range(2):
+                await page.get_by_role("button", name="Theme").click()
+            for path in (
+                "/",
+                "/workers",
+                "/queues/k",
+                "/queues/k/dead",
+                f"/tasks/k/{'a' * 60}",
+                "/find?q=x",
+            ):
+                await page.goto(path)
+                assert await page.evaluate("document.documentElement.scrollWidth") <= width, path
+                assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
+                dark = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert dark == "rgb(15, 17, 21)"
+
+
+async def test_without_scripts(browser: Browser) -> None:
+    """Without JavaScript the same clicks do the same; what needs a script is not there."""
+    async with running() as it:
+        await it.publish("one")
+        async with looking(browser, it, java_script_enabled=False) as page:
+            await page.get_by_role("button", name="Pause k").click()
+            await expect(page.locator("#said")).to_contain_text("Nothing is handed out")
+            await expect(page.get_by_role("button", name="Resume k")).to_be_visible()
+            await expect(page.get_by_role("button", name="Theme")).to_be_hidden()
+            await expect(page.get_by_role("link", name="Load them again")).to_be_visible()
+            await page.get_by_role("searchbox").fill("k one")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#task-state")).to_have_text("Waiting")

@@ -1,0 +1,212 @@
+"""What is done from the pages works with forms alone: no script is needed, and what is wrong is said."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.server.dashboard import rules
+from taskqueue_core.tasks import State
+from tests.dashboard.support import post
+from tests.server.support import Running
+
+
+async def bury(it: Running, *ids: str, error: str = "it broke") -> None:
+    """Have dead letters."""
+    await it.publish(*ids)
+    subscription = it.hub.backend.subscribe(["k"], "worker-1")
+    for delivery in (await subscription.receive(len(ids), 1)).deliveries:
+        await subscription.dead_letter(delivery, reason="rejected", error=error)  # type: ignore[attr-defined]
+    await subscription.close()
+
+
+async def followed(client: httpx2.AsyncClient, answer: httpx2.Response) -> str:
+    """Return the page that an action leads to; it can be loaded again without doing it again."""
+    assert answer.status_code == 303, answer.text
+    page = await client.get(answer.headers["location"])
+    assert page.status_code == 200
+    return page.text
+
+
+async def test_pausing(it: Running, client: httpx2.AsyncClient) -> None:
+    """Both pauses, there and back, from both pages."""
+    await it.publish("one")
+    for what, field in (("handout", "paused"), ("intake", "intake_paused")):
+        for to, holds in (("paused", True), ("resumed", False)):
+            answer = await post(client, "/queues/k/pause", what=what, to=to)
+            assert 'id="said"' in await followed(client, answer)
+            assert getattr(await it.hub.control.settings("k"), field) is holds
+    answer = await post(client, "/queues/k/pause", what="handout", to="paused", back="overview")
+    assert answer.headers["location"] == "/?said=paused"
+    assert "Resume</button>" in await followed(client, answer)
+    assert (await post(client, "/queues/k/pause", to="neither")).status_code == 422
+
+
+def filled(settings: QueueSettings, **changes: str) -> dict[str, str]:
+    """Return the form as it is shown, with some fields filled in otherwise."""
+    changed = {name.replace("__", "."): text for name, text in changes.items()}
+    return {**rules.fields(settings), "version": str(settings.version), **changed}
+
+
+async def test_settings(it: Running, client: httpx2.AsyncClient) -> None:
+    """Limits, rate and order are put in force; fields that the form does not have stay as they are."""
+    control = it.hub.control
+    before = await control.configure(
+        "k", QueueSettings(dedupe_window=77, order=Order.FAIR, weights={"a": 2})
+    )
+    form = filled(
+        before, capacity="100", max_inflight="7", rate_limit__max_tokens="5", rate_limit__interval="2",
+        rate_limit__interval_unit="MINUTES", retry__base="0.5",
+    )  # fmt: skip
+    page = await followed(client, await post(client, "/queues/k/settings", **form))
+    assert "Saved." in page
+    assert "5 per 2 minutes" in page
+    now = await control.settings("k")
+    assert (now.capacity, now.max_inflight, now.retry.base) == (100, 7, 0.5)
+    assert (now.dedupe_window, now.weights, now.order) == (77, {"a": 2}, Order.FAIR)
+    again = filled(now, capacity="", rate_limit__max_tokens="")
+    await followed(client, await post(client, "/queues/k/settings", **again))
+    now = await control.settings("k")
+    assert (now.capacity, now.rate_limit) == (None, None)
+    unchanged = await post(client, "/queues/k/settings", **filled(now))
+    await followed(client, unchanged)
+    assert (await control.settings("k")).version == now.version
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [("capacity", "0"), ("capacity", "many"), ("max_inflight", "-1"), ("max_inflight", ""),
+     ("retry.max_attempts", "1001"), ("rate_limit.max_tokens", "0"), ("rate_limit.max_tokens", "x"),
+     ("floor_share", "0.9"), ("floor_share", "nan"), ("order", "random"), ("max_losses", "1e3"),
+     ("rate_limit.interval", "-2"), ("tenant_capacity", "<script>")],
+)  # fmt: skip
+async def test_wrong_settings(
+    it: Running, client: httpx2.AsyncClient, field: str, text: str
+) -> None:
+    """What a field may not hold is said beside it, what was typed stays, and nothing is changed."""
+    before = await it.hub.control.settings("k")
+    form = filled(before) | {"max_processing_time": "60"}
+    if field == "rate_limit.interval":
+        form["rate_limit.max_tokens"] = "1"
+    answer = await post(client, "/queues/k/settings", **(form | {field: text}))
+    assert answer.status_code == 422
+    assert f'id="h-{field}" class="fault"' in answer.text or field in answer.text
+    assert 'value="60"' in answer.text
+    assert "<script>" not in answer.text.replace("<script src", "").replace("<script defer", "")
+    assert await it.hub.control.settings("k") == before
+
+
+async def test_settings_of_somebody_else(it: Running, client: httpx2.AsyncClient) -> None:
+    """Law 9: a change made meanwhile is neither lost nor hidden: both values are shown, and saving again decides."""
+    before = await it.hub.control.settings("k")
+    form = filled(before, capacity="100")
+    await it.hub.control.configure("k", before.model_copy(update={"capacity": 50}))
+    answer = await post(client, "/queues/k/settings", **form)
+    assert answer.status_code == 409
+    assert "Somebody else" in answer.text
+    assert 'value="100"' in answer.text
+    assert "In force: 50" in answer.text
+    assert (await it.hub.control.settings("k")).capacity == 50
+    form["version"] = "1"
+    await followed(client, await post(client, "/queues/k/settings", **form))
+    assert (await it.hub.control.settings("k")).capacity == 100
+
+
+async def test_purging(it: Running, client: httpx2.AsyncClient) -> None:
+    """Security 3: a purge needs the queue's name, typed."""
+    await it.publish("one", "two")
+    for confirm in ("", "K", "other"):
+        answer = await post(client, "/queues/k/purge", confirm=confirm)
+        assert answer.status_code == 422
+        assert await it.count(State.WAITING) == 2
+    page = await followed(client, await post(client, "/queues/k/purge", confirm="k"))
+    assert "scheduled tasks: 2." in page
+    assert await it.count(State.CANCELLED) == 2
+
+
+async def test_dead_letters(it: Running, client: httpx2.AsyncClient) -> None:
+    """One, some, those that fit and all are redriven or, with a confirmation, discarded."""
+    await bury(it, "a1", "a2", "a3")
+    await bury(it, "b1", "b2", error="timeout " + "x" * 500)
+    page = (await client.get("/queues/k/dead")).text
+    assert page.count("<tr data-task=") == 5
+    assert "x" * 500 in page
+    fits = (await client.get("/queues/k/dead", params={"filter": "TIMEOUT"})).text
+    assert fits.count("<tr data-task=") == 2
+    await followed(client, await post(client, "/queues/k/dead", one="a1"))
+    assert await it.count(State.DEAD) == 4
+    chosen = await client.post("/queues/k/dead", data={"ids": ["a2", "gone"], "action": "redrive"})
+    assert "Redriven: 1." in await followed(client, chosen)
+    nothing = await post(client, "/queues/k/dead", action="redrive")
+    assert "no dead letter was chosen" in await followed(client, nothing)
+    pressed = await post(client, "/queues/k/dead", action="nothing", ids="a3")
+    assert "no dead letter was chosen" in await followed(client, pressed)
+    refused = await post(client, "/queues/k/dead", action="discard-all")
+    assert refused.status_code == 422
+    assert await it.count(State.DEAD) == 3
+    some = await post(
+        client, "/queues/k/dead", action="discard-all", confirm="discard", filter="timeout"
+    )
+    await followed(client, some)
+    assert (await it.count(State.DEAD), await it.count(State.DISCARDED)) == (1, 2)
+    await followed(client, await post(client, "/queues/k/dead", action="redrive-all"))
+    assert await it.count(State.DEAD) == 0
+    assert "No dead letters." in (await client.get("/queues/k/dead")).text
+
+
+async def test_pages_of_dead_letters(it: Running, client: httpx2.AsyncClient) -> None:
+    """Fifty at a time, each of them once, with and without a filter."""
+    await bury(it, *(f"t{number:03}" for number in range(120)))
+    for query in ("", "filter=broke"):
+        address, seen = f"/queues/k/dead?{query}", list[str]()
+        while address:
+            page = (await client.get(address)).text
+            seen += [part.partition('"')[0] for part in page.split('<tr data-task="')[1:]]
+            following = page.partition('<a href="?')[2].partition('" rel="next"')
+            href = following[0].replace("&amp;", "&")
+            address = f"/queues/k/dead?{href}" if following[1] else ""
+        assert seen == [f"t{number:03}" for number in range(120)]
+
+
+async def test_tasks(it: Running, client: httpx2.AsyncClient) -> None:
+    """A task's page says how it is, and cancels, redrives or discards it; what is over is not done again."""
+    assert (await client.get("/tasks/k/none")).status_code == 404
+    await it.publish("one", "two")
+    assert (await post(client, "/tasks/k/one", action="cancel")).status_code == 422
+    page = await followed(
+        client, await post(client, "/tasks/k/one", action="cancel", confirm="cancel")
+    )
+    assert "Cancelled" in page
+    late = await post(client, "/tasks/k/one", action="cancel", confirm="cancel")
+    assert "has ended already" in await followed(client, late)
+    await it.hub.control.cancel("k", "two")
+    await bury(it, "three", "four")
+    dead = (await client.get("/tasks/k/three")).text
+    assert "it broke" in dead
+    assert 'id="payload"' in dead
+    await followed(client, await post(client, "/tasks/k/three", action="redrive"))
+    assert await it.count(State.WAITING) == 1
+    again = await post(client, "/tasks/k/three", action="redrive")
+    assert "not among the dead letters" in await followed(client, again)
+    await followed(client, await post(client, "/tasks/k/four", action="discard", confirm="discard"))
+    assert await it.count(State.DISCARDED) == 1
+    assert (await post(client, "/tasks/k/four", action="explode")).status_code == 422
+
+
+async def test_forms_of_other_sites(it: Running, client: httpx2.AsyncClient) -> None:
+    """Security 4: a page of another site can send no form, and what is no form is not read."""
+    await it.publish("one")
+    for origin in ("https://evil.example", "null"):
+        answer = await client.post(
+            "/queues/k/pause", data={"to": "paused"}, headers={"origin": origin}
+        )
+        assert answer.status_code == 403
+    assert not (await it.hub.control.settings("k")).paused
+    assert (await client.post("/queues/k/pause", json={"to": "paused"})).status_code == 415
+    many = "&".join(f"f{number}=1" for number in range(2001))
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    assert (await client.post("/queues/k/pause", content=many, headers=kind)).status_code == 400
+    assert (
+        await client.post("/queues/k/pause", content=b"to=%ff", headers=kind)
+    ).status_code == 400

@@ -1,0 +1,264 @@
+"""What keeps pages up to date: one sampler, a bounded number of streams, and an end without delay."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from taskqueue_core.capabilities import QueueSettings, control_of
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.server.dashboard import Sampler, sampler
+from taskqueue_core.server.dashboard.gauges import Gauges
+from taskqueue_core.server.dashboard.samples import HISTORY, History, Look, Sample
+from taskqueue_core.tasks import (
+    Confirmation,
+    Delivery,
+    Health,
+    Ledger,
+    Published,
+    QueueStats,
+    Settled,
+    Task,
+)
+from tests.dashboard.support import PAGE
+from tests.server.support import Running, eventually, http, running
+
+
+@asynccontextmanager
+async def stream(
+    it: Running, view: str = "overview"
+) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """Follow a page's stream."""
+    async with http(it) as client, client.stream("GET", f"/live?view={view}") as answer:
+        assert answer.status_code == 200, answer.status_code
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield _told(answer)
+
+
+async def _told(answer: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
+    name = ""
+    async for line in answer.aiter_lines():
+        kind, _, value = line.partition(": ")
+        if kind == "event":
+            name = value
+        elif kind == "data":
+            yield {"event": name, **msgspec.json.decode(value)}
+
+
+async def test_only_what_changed() -> None:
+    """C17: the first event has everything and the history, those after it what has changed since."""
+    async with running() as it:
+        await it.publish("one")
+        async with stream(it) as events:
+            first = await anext(events)
+            assert first["event"] == "sample"
+            assert first["ledger"]["published"] == 1
+            assert first["texts"]["q.k.waiting"] == "1"
+            await it.publish("two", "three")
+            second = await anext(events)
+            assert second["sample"] == first["sample"] + 1
+            assert second["texts"]["q.k.waiting"] == "3"
+            assert "ledger.dead" not in second["texts"]
+            assert len(second["rows"]) == 1
+            assert second["ledger"] == msgspec.structs.asdict(await it.ledger())
+
+
+async def test_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is asked while somebody looks and not longer, and hooks are measured only then."""
+    monkeypatch.setattr(sampler, "_LINGER", 0.1)
+    async with running() as it:
+        one = Sampler.of(it.hub)
+        assert one.latest is None
+        before = len(it.hub.hooks.plugins)
+        async with stream(it) as events:
+            await anext(events)
+            assert len(it.hub.hooks.plugins) == before + 1
+        await eventually(lambda: len(it.hub.hooks.plugins) == before)
+        assert one.streams == 0
+
+
+async def test_so_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security 12: one page more than may be kept up to date is told to come back; one that is closed makes room."""
+    monkeypatch.setattr(sampler, "MAX_STREAMS", 3)
+    async with running() as it, http(it, headers=PAGE) as client:
+        async with AsyncExitStack() as stack:
+            pages = [await stack.enter_async_context(stream(it)) for _ in range(3)]
+            for events in pages:
+                await anext(events)
+            async with asyncio.timeout(5):
+                refused = await client.get("/live?view=overview")
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+            assert (await client.get("/")).status_code == 200
+        await eventually(lambda: Sampler.of(it.hub).streams == 0)
+        async with stream(it) as events:
+            await anext(events)
+        for view in ("", "nothing", "task", "queue", "task&key=k", "workers&key=k", "queue&key=~"):
+            async with asyncio.timeout(5):
+                assert (await client.get(f"/live?view={view}")).status_code in {404, 422}
+
+
+async def test_one_that_does_not_read() -> None:
+    """Fault G4: a page that reads nothing holds up nobody, and what waits for it does not grow."""
+    async with running() as it:
+        await it.publish("one")
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(it.server.url.rpartition(":")[2])
+        )
+        writer.write(b"GET /live?view=overview HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        await writer.drain()
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        async with stream(it) as events:
+            numbers = [(await anext(events))["sample"] for _ in range(3)]
+        assert numbers == list(range(numbers[0], numbers[0] + 3))
+        writer.transport.abort()
+        await eventually(lambda: Sampler.of(it.hub).streams == 0)
+
+
+async def test_the_end_is_not_held_up() -> None:
+    """Fault K: SIGTERM with open pages ends as quickly as without; each stream says that it ends."""
+    last: list[dict[str, Any]] = []
+
+    async def follow(events: AsyncIterator[dict[str, Any]], began: asyncio.Event) -> None:
+        async for event in events:
+            began.set()
+            last.append(event)
+
+    async with AsyncExitStack() as stack, running(drain=5.0) as it:
+        followers = []
+        for _ in range(3):
+            events = await stack.enter_async_context(stream(it))
+            began = asyncio.Event()
+            followers.append(asyncio.create_task(follow(events, began)))
+            await began.wait()
+        start = time.monotonic()
+        it.server.stop()
+        assert it.ended is not None
+        await it.ended
+        assert time.monotonic() - start < 1.5
+        await asyncio.gather(*followers)
+        await stack.aclose()
+    assert [event for event in last if event["event"] == "bye"] == [
+        {"event": "bye", "reason": "ending"}
+    ] * 3
+
+
+async def test_the_store_is_away() -> None:
+    """C17: pages say that the store does not answer, keep the last figures, and go on when it is back."""
+    async with running() as it, http(it, headers=PAGE) as client:
+        await it.publish("one")
+        async with stream(it) as events:
+            assert (await anext(events))["texts"]["@store"] == "ok"
+            queues = it.hub.control.queues
+            away = _raising()
+            it.hub.control.queues = away  # type: ignore[method-assign]
+            event = await _until(events, "store", "does not answer (backend_unavailable)")
+            assert event["ledger"]["published"] == 1
+            page = await client.get("/")
+            assert page.status_code == 503
+            assert "does not answer" in page.text
+            it.hub.control.queues = queues  # type: ignore[method-assign]
+            await _until(events, "store", "answers")
+        assert (await client.get("/")).status_code == 200
+
+
+def _raising() -> Any:
+    async def away() -> tuple[str, ...]:
+        raise BackendUnavailable("gone")
+
+    return away
+
+
+async def _until(events: AsyncIterator[dict[str, Any]], name: str, text: str) -> dict[str, Any]:
+    async with asyncio.timeout(5):
+        async for event in events:
+            if event["texts"].get(name) == text:
+                return event
+    raise AssertionError(name)
+
+
+async def test_unbalanced_books_are_seen() -> None:
+    """Law 1: where a ledger does not add up the page says so, in words and as a state."""
+    async with running() as it, http(it, headers=PAGE) as client:
+        await it.publish("one")
+        control = it.hub.control
+        stats = await control.stats("k")
+        wrong = msgspec.structs.replace(stats, ledger=Ledger(published=3, done=1))
+
+        async def lying(key: str) -> QueueStats:
+            return msgspec.structs.replace(wrong, key=key)
+
+        control.stats = lying  # type: ignore[method-assign]
+        page = (await client.get("/")).text
+        assert 'data-live="balance" data-state="bad">Does not add up: 2 missing' in page
+
+
+def _sample(number: int, **ledgers: Ledger) -> Sample:
+    looks = {
+        key: Look(QueueStats(key=key, ledger=ledger), QueueSettings())
+        for key, ledger in ledgers.items()
+    }
+    return Sample(number=number, at=float(number), looks=looks, health=Health(ok=True, backend="m"))
+
+
+def test_the_history_is_a_ring() -> None:
+    """Five minutes are kept; rates come of what is there in both samples, so a new queue is no flood."""
+    history = History()
+    for number in range(HISTORY + 50):
+        history.add(_sample(number, a=Ledger(published=number * 10, done=number * 10)))
+    assert len(history) == HISTORY
+    assert len(history.rows(["a"])) == HISTORY
+    assert history.window(["a"]).published == pytest.approx(10)
+    now = HISTORY + 50
+    both = {
+        "a": Ledger(published=now * 10, done=now * 10),
+        "b": Ledger(published=1_000_000, waiting=1_000_000),
+    }
+    history.add(_sample(now, **both))
+    assert history.window(["a", "b"]).published == pytest.approx(10)
+    assert history.rows(["a", "b"], 1)[0][1] == pytest.approx(10)
+    assert history.rows(["a", "b"], 1)[0][3] == 1_000_000
+
+
+def test_gauges_are_bounded() -> None:
+    """Security 16: however many keys and tenants there are, so much is kept of them and not more."""
+    gauges = Gauges(lambda: 10.0)
+    tasks = [Task(key=f"k{n}", tenant=f"t{n}") for n in range(1500)]
+    tasks += [Task(key="k0", tenant=f"t{n}") for n in range(500)]
+    deliveries = [Delivery(task=task, receipt="r", attempt=1, delivered_at=9.5) for task in tasks]
+    gauges.published(
+        tasks, [Confirmation(key=t.key, task_id=t.id, status=Published.ACCEPTED) for t in tasks]
+    )
+    gauges.delivered(deliveries)
+    gauges.settled(deliveries, "ack", [Settled.OK] * len(deliveries))
+    gauges.settled(deliveries, "redeliver", [Settled.OK] * len(deliveries))
+    assert len(gauges._tenants) <= 1001
+    assert len(gauges.tenants("k0")) == 201
+    assert sum(flow.done for flow in gauges.tenants("k0").values()) == 501
+    taken = gauges.take()
+    assert len(taken) == 1000
+    assert taken["k0"].p95 == 0.5
+    assert gauges.take() == {}
+
+
+async def test_who_settles_is_measured() -> None:
+    """C17: run times and tenants are those of what this server's workers did."""
+    async with running() as it, http(it, headers=PAGE) as client:
+        await client.get("/")
+        await it.publish("one", tenant="acme")
+        async with it.worker() as worker:
+            await worker.send("credit", n=1)
+            (delivery,) = await worker.deliveries(1)
+            await worker.send("ack", receipts=[delivery["receipt"]])
+            await worker.settled(1)
+        page = (await client.get("/queues/k")).text
+        assert "acme" in page
+        assert " ms" in page.partition("q.k.p50")[2][:60] or "ms" in (await client.get("/")).text
+        assert await control_of(it.hub.backend).queues() == ("k",)

@@ -1,0 +1,252 @@
+"""What pages are made of: their size, their headers, their words, and that nothing in them is taken for markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.server import dashboard
+from taskqueue_core.server.dashboard.pages import local_path
+from taskqueue_core.server.dashboard.statics import FILES
+from taskqueue_core.tasks import Task
+from tests.server.support import Running
+
+BUDGET = 200_000
+STATIC = Path(dashboard.__file__).parent / "static"
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
+KEY = "<img=x>"
+"""as bad as a name may be"""
+
+
+async def fill(it: Running) -> None:
+    """Have a queue of each kind: alive, dead, paused, with a hostile name."""
+    subscription = it.hub.backend.subscribe([KEY, "k"], "worker-1")
+    for key in (KEY, "k"):
+        await it.publish("one", "two", key=key, tenant="<b>tenant", payload=b'"</script>"')
+        received = await subscription.receive(1, 1)
+        await subscription.dead_letter(  # type: ignore[attr-defined]
+            received.deliveries[0], reason=HOSTILE, error=HOSTILE
+        )
+    await it.publish("gone", key="k")
+    await it.hub.control.cancel("k", "gone")
+    await it.publish("later", key="later", not_before=4e9)
+
+
+PAGES = (
+    "/",
+    "/workers",
+    "/queues/k",
+    "/queues/%3Cimg%3Dx%3E",
+    "/queues/k/dead",
+    "/queues/%3Cimg%3Dx%3E/dead",
+    "/queues/unknown",
+    "/queues/unknown/dead",
+    "/queues/k/dead?filter=nothing",
+    "/tasks/k/one",
+    "/tasks/k/two",
+    "/tasks/k/gone",
+    "/tasks/later/later",
+    "/tasks/k/unknown",
+    "/find",
+    "/find?q=<script>alert(1)</script>",
+    "/find?q=nothing",
+    "/find?q=two",
+)
+
+
+async def test_nothing_is_markup(it: Running, client: httpx2.AsyncClient) -> None:
+    """Security 25: keys, errors, payloads, tenants and what was searched for are text on every page."""
+    await fill(it)
+    for page in PAGES:
+        text = (await client.get(page)).text
+        assert "<script>alert" not in text, page
+        assert "<img" not in text, page
+        assert "<b>tenant" not in text, page
+        assert "49" not in text.replace(HOSTILE, "") or "{{7*7}}" in text, page
+    assert "&lt;script&gt;alert(1)" in (await client.get("/tasks/k/one")).text
+
+
+async def test_pages_stand_on_good_headers(it: Running, client: httpx2.AsyncClient) -> None:
+    """Security: every page, problem and redirect has the policy, no inline script or style, and is not stored."""
+    await fill(it)
+    for page in PAGES:
+        answer = await client.get(page)
+        policy = answer.headers.get("content-security-policy", "")
+        if answer.status_code == 303:
+            continue
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy, page
+        assert "unsafe" not in policy
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        for tag, attributes in Outline(answer.text).tags:
+            assert tag != "style"
+            assert tag != "script" or "src" in attributes
+            assert not any(name == "style" or name.startswith("on") for name in attributes), page
+    missing = await client.get("/queues/~bad")
+    assert missing.status_code == 422
+    assert "default-src 'none'" in missing.headers["content-security-policy"]
+
+
+async def test_the_budget(it: Running, client: httpx2.AsyncClient) -> None:
+    """The whole of the largest page with all its files is below 200 kB, as it is sent, without compression."""
+    await fill(it)
+    files = sum(len(text) for text in FILES.values())
+    sizes = {page: len((await client.get(page)).content) for page in PAGES}
+    assert files + max(sizes.values()) < BUDGET, (files, sizes)
+    for name, size in sizes.items():
+        assert size < 40_000, name
+
+
+async def test_files_are_kept(client: httpx2.AsyncClient) -> None:
+    """A file under the address of its content is kept for good; another address asks whether it changed."""
+    page = (await client.get("/")).text
+    addresses = re.findall(r'(?:src|href)="(/static/[^"]+)"', page)
+    assert {one.split("?")[0].rpartition("/")[2] for one in addresses} == set(FILES)
+    for address in addresses:
+        found = await client.get(address)
+        assert found.status_code == 200
+        assert "immutable" in found.headers["cache-control"]
+        plain = await client.get(address.split("?")[0])
+        assert plain.headers["cache-control"] == "no-cache"
+        tag = {"if-none-match": found.headers["etag"]}
+        assert (await client.get(address, headers=tag)).status_code == 304
+    for name in ("nothing.js", "VENDORED.md", "..%2Fapp.py"):
+        assert (await client.get(f"/static/{name}")).status_code == 404
+    for vendored in ("htmx", "uplot"):
+        assert (STATIC / f"{vendored}.LICENSE.txt").exists()
+        assert vendored in (STATIC / "VENDORED.md").read_text()
+
+
+class Outline(HTMLParser):
+    """Collects what somebody who does not see the page is told."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.within: list[list[str]] = []
+        self.words: dict[int, str] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag, and within which others it is."""
+        self.tags.append((tag, dict(attrs)))
+        self.within.append(list(self.open))
+        if tag not in {"meta", "link", "input", "br", "rect", "path", "polyline"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Leave an element."""
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+    def of(self, *names: str) -> Iterator[tuple[dict[str, str | None], list[str]]]:
+        """Find elements."""
+        for (tag, attributes), within in zip(self.tags, self.within, strict=True):
+            if tag in names:
+                yield attributes, within
+
+
+async def test_everything_has_a_name(it: Running, client: httpx2.AsyncClient) -> None:
+    """Pages can be used without seeing them: language, title, labels, scopes, one first heading, no id twice."""
+    await fill(it)
+    for page in PAGES:
+        answer = await client.get(page)
+        if answer.status_code == 303:
+            continue
+        outline = Outline(answer.text)
+        (html,) = (attributes for attributes, _ in outline.of("html"))
+        assert html["lang"] == "en"
+        assert re.search(r"<title>\S.* · taskqueue</title>", answer.text), page
+        assert len(list(outline.of("h1"))) == 1, page
+        assert len(list(outline.of("main"))) == 1, page
+        ids = [one["id"] for _, one in outline.tags if "id" in one]
+        assert len(ids) == len(set(ids)), page
+        labelled = {one.get("for") for one, _ in outline.of("label")}
+        for one, within in outline.of("input", "select"):
+            if one.get("type") != "hidden":
+                assert one.get("id") in labelled or "label" in within, (page, one)
+        for one, _ in outline.of("th"):
+            assert one.get("scope") in {"col", "row"}, (page, one)
+        for one, _ in outline.of("svg"):
+            assert one.get("aria-hidden") == "true"
+        for one, _ in outline.of("input", "section", "table", "figure", "nav"):
+            for name in ("aria-labelledby", "aria-describedby"):
+                assert one.get(name) is None or one[name] in ids, (page, one)
+        for _, one in outline.tags:
+            assert one.get("tabindex") in {None, "0", "-1"}
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(one: str, two: str) -> float:
+    low, high = sorted((_luminance(one), _luminance(two)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_contrast(theme: int) -> None:
+    """Text is told from what is behind it as WCAG AA asks, in both themes; lines and edges of fields as well."""
+    css = (STATIC / "app.css").read_text()
+    pairs = re.findall(r"--([a-z0-9-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", css)
+    colours = {name: (light, dark)[theme] for name, light, dark in pairs}
+    text = [(one, on) for one in ("text", "quiet", "accent") for on in ("bg", "card", "raised")]
+    text += [(one, on) for one in ("ok", "warn", "bad") for on in (f"{one}-bg", "card")]
+    text += [("on-accent", "accent"), ("quiet", "line"), ("bad", "bg"), ("warn", "bg")]
+    for one, on in text:
+        assert _contrast(colours[one], colours[on]) >= 4.5, (one, on)
+    for one in ("c1", "c2", "c3", "edge", "accent"):
+        assert _contrast(colours[one], colours["card"]) >= 3, one
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["//evil.example", "https://evil.example/", "/\\evil.example", "javascript:alert(1)", "", None,
+     "/a\r\nset-cookie: x=1", "/" + "a" * 3000, "evil", "/é"],
+)  # fmt: skip
+def test_next_is_local(asked: str | None) -> None:
+    """Security: after signing in one stays on this server, whatever the address asked for."""
+    assert local_path(asked) == "/"
+
+
+async def test_finding(it: Running, client: httpx2.AsyncClient) -> None:
+    """The search knows a task by key and id, by its id alone, and a queue by its name."""
+    await it.publish("one", key="a")
+    await it.publish("one", "two", key="b")
+    for asked, found in (
+        ("a one", "/tasks/a/one"),
+        ("a/one", "/tasks/a/one"),
+        ("two", "/tasks/b/two"),
+        ("b", "/queues/b"),
+    ):
+        answer = await client.get("/find", params={"q": asked})
+        assert (answer.status_code, answer.headers["location"]) == (303, found)
+    several = await client.get("/find", params={"q": "one"})
+    assert several.status_code == 200
+    assert several.text.count('href="/tasks/') == 2
+    for nothing in ("what is this", "three", "~~"):
+        assert (await client.get("/find", params={"q": nothing})).status_code in {303, 404}
+
+
+async def test_more_queues_than_fit(it: Running, client: httpx2.AsyncClient) -> None:
+    """C17: so many queues are listed, and all of them are in the ledger."""
+    await it.hub.backend.publisher.publish(*(Task(key=f"q{n:03}") for n in range(203)))
+    page = (await client.get("/")).text
+    assert page.count("<tr data-queue=") == 200
+    assert "3 more queues" in page
+    assert 'data-ledger-published="203"' in page
+    assert len(await control_of(it.hub.backend).queues()) == 203
