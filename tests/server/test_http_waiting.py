@@ -10,7 +10,9 @@ import httpx2
 import pytest
 
 from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.hooks import Hooks
 from taskqueue_core.server import create_app
+from taskqueue_core.server.problems import ProblemError
 from taskqueue_core.server.waiting import MAX_WAIT, Waiters
 from taskqueue_core.tasks import Task, TaskStatus
 from taskqueue_memory import MemoryBackend
@@ -33,6 +35,10 @@ async def ask(
         begun = time.monotonic()
         answer = await client.get(url, params={"wait": wait})
         return answer, time.monotonic() - begun
+
+
+async def _event(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 class _Counting:
@@ -166,6 +172,30 @@ class TestBounds:
             assert answer.status_code == 200
             await client.delete("/v1/tasks/k/b")
             await asked[1]
+
+    async def test_nobody_takes_all_the_room(self, backend: MemoryBackend) -> None:
+        """Security 22: one token may fill half of it; others still find theirs; nothing is kept of who was there."""
+        await backend.publisher.publish(Task(key="k", id="a"))
+        waiters = Waiters(backend.control, Hooks(), asyncio.Event(), most=4)
+        forever = asyncio.Event()
+
+        def wait(who: str) -> asyncio.Task[None]:
+            return asyncio.create_task(waiters.wait("k", "a", 30, _event(forever), who))
+
+        inside = [wait("one"), wait("one")]
+        await eventually(lambda: len(waiters) == 2)
+        with pytest.raises(ProblemError) as caught:
+            await wait("one")
+        assert (caught.value.problem.status, caught.value.headers) == (429, {"retry-after": "1"})
+        inside += [wait("other"), wait("third")]
+        await eventually(lambda: len(waiters) == 4)
+        with pytest.raises(ProblemError) as caught:
+            await wait("fourth")
+        assert caught.value.problem.status == 503
+        forever.set()
+        await asyncio.gather(*inside)
+        assert not waiters._of_one
+        await backend.aclose()
 
     async def test_who_hangs_up_waits_no_longer(self) -> None:
         """Security 12: nothing is kept for a client that is gone."""

@@ -146,22 +146,27 @@ async def _waited(call: Call, found: TaskStatus | None) -> bool:
     seconds = call.number("wait", 0, MAX_WAIT, lowest=0)
     if not seconds or found is None or not found.state.live:
         return False
+    who = call.identity.name if call.hub.authenticates and call.identity else None
     with call.stay() as dismissed:
-        gone = first(_gone(call), _set(dismissed))
-        await call.hub.waiters.wait(found.key, found.task_id, seconds, gone)
+        gone = _gone(call, dismissed)
+        await call.hub.waiters.wait(found.key, found.task_id, seconds, gone, who)
     if dismissed.is_set():
         raise unauthenticated()
     return True
 
 
-async def _set(event: asyncio.Event) -> None:
-    await event.wait()
+async def _gone(call: Call, dismissed: asyncio.Event) -> None:
+    """Return when nobody is there any more who would read the answer, or who may."""
+    await first(_hung_up(call), _set(dismissed))
 
 
-async def _gone(call: Call) -> None:
-    """Return when nobody is there any more who would read the answer."""
+async def _hung_up(call: Call) -> None:
     while (await call.request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def cancel(call: Call) -> Response:
@@ -225,7 +230,7 @@ OPERATIONS = (
         tag="tasks",
         query=(_WAIT,),
         answers={200: TaskStatus},
-        problems=(404, 503),
+        problems=(404, 429, 503),
     ),
     Operation(
         method="GET",
@@ -235,7 +240,7 @@ OPERATIONS = (
         tag="tasks",
         query=(_WAIT,),
         answers={200: None},
-        problems=(404, 503),
+        problems=(404, 429, 503),
     ),
     Operation(
         method="DELETE",

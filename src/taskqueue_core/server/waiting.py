@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ class Waiters:
         self._period = period
         self._futures: dict[_Name, set[asyncio.Future[None]]] = {}
         self._number = 0
+        self._of_one: Counter[str] = Counter()
         self._stirred: set[_Name] = set()
         self._stir = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
@@ -58,20 +60,40 @@ class Waiters:
         return self._number
 
     async def wait(
-        self, key: str, task_id: str, seconds: float, gone: Coroutine[Any, Any, None]
+        self,
+        key: str,
+        task_id: str,
+        seconds: float,
+        gone: Coroutine[Any, Any, None],
+        who: str | None = None,
     ) -> None:
         """Return when the task has ended, or after some seconds, or when the server drains, or who waits is ``gone``.
 
-        Raises `ProblemError` where too many wait already.
+        Raises `ProblemError` where too many wait already. Who has a name leaves half of the room to others.
         """
-        if self._draining.is_set():
+        try:
+            if self._draining.is_set():
+                return
+            self._check_room(who)
+            self._of_one[who or ""] += 1
+            try:
+                await self._wait((key, task_id), seconds, gone)
+            finally:
+                self._of_one[who or ""] -= 1
+                self._of_one += Counter()  # forgets who waits no more
+        finally:
             gone.close()
-            return
+
+    def _check_room(self, who: str | None) -> None:
+        again = {"retry-after": "1"}
         if self._number >= self._most:
-            gone.close()
             detail = f"{self._most} wait here already"
-            raise ProblemError(503, "too_many_waiters", detail, headers={"retry-after": "1"})
-        name = (key, task_id)
+            raise ProblemError(503, "too_many_waiters", detail, headers=again)
+        if who is not None and self._of_one[who] >= self._most // 2:
+            detail = f"{self._most // 2} wait here with this token already"
+            raise ProblemError(429, "too_many_waiters", detail, headers=again)
+
+    async def _wait(self, name: _Name, seconds: float, gone: Coroutine[Any, Any, None]) -> None:
         future = self._enter(name)
         try:
             async with asyncio.timeout(seconds):
@@ -79,7 +101,6 @@ class Waiters:
         except TimeoutError:
             pass
         finally:
-            gone.close()
             await self._leave(name, future)
 
     def _enter(self, name: _Name) -> asyncio.Future[None]:
