@@ -58,6 +58,7 @@ def test_codes_and_limits_are_those_of_the_code() -> None:
         "CLOSE_CLEAN": "after your `bye`",
         "CLOSE_RESTART": "the server is going away",
         "CLOSE_TRY_LATER": "too many connections",
+        "CLOSE_REVOKED": "the token was revoked",
         "CLOSE_PROTOCOL": "a violation",
         "CLOSE_UNAUTHENTICATED": "the token",
         "CLOSE_TIMEOUT": "no hello in time",

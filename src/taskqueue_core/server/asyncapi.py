@@ -30,6 +30,7 @@ CLOSE_CODES = {
     1011: "the server failed: reconnect with a pause",
     frames.CLOSE_RESTART: "the server is going away: reconnect, to any replica",
     frames.CLOSE_TRY_LATER: "too many connections, or the store is out of reach: reconnect with a pause",
+    frames.CLOSE_REVOKED: "the token was revoked, has expired, or lost one of these keys: reconnect with a good one",
     frames.CLOSE_PROTOCOL: "a violation, named by the error before it: a bug of the worker",
     frames.CLOSE_UNAUTHENTICATED: "the token is missing, wrong, or may not consume: don't come again",
     frames.CLOSE_TIMEOUT: "no hello in time, or silence for longer than the lease: reconnect",

@@ -1,0 +1,61 @@
+"""docs/security.md: its commands, its example and its settings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.cli import main
+from taskqueue_core.config import Settings
+from taskqueue_core.server import registry
+from taskqueue_core.server.access import CHECK_SECONDS, LOOK_SECONDS
+from taskqueue_core.server.greeting import HELLO_SECONDS
+from taskqueue_core.server.tokens import VERBS, Tokens, read_entries
+
+PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ taskqueue (token .+)$", PAGE, re.MULTILINE)
+
+
+def test_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Security 6: in their order they make three tokens, and replace one."""
+    path = tmp_path / "tokens.toml"
+    monkeypatch.setenv("TASKQUEUE_TOKENS_FILE", str(path))
+    made: list[str] = []
+    for command in COMMANDS:
+        capsys.readouterr()
+        assert main(shlex.split(command)) == 0, command
+        if command.startswith("token new"):
+            made += capsys.readouterr().out.split()
+    ops, web, old, new = made
+    tokens = Tokens.load(path)
+    may = {
+        token: {verb for verb in VERBS if who.may(verb, "mail-1")}
+        for token in (ops, web, new)
+        if (who := tokens.identify(token, 0))
+    }
+    assert may == {ops: {"admin"}, web: {"publish"}, new: {"consume"}}
+    assert tokens.identify(old, 0) is None
+
+
+def test_the_example_and_the_tables() -> None:
+    """The file is read as it stands, and the tables name all verbs and settings."""
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (entry,) = read_entries(text.encode(), Path("tokens.toml"))
+    assert entry.expires_at == 1801396800
+    assert re.findall(r"^\| `(\w+)` \| to |^\| `(\w+)` \| queues", PAGE, re.MULTILINE)
+    assert all(f"| `{verb}` |" in PAGE for verb in VERBS)
+    named = set(re.findall(r"TASKQUEUE_([A-Z_]+)", PAGE))
+    assert {name.lower() for name in named} <= set(Settings.model_fields)
+    for name in ("tokens_file", "tls_certificate", "tls_key", "tls_ca", "allowed_hosts", "origins"):
+        assert f"TASKQUEUE_{name.upper()}" in PAGE
+
+
+def test_the_numbers() -> None:
+    """What the page promises is what the code keeps."""
+    assert (LOOK_SECONDS, CHECK_SECONDS, HELLO_SECONDS) == (2.0, 3.0, 5.0)
+    assert f"{registry.MAX_STRANGERS} sockets may be in that state" in PAGE
