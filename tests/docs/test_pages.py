@@ -28,7 +28,7 @@ RUN_BY = {
     r"TASKQUEUE_BACKEND=redis .* taskqueue serve": "tests/docs/test_redis_page.py",
     r"python -c .*taskqueue_redis|curl -X PUT .*/settings|redis-cli ": "tests/docs/test_redis_page.py",
     r"TASKQUEUE_BACKEND=sqlite .* taskqueue serve": "tests/examples, by the main job",
-    r"taskqueue token new .* --verbs |TASKQUEUE_BACKEND=redis TASKQUEUE_TOKENS_FILE": "tests/docs/test_operating_page.py",
+    r"TASKQUEUE_BACKEND=redis TASKQUEUE_TOKENS_FILE=": "tests/docs/test_operating_page.py",
     r"TASKQUEUE_SERVER_URL=\S+ node .*worker\.mjs": "tests/redis/test_node_worker.py",
     r"taskqueue demo --journal ": "tests/spark/test_cli_demo.py",
     r"taskqueue pipeline .*--(master spark|remote sc):": "tests/spark, test_standalone.py and test_connect.py",
