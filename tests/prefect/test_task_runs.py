@@ -105,24 +105,24 @@ def accepted(text: str) -> bool:
         return False
 
 
-def validate(python: str, *words: str, lines: str = "", home: Path) -> list[str]:
-    """Ask Prefect."""
-    done = subprocess.run(
-        [python, str(PROGRAMS / "validate.py"), *words],
-        input=lines,
-        env={"PREFECT_HOME": str(home)},
-        capture_output=True,
+@pytest.fixture
+def prefect(prefect_python: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process of Prefect that gives an example, and an answer for each line."""
+    with subprocess.Popen(
+        [prefect_python, str(PROGRAMS / "validate.py")],
+        env={"PREFECT_HOME": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    ) as started:
+        yield started
+        started.kill()
 
 
-def test_what_is_sent_is_what_prefect_takes(prefect_python: str, tmp_path: Path) -> None:
+def test_what_is_sent_is_what_prefect_takes(prefect: subprocess.Popen[str]) -> None:
     """E7: of thousands of task runs with a fault there is none that is sent and that a worker does not survive."""
-    (example,) = validate(prefect_python, "example", home=tmp_path)
+    assert prefect.stdout is not None
+    example = prefect.stdout.readline()
     whole = json.loads(example)
     assert not accepted(example)  # not for a worker
     whole["state"]["state_details"]["deferred"] = True
@@ -130,8 +130,8 @@ def test_what_is_sent_is_what_prefect_takes(prefect_python: str, tmp_path: Path)
     texts = [json.dumps(whole), json.dumps(task_run()), *changed(whole)]
     sent = [text for text in texts if accepted(text)]
     assert len(texts) / 2 > len(sent) > 400
-    lines = "".join(f"{json.dumps(text)}\n" for text in sent)
-    answers = validate(prefect_python, lines=lines, home=tmp_path)
+    told, _ = prefect.communicate("".join(f"{json.dumps(text)}\n" for text in sent), timeout=120)
+    answers = told.splitlines()
     assert len(answers) == len(sent)
     assert [text for text, answer in zip(sent, answers, strict=True) if answer == "0"] == []
 

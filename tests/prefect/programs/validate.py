@@ -1,4 +1,4 @@
-"""Say of each line, a JSON text in JSON, whether a worker bears it."""
+"""Give a task run; then say of each line, a JSON text in JSON, whether a worker bears it."""
 
 import json
 import sys
@@ -6,14 +6,13 @@ import sys
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Scheduled
 
-if sys.argv[1:] == ["example"]:
-    run = TaskRun(task_key="add-1a2b3c4d", dynamic_key="0", state=Scheduled())
-    sys.stdout.write(json.dumps(run.model_dump(mode="json")))
-else:
-    for line in sys.stdin:
-        try:
-            TaskRun.model_validate_json(json.loads(line))
-        except ValueError:
-            sys.stdout.write("0\n")
-        else:
-            sys.stdout.write("1\n")
+run = TaskRun(task_key="add-1a2b3c4d", dynamic_key="0", state=Scheduled())
+sys.stdout.write(json.dumps(run.model_dump(mode="json")) + "\n")
+sys.stdout.flush()
+for line in sys.stdin:
+    try:
+        TaskRun.model_validate_json(json.loads(line))
+    except ValueError:
+        sys.stdout.write("0\n")
+    else:
+        sys.stdout.write("1\n")
