@@ -223,6 +223,7 @@ class TestByFilter:
             ({"filter": {"reason": "x"}, "all": True}, "all"),
             ({"filter": {"reason": "x"}, "ids": ["a"]}, "all"),
             ({"filter": {"resaon": "x"}}, "filter.resaon"),
+            ({"filter": {"reason": "x"}, "after": "a b"}, "after"),
             ({"ids": ["a"], "after": "a"}, "after"),
             ({"all": True, "after": "a"}, "after"),
         ],

@@ -274,8 +274,8 @@ class TestMigration:
             assert (told["phase"], told["leaves"], told["unfinished"]) == ("started", "old", ["k"])
             assert (told["queues"][0]["waiting"], told["queues"][0]["takes_in"]) == (1, "new")
             problem(await client.post("/v1/migration/finish"), 409, "migration_unfinished")
-            for query in ("", "&confirm=", "&confirm=k"):
-                answer = await client.post(f"/v1/migration/finish?force=true{query}")
+            for query in ("force=true", "force=true&confirm=", "force=true&confirm=k", "confirm=k"):
+                answer = await client.post(f"/v1/migration/finish?{query}")
                 problem(answer, 422, "invalid_input", "confirm")
             answer = await client.post("/v1/migration/rollback")
             assert answer.json()["phase"] == "rolled_back"

@@ -22,6 +22,7 @@ from hypothesis import settings as tried
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
+from taskqueue_core.backend import Backend
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.server import Server
@@ -29,6 +30,7 @@ from taskqueue_core.server.app import OPERATIONS
 from taskqueue_core.server.hub import VERSION
 from taskqueue_core.server.openapi import document
 from taskqueue_core.server.waiting import Waiters
+from taskqueue_core.succession import MigratingBackend
 from taskqueue_memory import MemoryBackend
 from tests.server.support import settings
 
@@ -48,13 +50,13 @@ class _Tokens:
 
 
 @contextmanager
-def _serving(*plugins: object) -> Iterator[str]:
+def _serving(backend: Backend, *plugins: object) -> Iterator[str]:
     """Run a server in a loop of its own, for schemathesis waits for its answers; its address."""
     hooks = Hooks()
     for plugin in plugins:
         hooks.register(plugin)
     up = threading.Event()
-    one = Server(ObservedBackend(MemoryBackend(), hooks), settings(), on_ready=lambda _: up.set())
+    one = Server(ObservedBackend(backend, hooks), settings(), on_ready=lambda _: up.set())
     thread = threading.Thread(target=lambda: asyncio.run(one.run()))
     thread.start()
     assert up.wait(10)
@@ -73,14 +75,21 @@ def _serving(*plugins: object) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server with tokens."""
-    with _serving(_Tokens()) as url:
+    with _serving(MemoryBackend(), _Tokens()) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def open_server() -> Iterator[str]:
     """The address of a server without."""
-    with _serving() as url:
+    with _serving(MemoryBackend()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def migrating_server() -> Iterator[str]:
+    """The address of a server without tokens that is on its way from one backend to another."""
+    with _serving(MigratingBackend(MemoryBackend(), MemoryBackend())) as url:
         yield url
 
 
@@ -92,13 +101,15 @@ def one_line(_: schemathesis.SerializationContext, value: object) -> bytes:
 
 schema = schemathesis.openapi.from_dict(document(OPERATIONS, VERSION, open_to_all=False))
 open_schema = schemathesis.openapi.from_dict(document(OPERATIONS, VERSION, open_to_all=True))
-_tried = tried(
+_tried_settings = tried(
     max_examples=EXAMPLES,
     deadline=None,
     derandomize=EXAMPLES < _MANY,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
 )
+_tried = tried(_tried_settings)
+_tried_lightly = tried(_tried_settings, phases=[Phase.generate], max_examples=2 * EXAMPLES)
 # The server's thread makes random numbers meanwhile; that is no strategy's doing.
 _of_the_server = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
@@ -138,10 +149,18 @@ def test_fuzz_with_a_token(case: schemathesis.Case[Any], server: str) -> None:
 
 @_of_the_server
 @open_schema.include(method="GET").parametrize()
-@_tried
+@_tried_lightly
 def test_fuzz_without_tokens(case: schemathesis.Case[Any], open_server: str) -> None:
     """Faults K2 and K6: where nobody needs a token the description says so, and is kept too."""
     _keeps_its_word(case, open_server)
+
+
+@_of_the_server
+@open_schema.include(path_regex="/(migration|dead-letters)").parametrize()
+@_tried_lightly
+def test_fuzz_while_migrating(case: schemathesis.Case[Any], migrating_server: str) -> None:
+    """Faults K2 to K4: with two backends behind it, too."""
+    _keeps_its_word(case, migrating_server)
 
 
 def test_the_servers_description_is_this_one(server: str, open_server: str) -> None:

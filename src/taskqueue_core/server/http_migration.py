@@ -89,7 +89,7 @@ async def back(call: Call) -> Response:
 
 
 def _force(call: Call) -> bool:
-    if force := call.flag("force"):
+    if (force := call.flag("force")) or "confirm" in call.request.query_params:
         call.confirm("force")
     return force
 

@@ -195,8 +195,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ways = sum((self.all, self.ids is not None, self.filter is not None))
         if ways > 1:
             raise InvalidInput("all", "more than one of all, ids and filter", "one of them")
-        if self.after is not None and self.filter is None:
-            raise InvalidInput("after", "a place to go on from", "with a filter only")
+        if self.after is not None:
+            check_name("after", self.after)
+            if self.filter is None:
+                raise InvalidInput("after", "a place to go on from", "with a filter only")
         if self.all or self.filter is not None:
             return ()
         if not self.ids:
