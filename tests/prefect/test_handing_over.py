@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ from taskqueue_core.hooks import hookimpl
 from taskqueue_core.server.prefect import handing_over
 from taskqueue_core.tasks import State, Task
 from tests.prefect.support import KEY, Taker, publish_runs, status, task_run, untouched, url_of
-from tests.server.support import eventually, http, running
+from tests.server.support import Running, eventually, http, running
 
 Odd = Callable[[Taker], Awaitable[Any]]
 
@@ -198,6 +199,33 @@ class TestOddAnswers:
                 assert (found.attempt, found.losses) == (1, 0)
                 await heir.ack()
                 await it.reaches(KEY, done=2)
+
+    async def test_many_that_misbehave(self) -> None:
+        """E7, law 2: whoever answers what, and leaves how: each task is acked once, by somebody who has it."""
+        names = [f"t{n}" for n in range(300)]
+        choose = random.Random(7)
+        acked: list[str] = []
+        odd = (breaks, goes, says('{"type":"quit"}'), says("x"), says(b"x"), says('{"type":"no"}'))
+
+        async def life(it: Running, client_id: str) -> None:
+            while len(acked) < len(names):
+                async with Taker(url_of(it), client_id=client_id) as worker:
+                    try:
+                        while choose.random() < 0.8:
+                            run = await worker.receive(0.2)
+                            acked.append(run["name"])
+                            await worker.ack()
+                        await worker.receive(0.2)
+                        await choose.choice(odd)(worker)
+                    except TimeoutError:
+                        await (await worker.socket.ping())  # the last ack has arrived
+
+        async with running(grace=30) as it:
+            await publish_runs(it, *names)
+            await asyncio.gather(*(life(it, f"host-{n % 4}") for n in range(8)))
+            await it.reaches(KEY, done=len(names), in_flight=0)
+            await eventually(lambda: len(it.hub.registry) == 0)
+        assert sorted(acked) == sorted(names)
 
     async def test_what_goes_back_comes_first(self) -> None:
         """E5, law 4: a task that was handed back is ahead of new ones of its key."""
