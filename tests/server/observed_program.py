@@ -34,6 +34,7 @@ def look(server: Server) -> dict[str, Any]:
         "fds": len(list(Path("/proc/self/fd").iterdir())),
         "tasks": len(asyncio.all_tasks()),
         "connections": len(server.hub.registry),
+        "strangers": server.hub.registry.strangers,
     }
 
 

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import resource
 import secrets
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -127,13 +130,18 @@ async def test_sockets_that_say_nothing() -> None:
         worker, held = await honest(it, "safe")
         before = None
         for _ in range(2):
-            idle = [await RawSocket.opened(it.port) for _ in range(250)]
-            told = await asyncio.gather(*map(_told, idle))
-            assert (told.count(1013), told.count(None)) == (150, 100)
+            idle = [await RawSocket.opened(it.port) for _ in range(150)]
+            told = {asyncio.create_task(raw.end()) for raw in idle}
+            async with asyncio.timeout(20):
+                while len(told) > 100:
+                    _, told = await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+            assert [raw.closed_with for raw in idle].count(1013) == 50
             await worker.send("ping", n=1)
-            await worker.frame("pong", seconds=1)
+            await worker.frame("pong")
+            assert [raw.closed_with for raw in idle].count(None) == 100
             for raw in idle:
                 raw.close()
+            await asyncio.gather(*told, return_exceptions=True)
             if before is not None:
                 await it.settles_to(before, rss=MB)
             else:
@@ -142,13 +150,26 @@ async def test_sockets_that_say_nothing() -> None:
         await undisturbed(it, "safe", worker, held)
 
 
-async def _told(raw: RawSocket) -> int | None:
-    """The close code, if there is one by now."""
-    try:
-        async with asyncio.timeout(0.3):
-            return await raw.end()
-    except TimeoutError:
-        return None
+async def test_no_descriptors_are_left() -> None:
+    """Fault G11: workers that are in are served, the log stays short, and others get in as soon as there is room."""
+    async with observed(lease=20, faultless=False) as it:
+        worker, held = await honest(it, "safe")
+        free = 20 + (await it.look()).fds
+        resource.prlimit(it.pid, resource.RLIMIT_NOFILE, (free, free))
+        async with asyncio.TaskGroup() as many, AsyncExitStack() as opened:
+            tries = [many.create_task(_tried(it, opened)) for _ in range(60)]
+            await worker.send("ping", n=1)
+            await worker.frame("pong")
+            await asyncio.gather(*tries)
+        async with asyncio.timeout(5), it.worker("late", "k"):
+            pass
+        await undisturbed(it, "safe", worker, held)
+        assert it.log.count("out of system resource") in range(1, 200)
+
+
+async def _tried(it: Observed, opened: AsyncExitStack) -> None:
+    with contextlib.suppress(OSError):
+        opened.enter_context(await RawSocket.opened(it.port, patience=1.5))
 
 
 async def test_fuzz_over_sockets() -> None:

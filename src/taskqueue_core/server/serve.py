@@ -20,6 +20,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import open_backend
 from taskqueue_core.server import notify
+from taskqueue_core.server.accepting import AT_ONCE, have_room, let_wait
 from taskqueue_core.server.access import check_host, notice
 from taskqueue_core.server.app import create_app
 from taskqueue_core.server.hub import Hub
@@ -54,6 +55,7 @@ def serve(
     ``given`` goes before all. Raises `ConfigurationError` for what cannot work.
     """
     set_up_logs(form=settings.log_format)
+    have_room()
     read = None if given is None else rereader(given)
     if settings.processes > 1:
         from taskqueue_core.server.processes import Processes  # noqa: PLC0415 - one needs none
@@ -166,6 +168,7 @@ class _Program(uvicorn.Server):
                 ws_max_size=LIMITS.frame,
                 ws_per_message_deflate=False,
                 ws_ping_interval=None,  # pings are frames of the protocol
+                backlog=AT_ONCE,
                 lifespan="on",
                 log_config=None,
                 access_log=False,
@@ -191,6 +194,7 @@ class _Program(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        let_wait(sockets or ())
         if self.started and not self.should_exit:
             self._accepting()
 
