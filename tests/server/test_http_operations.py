@@ -296,7 +296,7 @@ class TestErrors:
     async def test_unknown_paths_and_methods(self, api: httpx2.AsyncClient) -> None:
         """Both are problems, and a wrong method is told the right ones."""
         problem(await api.get("/v1/nowhere"), 404, "not_found")
-        problem(await api.get("/"), 404, "not_found")
+        problem(await api.get("/v1"), 404, "not_found")
         problem(await api.get("/v1/tasks/"), 404, "not_found")
         answer = await api.patch("/v1/queues/k/settings")
         problem(answer, 405, "method_not_allowed")
