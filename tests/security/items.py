@@ -66,9 +66,9 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         "Rotation; revocation ends live sockets within 10 s",
         (
             f"{_S}access_tokens.py::TestFinding.test_rotation",
-            f"{_S}access.py::TestStaying.test_revocation_ends_a_socket",
-            f"{_S}access.py::TestStaying.test_within_ten_seconds",
-            f"{_S}access.py::TestStaying.test_a_plugin_is_asked_again",
+            f"{_S}access_staying.py::TestStaying.test_revocation_ends_a_socket",
+            f"{_S}access_staying.py::TestStaying.test_within_ten_seconds",
+            f"{_S}access_staying.py::TestStaying.test_a_plugin_is_asked_again",
             f"{_S}access_scopes.py::test_who_waits_is_let_go_with_its_token",
             "cli/test_token.py::test_rotation",
         ),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from taskqueue_core.hooks import Hooks, Identity, hookimpl
+from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.server.tokens import hashed
+from taskqueue_memory import MemoryBackend
+from tests.server.support import Running, running
 
 ADMIN = "tq_admin-of-everything"
 A = "tq_works-with-a-alone"
@@ -53,3 +58,37 @@ def everybody(path: Path) -> Path:
 def bearer(token: str) -> dict[str, str]:
     """The header that shows a token."""
     return {"Authorization": f"Bearer {token}"}
+
+
+@asynccontextmanager
+async def guarded(path: Path, **changes: Any) -> AsyncIterator[Running]:
+    """Run a server that asks for tokens."""
+    async with running(tokens_file=path, **changes) as it:
+        yield it
+
+
+def spoil(path: Path, text: str | None) -> None:
+    """Put something else in the file, or remove it."""
+    path.write_text(text, "utf-8") if text else path.unlink()
+
+
+class Plugin:
+    """Knows one token, for some time."""
+
+    TASKQUEUE_HOOK_API = 1
+
+    def __init__(self) -> None:
+        self.known = True
+        self.asked = 0
+
+    @hookimpl
+    def authenticate(self, token: str | None) -> Identity | None:
+        """Say who it is."""
+        self.asked += 1
+        return Identity(name="good") if token == "good" and self.known else None
+
+    def backend(self) -> ObservedBackend:
+        """A backend with this plugin."""
+        hooks = Hooks()
+        hooks.register(self)
+        return ObservedBackend(MemoryBackend(), hooks)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +13,30 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.hooks import Hooks, Identity, hookimpl
-from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server import access as module
+from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.server import registry
-from taskqueue_core.server.access import Access, check_host, notice
+from taskqueue_core.server.access import check_host, notice
 from taskqueue_core.server.credentials import session_cookie
-from taskqueue_core.tasks import State
-from taskqueue_memory import MemoryBackend
-from tests.server.access import ADMIN, ALL, A, B, bearer, entry, everybody, write
-from tests.server.support import PROBLEM, Running, eventually, http, problem, running, settings
+from tests.server.access import (
+    ADMIN,
+    ALL,
+    A,
+    B,
+    Plugin,
+    bearer,
+    entry,
+    everybody,
+    guarded,
+    spoil,
+    write,
+)
+from tests.server.support import PROBLEM, Running, http, problem, running, settings
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A file of three tokens."""
     return everybody(tmp_path / "tokens.toml")
-
-
-@asynccontextmanager
-async def guarded(path: Path, **changes: Any) -> AsyncIterator[Running]:
-    """Run a server that asks for tokens."""
-    async with running(tokens_file=path, **changes) as it:
-        yield it
 
 
 async def refused(it: Running, headers: Mapping[str, str], **options: Any) -> tuple[int, str]:
@@ -48,11 +48,6 @@ async def refused(it: Running, headers: Mapping[str, str], **options: Any) -> tu
     assert response.headers["content-type"] == PROBLEM
     assert response.body is not None
     return response.status_code, response.body.decode().partition('"code":"')[2].partition('"')[0]
-
-
-def spoil(path: Path, text: str | None) -> None:
-    """Put something else in the file, or remove it."""
-    path.write_text(text, "utf-8") if text else path.unlink()
 
 
 async def closed(it: Running, *keys: str, **hello: Any) -> tuple[int, str]:
@@ -212,149 +207,6 @@ class TestSocket:
             for socket in (stranger, known):
                 await asyncio.wait_for(socket.wait_closed(), 3)
                 assert socket.close_code == 4408
-
-
-class TestStaying:
-    """Security 6: what was good at the door may be good no more."""
-
-    @pytest.mark.parametrize("change", ["revoked", "other_keys", "other_verbs", "expired"])
-    async def test_revocation_ends_a_socket(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-    ) -> None:
-        """Security 6: its deliveries are back at once, whatever the grace; others stay connected."""
-        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
-        monkeypatch.setattr(module, "CHECK_SECONDS", 0.05)
-        rows = {
-            "revoked": [],
-            "other_keys": [entry(A, keys=["x"])],
-            "other_verbs": [entry(A, verbs=["publish"], keys=["a"])],
-            "expired": [entry(A, keys=["a"], expires_at=time.time() + 0.5)],
-        }
-        async with (
-            guarded(path, grace=30) as it,
-            it.worker("w1", "a", headers=bearer(A), credit=5) as worker,
-            it.worker("w2", "b", token=B) as other,
-        ):
-            await it.publish("t1", "t2", key="a")
-            await worker.deliveries(2)
-            write(path, *rows[change], entry(B, keys=["b"]))
-            assert await worker.closed() == 4001
-            assert worker.socket.close_reason == "revoked"
-            await it.reaches("a", waiting=2, in_flight=0)
-            await other.send("ping", n=7)
-            assert (await other.frame("pong"))["n"] == 7
-
-    async def test_the_same_rights_may_stay(self, path: Path) -> None:
-        """Security 6: a token that may do more, or is called otherwise, ends nothing."""
-        async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
-            write(path, entry(A, "renamed", keys=["a", "c"]))
-            assert await it.hub.access.reload()
-            await worker.send("ping", n=7)
-            assert (await worker.frame("pong"))["n"] == 7
-
-    async def test_on_request_at_once(self, path: Path) -> None:
-        """Security 6: who asks for it need not wait until somebody looks."""
-        async with guarded(path) as it, it.worker("w1", "a", token=A) as worker:
-            write(path, entry(B))
-            it.hub.reload()
-            assert await worker.closed(1.5) == 4001
-
-    async def test_within_ten_seconds(self) -> None:
-        """Security 6: the two intervals together leave time for what a worker had sent."""
-        assert module.LOOK_SECONDS + module.CHECK_SECONDS + 2.0 < 10
-
-    @pytest.mark.parametrize("text", ["[[token]]\nname = 'x'\n", "[[", None])
-    async def test_a_bad_file_changes_nothing(
-        self, path: Path, text: str | None, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """Neither lets anybody in nor throws anybody out; the log says what is wrong; a good file then counts."""
-        async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
-            spoil(path, text)
-            assert not await it.hub.access.reload()
-            assert "the tokens stay as they were" in caplog.text
-            async with http(it) as client:
-                assert (await client.get("/v1/queues", headers=bearer(ADMIN))).status_code == 200
-                problem(await client.get("/v1/queues"), 401, "unauthenticated")
-                write(path, entry(B, keys=["b"]))
-                assert await it.hub.access.reload()
-                problem(
-                    await client.get("/v1/queues", headers=bearer(ADMIN)), 401, "unauthenticated"
-                )
-            assert await worker.closed() == 4001
-
-    async def test_a_plugin_is_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Security 6: also who was let in by a plugin stays only as long as that says so."""
-        monkeypatch.setattr(module, "CHECK_SECONDS", 0.05)
-        plugin = Plugin()
-        async with (
-            running(plugin.backend()) as it,
-            it.worker("w1", "a", token="good") as worker,
-            it.worker("w2", "a", headers=bearer("good")) as other,
-        ):
-            await it.publish("t1", key="a")
-            plugin.known = False
-            assert await worker.closed() == 4001
-            assert await other.closed() == 4001
-            assert await it.count(State.WAITING, "a") == 1
-
-    async def test_each_token_is_asked_about_once(self) -> None:
-        """A round over many connections of few tokens is cheap."""
-        plugin = Plugin()
-        hooks = Hooks()
-        hooks.register(plugin)
-        access = Access(settings(), hooks)
-        stays = [access.stay("good", "here", lambda _: True) for _ in range(100)]
-        events = [stay.__enter__() for stay in stays]
-        await access.check()
-        assert plugin.asked == 1
-        plugin.known = False
-        await access.check()
-        assert all(event.is_set() for event in events)
-        assert "good" not in repr(vars(access))
-        for stay in stays:
-            stay.__exit__(None, None, None)
-        assert not access._stays
-
-    async def test_a_plugin_that_fails_stops_no_round(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A round that failed is logged, and the next one comes."""
-        monkeypatch.setattr(module, "CHECK_SECONDS", 0.02)
-        access = Access(settings(tokens_file=path), Hooks())
-        rounds = 0
-
-        async def check() -> None:
-            nonlocal rounds
-            rounds += 1
-            raise ZeroDivisionError
-
-        monkeypatch.setattr(access, "check", check)
-        watching = asyncio.create_task(access.watch())
-        await eventually(lambda: rounds > 2)
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-
-
-class Plugin:
-    """Knows one token, for some time."""
-
-    TASKQUEUE_HOOK_API = 1
-
-    def __init__(self) -> None:
-        self.known = True
-        self.asked = 0
-
-    @hookimpl
-    def authenticate(self, token: str | None) -> Identity | None:
-        """Say who it is."""
-        self.asked += 1
-        return Identity(name="good") if token == "good" and self.known else None
-
-    def backend(self) -> ObservedBackend:
-        """A backend with this plugin."""
-        hooks = Hooks()
-        hooks.register(self)
-        return ObservedBackend(MemoryBackend(), hooks)
 
 
 async def test_plugins_go_first_and_the_file_knows_the_others(path: Path) -> None:

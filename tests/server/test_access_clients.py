@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +23,7 @@ from taskqueue_core.worker import Worker
 from taskqueue_core.worker.address import Address
 from taskqueue_core.worker.connection import open_socket
 from taskqueue_core.worker.errors import WorkerRefused
-from tests.server.access import A, everybody
+from tests.server.access import A, B, entry, everybody, write
 from tests.server.support import Running, running, settings
 from tests.server.tls import Files, make_files
 from tests.worker.fake import outcome
@@ -55,6 +56,29 @@ async def test_a_worker_shows_its_token_before_it_is_connected(path: Path) -> No
             error = await outcome(ended)
             assert isinstance(error, WorkerRefused)
             assert "forbidden" in str(error)
+
+
+async def test_a_worker_whose_token_is_revoked(path: Path) -> None:
+    """Security 6: it is sent away, comes once more, is refused and ends; its task is back for others, no loss."""
+    async with running(tokens_file=path, grace=30) as it:
+        worker = Worker(it.server.url, token=A)
+        began = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        @worker.task(key="a")
+        async def run() -> None:
+            loop.call_soon_threadsafe(began.set)
+            await asyncio.sleep(60)
+
+        async with working(worker) as ended:
+            await it.publish("t1", key="a")
+            await asyncio.wait_for(began.wait(), 5)
+            write(path, entry(B, keys=["b"]))
+            it.hub.reload()
+            error = await outcome(ended)
+            assert isinstance(error, WorkerRefused)
+            assert "HTTP 401" in str(error)
+            await it.reaches("a", waiting=1, in_flight=0)
 
 
 async def publish_and_work(it: Running, url: str, ca: Path | None = None) -> list[str]:
