@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import (
+    Maintained,
     QueueSettings,
     control_of,
     dead_letters_of,
@@ -18,12 +19,12 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.capabilities.require import dead_lettering_of
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import InvalidInput, LeaseLost
+from taskqueue_core.errors import BackendUnavailable, InvalidInput, LeaseLost
 from taskqueue_core.hooks import Hooks, hookimpl
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import Bury
-from taskqueue_core.tasks import Expired, Published, Settled, Task
+from taskqueue_core.tasks import Delivery, Expired, Published, Settled, Task
 from taskqueue_memory import MemoryBackend
 from tests.core.fakes import ScriptedBackend
 
@@ -299,3 +300,54 @@ async def test_a_failing_plugin_changes_no_answer(clock: ManualClock) -> None:
     assert confirmation.stored
     assert await subscription.ack(*received.deliveries) == (Settled.OK,)
     await backend.aclose()
+
+
+async def test_passes_of_housekeeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is told, one that fails too; its error goes to who asked for it."""
+    seen: list[Maintained | None] = []
+
+    class Plugin:
+        """Notes passes."""
+
+        @hookimpl
+        def maintained(self, done: Maintained | None) -> None:
+            """Note it."""
+            seen.append(done)
+
+    hooks, inner = Hooks(), MemoryBackend()
+    hooks.register(Plugin())
+    control = ObservedBackend(inner, hooks).control
+    done = await control.maintain()
+
+    async def fail() -> Maintained:
+        raise BackendUnavailable("away")
+
+    monkeypatch.setattr(inner.control, "maintain", fail)
+    with pytest.raises(BackendUnavailable):
+        await control.maintain()
+    assert seen == [done, None]
+
+
+async def test_a_retry_says_what_it_settles() -> None:
+    """REV-E1: who observes learns which delivery ended by a retry, if one did."""
+    seen: list[str | None] = []
+
+    class Plugin:
+        """Notes receipts."""
+
+        @hookimpl
+        def retry_scheduled(self, settles: Delivery | None) -> None:
+            """Note it."""
+            seen.append(settles.receipt if settles else None)
+
+    hooks = Hooks()
+    hooks.register(Plugin())
+    backend = ObservedBackend(MemoryBackend(), hooks)
+    task = Task(key="k", id="t")
+    await backend.publisher.publish(task)
+    (delivery,) = (await backend.subscribe(["k"], "w").receive(1, 0)).deliveries
+    assert delivery.waiting_since is not None
+    assert delivery.waiting_since <= delivery.delivered_at
+    await backend.publisher.schedule_retry(task, backend.now(), settles=delivery)
+    await backend.publisher.schedule_retry(task, backend.now(), token="again")
+    assert seen == [delivery.receipt, None]
