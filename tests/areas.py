@@ -11,6 +11,7 @@ BUDGETS = {
     ("server", "worker", "remote", "cli", "demo"): 120,
     ("redis",): 150,
     ("flow",): 60,
+    ("dashboard",): 60,
     ("model", "mutants"): 60,
     ("dispatch",): 60,
     ("spark",): 120,

@@ -36,8 +36,8 @@ class Group(NamedTuple):
 def _rate(of: str, label: str) -> tuple[Field, ...]:
     return (
         Field(f"{of}.max_tokens", label, "empty: no limit; this many may also come at once"),
-        Field(f"{of}.interval", "in an interval of", "empty: 1"),
-        Field(f"{of}.interval_unit", "unit", "", _UNITS),
+        Field(f"{of}.interval", "Interval", "in how many of the unit; empty: 1"),
+        Field(f"{of}.interval_unit", "Unit", "", _UNITS),
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.server.dashboard.figures import of_queue
 from taskqueue_core.server.dashboard.gauges import Gauges, Percentiles
 from taskqueue_core.server.dashboard.samples import History, Look, Sample
 from taskqueue_core.server.hub import Hub
@@ -54,6 +55,7 @@ class Sampler:
         self._hurry = asyncio.Event()
         self._told = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._texts: tuple[Sample | None, dict[str, dict[str, str]]] = (None, {})
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
 
     @classmethod
@@ -78,6 +80,15 @@ class Sampler:
         finally:
             self.streams -= 1
             self._asked_at = time.monotonic()
+
+    def texts(self, sample: Sample, key: str) -> dict[str, str]:
+        """Return the texts of a queue, which are made once for all who look at a sample."""
+        if self._texts[0] is not sample:
+            self._texts = (sample, {})
+        made = self._texts[1]
+        if key not in made:
+            made[key] = of_queue(key, sample.looks[key], sample, self.history)
+        return made[key]
 
     async def after(self, number: int) -> Sample | None:
         """Wait for a sample that is newer than the one of this number; ``None`` when the server ends."""

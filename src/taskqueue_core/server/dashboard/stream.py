@@ -25,6 +25,8 @@ from taskqueue_core.tasks import TaskStatus
 __all__ = ["View", "live", "shape"]
 
 _OF_ALL, _OF_ONE = {"overview", "workers"}, {"queue", "dead", "task"}
+_TENANTS = 5
+"""samples after which a table of tenants is loaded anew"""
 _IDENTIFY = 3.0
 """seconds after which the token is looked at again: a page whose token was revoked is told no more"""
 _PATIENCE = 5.0
@@ -48,6 +50,11 @@ class View:
         self.key = key
         self.task_id = task_id
 
+    @property
+    def has_tenants(self) -> bool:
+        """Whether tasks with a tenant went through this server."""
+        return self.key is not None and bool(self._sampler.gauges.tenants(self.key))
+
     def keys(self, sample: Sample) -> list[str]:
         """Return the queues whose figures the page shows."""
         if self.key is not None:
@@ -66,8 +73,10 @@ class View:
             "@store": "ok" if sample.error is None and sample.health.ok else "bad",
             "workers": figures.count(len(sample.workers_of(self.may))),
         }
+        for worker in sample.workers_of(self.may):
+            texts[f"w.{worker.worker_id}.in_flight"] = figures.count(worker.in_flight)
         for key in keys[:LISTED]:
-            texts.update(figures.of_queue(key, sample.looks[key], sample, history))
+            texts.update(self._sampler.texts(sample, key))
         return texts
 
     def event(self, sample: Sample, status: TaskStatus | None) -> dict[str, Any]:
@@ -95,10 +104,10 @@ def shape(view: View, sample: Sample, status: TaskStatus | None = None) -> str:
     if view.name == "task":
         parts += [status]
     elif view.name == "workers":
-        parts += [
-            (w.worker_id, w.keys, w.connections, w.in_flight) for w in sample.workers_of(view.may)
-        ]
+        parts += [(w.worker_id, w.keys, w.connections) for w in sample.workers_of(view.may)]
     else:
+        if view.name == "queue" and view.has_tenants:
+            parts.append(sample.number // _TENANTS)
         looks = [(key, sample.looks[key]) for key in view.keys(sample)[:LISTED]]
         parts += [(key, look.settings.version, bool(look.ledger.dead)) for key, look in looks]
         parts += [worker.worker_id for worker in sample.workers_of(view.may)]

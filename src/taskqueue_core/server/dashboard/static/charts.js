@@ -39,7 +39,7 @@ const Charts = (() => {
         y: { range: (_, low, high) => [0, Math.max((high ?? 0) * 1.15, figure.dataset.unit === "s" ? NARROW : 4)] },
       },
       axes: [
-        { ...axis, space: 84, size: 26, values: (_, splits) => splits.map(clock) },
+        { ...axis, space: 84, size: 28, gap: 8, values: (_, splits) => splits.map(clock) },
         { ...axis, size: 54, space: 28, values: (_, splits) => splits.map(say) },
       ],
       series: [{}, ...legend.map((item, place) => {
