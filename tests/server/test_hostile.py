@@ -139,9 +139,11 @@ async def test_sockets_that_say_nothing() -> None:
             await worker.send("ping", n=1)
             await worker.frame("pong")
             assert [raw.closed_with for raw in idle].count(None) == 100
+            for reading in told:
+                reading.cancel()
+            await asyncio.gather(*told, return_exceptions=True)
             for raw in idle:
                 raw.close()
-            await asyncio.gather(*told, return_exceptions=True)
             if before is not None:
                 await it.settles_to(before, rss=MB)
             else:
