@@ -7,7 +7,7 @@ from playwright.async_api import Browser, Page, expect
 
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.tasks import State
-from tests.dashboard.support import chromium, looking
+from tests.dashboard.support import looking
 from tests.dashboard.test_forms import bury
 from tests.server.support import eventually, running
 
@@ -156,14 +156,3 @@ async def test_without_scripts(browser: Browser) -> None:
             await page.get_by_role("searchbox").fill("k one")
             await page.keyboard.press("Enter")
             await expect(page.locator("#task-state")).to_have_text("Waiting")
-
-
-def test_without_a_browser(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no Chromium the tests above say so, and where all must run they fail."""
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="NO CHROMIUM"):
-        chromium()
-    monkeypatch.delenv("CI")
-    with pytest.raises(pytest.skip.Exception, match="NO CHROMIUM"):
-        chromium()
