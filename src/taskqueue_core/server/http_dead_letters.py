@@ -10,7 +10,8 @@ from starlette.responses import Response
 from taskqueue_core import sifting
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.server.models import Acted, Count, DeadLetterOut, DeadLettersOut, Selection
+from taskqueue_core.server.letters import Acted, DeadLetterOut, DeadLettersOut, Selection
+from taskqueue_core.server.models import Count
 from taskqueue_core.server.operations import Call, Operation, Query, answer, spliced
 from taskqueue_core.server.paging import AFTER, LIMIT, asked, link
 from taskqueue_core.server.problems import ProblemError
