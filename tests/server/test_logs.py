@@ -19,7 +19,9 @@ import httpx2
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from taskqueue_core.consuming import housekeeping
 from taskqueue_core.server.logs import FIELDS, formatter, set_up_logs
+from taskqueue_core.tasks import Task
 from tests.server.access import ADMIN, A, bearer, entry, everybody, write
 from tests.server.support import Running, eventually, http, running
 
@@ -89,6 +91,18 @@ class TestJson:
         if form == "json":
             assert json.loads(text)["level"] == "info"
             assert json.loads(text)["event"] == r"a\r\nb\x1b[2J\u2028\x7f\x00"
+
+    async def test_queues_that_nobody_takes(
+        self, lines: Lines, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fault K1: they are named, once, as far as a line goes."""
+        monkeypatch.setattr(housekeeping, "_EVERY", 0.001)
+        async with running() as it:
+            await it.backend.publisher.publish(*(Task(key=f"queue-{n}") for n in range(50)))
+            await eventually(lambda: lines.of("tasks wait and nobody takes them"))
+            (line,) = lines.of("tasks wait and nobody takes them")
+        assert line["queues"].startswith("queue-0 queue-1 queue-10 ")
+        assert len(line["queues"]) == 200
 
     def test_a_trace_is_one_line(self, lines: Lines) -> None:
         """Of a failure too."""

@@ -43,5 +43,5 @@ async def keep_house(control: Control) -> None:
             # A queue whose worker is just being restarted is unclaimed for one pass, and no more.
             found = set(done.unclaimed)
             if news := sorted((found & unclaimed) - told):
-                _log.warning("tasks wait and nobody takes them", extra={"queues": news})
+                _log.warning("tasks wait and nobody takes them", extra={"queues": " ".join(news)})
             unclaimed, told = found, found & (told | unclaimed)

@@ -25,6 +25,7 @@ FIELDS = frozenset(
         "peer",
         "pid",
         "processes",
+        "queues",
         "reason",
         "recovered",
         "seconds",
