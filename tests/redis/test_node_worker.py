@@ -84,18 +84,18 @@ async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
             async with serving(tmp_path, *words) as first:
                 process = await stack.enter_async_context(worker(first.url))
                 await Queue(backend).publish_many(tasks)
-                await eventually(lambda: state(backend, "square", State.DONE), 10)
-                await eventually(lambda: state(backend, "flaky", State.DONE), 10)
-                await eventually(lambda: state(backend, "picky", State.DEAD), 10)
-                await eventually(lambda: state(backend, "slow", State.IN_FLIGHT), 10)
+                await eventually(lambda: state(backend, "square", State.DONE), 30)
+                await eventually(lambda: state(backend, "flaky", State.DONE), 30)
+                await eventually(lambda: state(backend, "picky", State.DEAD), 30)
+                await eventually(lambda: state(backend, "slow", State.IN_FLIGHT), 30)
                 first.send(signal.SIGKILL)
                 await first.ended()
             async with serving(tmp_path, *words):
-                await eventually(lambda: state(backend, "slow", State.DONE), 20)
+                await eventually(lambda: state(backend, "slow", State.DONE), 40)
                 await Queue(backend).publish("node.square", {"n": 3}, id="again")
-                await eventually(lambda: state(backend, "again", State.DONE, "node.square"), 10)
+                await eventually(lambda: state(backend, "again", State.DONE, "node.square"), 30)
                 process.send_signal(signal.SIGTERM)
-                assert await asyncio.wait_for(process.wait(), 10) == 0
+                assert await asyncio.wait_for(process.wait(), 30) == 0
 
             assert await result(backend, "square") == 144
             assert await result(backend, "flaky") == 2
@@ -122,7 +122,7 @@ async def test_a_token_that_nobody_knows_ends_it() -> None:
     hooks.register(Plugin())
     async with running(ObservedBackend(MemoryBackend(), hooks)) as it:
         async with worker(it.server.url, TASKQUEUE_TOKEN="wrong") as process:
-            assert await asyncio.wait_for(process.wait(), 10) == 1
+            assert await asyncio.wait_for(process.wait(), 30) == 1
         async with worker(it.server.url, TASKQUEUE_TOKEN="right"):
             await it.publish("a", key="node.square", payload=b'{"n":2}')
             await it.reaches("node.square", done=1)
