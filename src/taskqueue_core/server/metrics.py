@@ -16,7 +16,7 @@ from taskqueue_core.hooks import Identity
 from taskqueue_core.server.connection import Connection
 from taskqueue_core.server.hub import VERSION, Hub
 from taskqueue_core.server.metrics_local import Local
-from taskqueue_core.server.metrics_store import Shown, StoreFigures, families
+from taskqueue_core.server.metrics_store import Figures, Shown, StoreFigures, families
 from taskqueue_core.server.racing import forever
 
 __all__ = ["FOLDER", "Metrics"]
@@ -67,11 +67,11 @@ class Metrics:
         figures = await self._store.latest()
         shown = None
         if figures is not None:
-            shown = Shown.of(figures, may)
+            # With many queues this takes a while, and so does the rest: others have the event loop meanwhile.
+            shown = await asyncio.to_thread(Shown.of, figures, may)
             await self._store.complete(figures, shown.keys)
-        told = list(families(figures, shown))
         encode, media_type = choose_encoder(_wanted(accept))
-        view = _View(told, self._sources() if everything else [])
+        view = _View(figures, shown, self._sources() if everything else [])
         return await asyncio.to_thread(encode, view), media_type
 
     def _refresh(self) -> None:
@@ -94,13 +94,17 @@ class _View:
     """What one scrape gets."""
 
     def __init__(
-        self, told: list[Metric], sources: list[CollectorRegistry | MultiProcessCollector]
+        self,
+        figures: Figures | None,
+        shown: Shown | None,
+        sources: list[CollectorRegistry | MultiProcessCollector],
     ) -> None:
-        self._told = told
+        self._figures = figures
+        self._shown = shown
         self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._told
+        yield from families(self._figures, self._shown)
         if self._sources:
             info = InfoMetricFamily("taskqueue_build", "What serves.")
             info.add_metric([], {"version": VERSION})

@@ -145,7 +145,8 @@ def _age(one: QueueStats, now: float) -> float:
 
 
 def _summed(others: Sequence[QueueStats]) -> QueueStats:
-    ledger = sum((one.ledger for one in others), Ledger())
+    names = Ledger.__struct_fields__
+    ledger = Ledger(**{name: sum(getattr(one.ledger, name) for one in others) for name in names})
     return QueueStats(
         key=OTHER,
         ledger=ledger,
