@@ -194,10 +194,28 @@ class TestFile:
     def test_others_may_not_use_it(self, path: Path, mode: int) -> None:
         """Security 26: who could write it could let anybody in."""
         write(path, entry(SECRET)).chmod(mode)
-        if os.geteuid() != 0 and mode == 0o640:
-            path.chmod(0o660)
         with pytest.raises(ConfigurationError, match="chmod 600"):
             Tokens.load(path)
+
+    @pytest.mark.parametrize(
+        ("mode", "owner", "us", "refused"),
+        [
+            (0o440, 0, 1000, False),
+            (0o640, 0, 1000, False),
+            (0o660, 0, 1000, True),
+            (0o444, 0, 1000, True),
+            (0o440, 1000, 1000, True),
+            (0o440, 0, 0, True),
+            (0o400, 1000, 1000, False),
+        ],
+    )
+    def test_as_kubernetes_mounts_it(
+        self, monkeypatch: pytest.MonkeyPatch, mode: int, owner: int, us: int, *, refused: bool
+    ) -> None:
+        """Security 26: what root gave a group to read may be read by it; nobody else may use a file of ours."""
+        monkeypatch.setattr(os, "geteuid", lambda: us)
+        found = os.stat_result((mode, 1, 1, 1, owner, 0, 1, 0, 0, 0))
+        assert module._is_open(found) is refused
 
     def test_missing_and_no_file(self, path: Path) -> None:
         """There is a reason, and no trace of a stack."""
