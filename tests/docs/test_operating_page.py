@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -31,7 +32,9 @@ async def test_in_short(
         assert main([*words, "--json"]) == 0
         shown.append(re.findall(r'"token":"([^"]+)"', capsys.readouterr().out)[0])
     variables, words = shlex.split(SERVE.partition(" taskqueue ")[0]), shlex.split(SERVE)[-2:]
-    told = dict(one.removeprefix("TASKQUEUE_").lower().split("=") for one in variables)
+    told: dict[str, Any] = dict(
+        one.removeprefix("TASKQUEUE_").lower().split("=") for one in variables
+    )
     assert told.pop("backend") == "redis"
     store = f"--embedded-redis={tmp_path / 'store'}"  # in place of one that is there already
     async with serving(tmp_path, *words, store, **told) as it:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import stat
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from websockets.exceptions import ConnectionClosed
 
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
-from taskqueue_core.server import processes
+from taskqueue_core.server import listening, processes
 from taskqueue_core.server.listening import Port
 from taskqueue_core.server.processes import Processes
 from taskqueue_core.tasks import QueueStats, State, Task
@@ -309,3 +310,18 @@ class TestGivingUp:
             with pytest.raises(ConfigurationError, match="TASKQUEUE_PORT"):
                 Port(settings(port=number))
         Port(settings(port=number)).close()
+
+
+def test_where_the_kernel_spreads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On other systems than Linux all processes share one socket, and the port is held all the same."""
+    monkeypatch.setattr(listening, "_SPREADS", False)
+    port = Port(settings())
+    number = int(port.url.rsplit(":", 1)[1])
+    with contextlib.closing(port), port.share() as one, port.share() as two:
+        with socket.create_connection(("127.0.0.1", number), 5):
+            taken, _ = one.accept()
+        with taken, socket.create_connection(("127.0.0.1", number), 5):
+            taken_too, _ = two.accept()
+            taken_too.close()
+        with pytest.raises(ConfigurationError, match="TASKQUEUE_PORT"):
+            Port(settings(port=number))
