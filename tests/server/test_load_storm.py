@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from taskqueue_core.server.registry import MAX_STRANGERS
+from taskqueue_core.server.accepting import have_room
+from taskqueue_core.server.registry import MAX_CONNECTIONS, MAX_STRANGERS
 from taskqueue_core.worker import Worker
 from taskqueue_core.worker.backoff import Backoff
 from tests.server.observed import Observed, observed
@@ -125,3 +126,18 @@ async def gone(members: list[asyncio.Task[None]]) -> None:
     for member in members:
         member.cancel()
     await asyncio.gather(*members, return_exceptions=True)
+
+
+def test_descriptors_for_as_many_as_may_come() -> None:
+    """Fault G11: the server lets itself have what its sockets need; what the system forbids it does without."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        have_room()
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = limit if hard == resource.RLIM_INFINITY else hard
+        assert limit == min(most, MAX_CONNECTIONS + 2000)
+        have_room()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
