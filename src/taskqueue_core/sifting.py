@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -14,7 +15,10 @@ from taskqueue_core.tasks import DeadLetter
 
 __all__ = ["Sieve", "act", "act_on_all", "page"]
 
-_PIECE = 100
+Letters = Sequence[DeadLetter]
+_FIRST, _LARGEST = 100, 500
+_LIGHT = 1024 * 1024
+"""payloads of a piece after which the next one may be larger"""
 _LOOKED_AT = 10_000
 """letters of one call with a filter"""
 _PAGE_BYTES = 4 * 1024 * 1024
@@ -68,26 +72,50 @@ class Sieve(msgspec.Struct, frozen=True, kw_only=True):
         return self.before is None or letter.failed_at < self.before
 
 
+class _Pieces:
+    """Reads a list piece by piece: first a small one, then larger ones as long as they have little to carry."""
+
+    def __init__(self, letters: DeadLetters, key: str) -> None:
+        self._letters = letters
+        self._key = key
+        self._size = _FIRST
+        self._read = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether so many were looked at that the call ends."""
+        return self._read >= _LOOKED_AT
+
+    async def read(self, after: str | None, most: int = LIMITS.batch) -> tuple[Letters, bool]:
+        """Return a piece, and whether there are more behind it."""
+        size = min(self._size, most, _LOOKED_AT - self._read)
+        told = await self._letters.list(self._key, limit=size + 1, after=after)
+        piece, more = told[:size], len(told) > size
+        self._read += len(piece)
+        light = sum(len(one.task.payload) for one in piece) < _LIGHT
+        self._size = min(_LARGEST, 2 * self._size) if light else _FIRST
+        await asyncio.sleep(0)  # a store within the process answers at once: others have their turn
+        return piece, more
+
+
 async def page(
     letters: DeadLetters, key: str, sieve: Sieve, *, limit: int, after: str | None
 ) -> tuple[list[DeadLetter], str | None]:
     """Return a page of what the sieve lets through, and after which letter it goes on, if it does."""
     found: list[DeadLetter] = []
-    size = looked_at = 0
+    pieces, size = _Pieces(letters, key), 0
     while True:
-        # One more than is looked at tells whether there are more.
-        piece = min(_PIECE, limit - len(found)) if sieve.lets_all_through else _PIECE
-        told = await letters.list(key, limit=piece + 1, after=after)
-        for place, letter in enumerate(told[:piece]):
+        most = limit - len(found) if sieve.lets_all_through else LIMITS.batch
+        piece, more = await pieces.read(after, most)
+        for letter in piece:
             after = letter.task.id
-            looked_at += 1
             if letter in sieve:
                 found.append(letter)
                 size += len(letter.task.payload)
-            if len(found) == limit or size > _PAGE_BYTES or looked_at == _LOOKED_AT:
-                return found, after if place + 1 < len(told) else None
-        if len(told) <= piece:
-            return found, None
+            if len(found) == limit or size > _PAGE_BYTES:
+                return found, after if more or letter is not piece[-1] else None
+        if not more or pieces.over:
+            return found, after if more else None
 
 
 async def act(
@@ -102,19 +130,18 @@ async def act(
 
     Where to go on is a letter that stays: one that is dead no more would be no place in the list.
     """
-    count = looked_at = 0
+    pieces, count = _Pieces(letters, key), 0
     while True:
-        told = await letters.list(key, limit=_PIECE, after=after)
-        chosen = {one.task.id for one in told if one in sieve and one.failed_at <= sieve.made}
+        piece, more = await pieces.read(after)
+        chosen = {one.task.id for one in piece if one in sieve and one.failed_at <= sieve.made}
         if chosen:
             count += await verb(key, *chosen)
-        after = next((one.task.id for one in reversed(told) if one.task.id not in chosen), after)
-        looked_at += len(told)
-        if len(told) < _PIECE:
+        after = next((one.task.id for one in reversed(piece) if one.task.id not in chosen), after)
+        if not more:
             return count, None
-        if looked_at >= _LOOKED_AT:
+        if pieces.over:
             # One that is not dead any more stands for the beginning.
-            return count, after if after is not None else told[-1].task.id
+            return count, after if after is not None else piece[-1].task.id
 
 
 async def act_on_all(
