@@ -69,8 +69,9 @@ async def test_nothing_is_markup(it: Running, client: httpx2.AsyncClient) -> Non
         assert "<script>alert" not in text, page
         assert "<img" not in text, page
         assert "<b>tenant" not in text, page
-        assert "49" not in text.replace(HOSTILE, "") or "{{7*7}}" in text, page
-    assert "&lt;script&gt;alert(1)" in (await client.get("/tasks/k/one")).text
+    dead = (await client.get("/tasks/k/one")).text
+    assert "&lt;script&gt;alert(1)" in dead
+    assert "{{7*7}}" in dead
 
 
 async def test_pages_stand_on_good_headers(it: Running, client: httpx2.AsyncClient) -> None:

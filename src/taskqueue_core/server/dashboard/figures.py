@@ -36,7 +36,7 @@ PARTS = tuple(state.value for state in (State.WAITING, State.SCHEDULED, State.IN
 _NONE = "\N{EN DASH}"
 _LONG = 10
 """from here on a figure is told without decimals"""
-_WIDE, _HIGH = 96, 20
+_WIDE, _HIGH = 960, 200
 _UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
@@ -174,10 +174,12 @@ def points(series: Sequence[int]) -> str:
     """Return the points of a small line."""
     if len(series) <= 1:
         return ""
-    top, step = max(*series, 1), _WIDE / (len(series) - 1)
+    steps, scale = len(series) - 1, (_HIGH - 20) / max(*series, 1)
     return " ".join(
-        f"{place * step:.1f},{_HIGH - 1 - value / top * (_HIGH - 2):.1f}"
-        for place, value in enumerate(series)
+        [
+            f"{place * _WIDE // steps},{_HIGH - 10 - int(value * scale)}"
+            for place, value in enumerate(series)
+        ]
     )
 
 

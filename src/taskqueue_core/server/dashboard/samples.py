@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -86,16 +88,6 @@ class Point(msgspec.Struct, frozen=True):
             p95=run_time.p95 if run_time else None,
         )
 
-    def __add__(self, other: Point) -> Point:
-        """Sum the counts; percentiles do not add up."""
-        return Point(
-            self.published + other.published,
-            self.done + other.done,
-            self.waiting + other.waiting,
-            self.scheduled + other.scheduled,
-            self.in_flight + other.in_flight,
-        )
-
 
 class Window(msgspec.Struct, frozen=True):
     """Per second, over the last moments."""
@@ -106,7 +98,19 @@ class Window(msgspec.Struct, frozen=True):
 
 _SHORTEST = 0.05
 
-_Row = tuple[float, Mapping[str, Point]]
+
+class _Row(NamedTuple):
+    at: float
+    points: Mapping[str, Point]
+    total: Point
+
+    def sum(self, keys: Sequence[str]) -> Point:
+        """Add some queues up, which percentiles cannot be. Keys are sorted, here and there."""
+        if len(keys) == 1:
+            return self.points.get(keys[0], Point())
+        if len(keys) == len(self.points) and all(key in self.points for key in keys):
+            return self.total
+        return _sum(self.points[key] for key in keys if key in self.points)
 
 
 class History:
@@ -119,7 +123,7 @@ class History:
         """Append a sample."""
         listed = list(sample.looks.items())[:LISTED]
         points = {key: Point.of(look.ledger, look.run_time) for key, look in listed}
-        self._rows.append((sample.at, points))
+        self._rows.append(_Row(sample.at, points, _sum(points.values())))
 
     def __len__(self) -> int:
         """Count the points."""
@@ -133,48 +137,47 @@ class History:
         first = self._rows[-2]
         for row in reversed(self._rows):
             first = row if row is not last else first
-            if last[0] - first[0] >= _WINDOW - 0.5:
+            if last.at - first.at >= _WINDOW - 0.5:
                 break
-        return _between(first[1], last[1], keys, last[0] - first[0])
+        return _between(first, last, keys)
 
     def rows(self, keys: Sequence[str], newest: int = HISTORY) -> list[list[float | None]]:
         """Return rows to draw, the oldest first: time, published/s, done/s, waiting, scheduled, in flight, p50, p95."""
-        rows = list(self._rows)[-(newest + 1) :]
-        points = [(at, _sum(points, keys), points) for at, points in rows]
         drawn: list[list[float | None]] = []
-        for number, (at, point, have) in enumerate(points):
-            rates: list[float | None] = [None, None]
-            if number:
-                then, had = points[number - 1][0], points[number - 1][2]
-                window = _between(had, have, keys, at - then)
+        before: _Row | None = None
+        for row in list(self._rows)[-(newest + 1) :]:
+            point, rates = row.sum(keys), list[float | None]((None, None))
+            if before is not None:
+                window = _between(before, row, keys)
                 rates = [round(window.published, 2), round(window.done, 2)]
             depth = [point.waiting, point.scheduled, point.in_flight]
-            drawn.append([round(at, 2), *rates, *depth, point.p50, point.p95])
-        return drawn if len(drawn) <= newest else drawn[1:]
+            drawn.append([round(row.at, 2), *rates, *depth, point.p50, point.p95])
+            before = row
+        return drawn[-newest:]
 
     def series(self, key: str, newest: int = 60) -> list[int]:
         """Return how many waited in a queue, for a small picture."""
-        rows = list(self._rows)[-newest:]
-        return [points[key].waiting if key in points else 0 for _, points in rows]
+        rows = islice(reversed(self._rows), newest)
+        waiting = [row.points[key].waiting if key in row.points else 0 for row in rows]
+        return waiting[::-1]
 
 
-def _between(
-    first: Mapping[str, Point], last: Mapping[str, Point], keys: Sequence[str], span: float
-) -> Window:
+def _between(first: _Row, last: _Row, keys: Sequence[str]) -> Window:
     # One that was not there yet is left out: what it has did not all come in this moment.
-    both = [key for key in keys if key in first and key in last]
-    before, after, span = _sum(first, both), _sum(last, both), max(span, _SHORTEST)
+    both = [key for key in keys if key in first.points and key in last.points]
+    before, after, span = first.sum(both), last.sum(both), max(last.at - first.at, _SHORTEST)
     return Window(
         max(0.0, (after.published - before.published) / span),
         max(0.0, (after.done - before.done) / span),
     )
 
 
-def _sum(points: Mapping[str, Point], keys: Sequence[str]) -> Point:
-    if len(keys) == 1:
-        return points.get(keys[0], Point())
-    total = Point()
-    for key in keys:
-        if key in points:
-            total += points[key]
-    return total
+def _sum(points: Iterable[Point]) -> Point:
+    published = done = waiting = scheduled = in_flight = 0
+    for point in points:
+        published += point.published
+        done += point.done
+        waiting += point.waiting
+        scheduled += point.scheduled
+        in_flight += point.in_flight
+    return Point(published, done, waiting, scheduled, in_flight)
