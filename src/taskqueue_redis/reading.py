@@ -72,9 +72,7 @@ def _delivery(task: Task, receipt: str, at: float, more: bytes) -> Delivery:
     # A receipt begins with the sequence of its entry: the microseconds at which that came into its lane.
     since = int(receipt.partition(".")[0]) / 1e6
     if not more:
-        return Delivery(
-            task=task, receipt=receipt, attempt=1, delivered_at=at, waiting_since=since
-        )
+        return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=at, waiting_since=since)
     attempt, losses, prior, _ = more.split(b":")
     return Delivery(
         task=task,

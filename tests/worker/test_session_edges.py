@@ -74,7 +74,7 @@ def test_what_is_held_counts_against_the_most_that_may_be_asked_for() -> None:
 def frames(*sizes: int) -> list[int]:
     """Return how long the frames are for deliveries of payloads of these sizes, having seen that nothing is missing."""
     deliveries = [delivery(f"r{n}", b'"%s"' % (b"x" * size)) for n, size in enumerate(sizes)]
-    told = greeted().deliver(deliveries)
+    told = list(greeted().deliver(deliveries))
     assert [one for _, some in told for one in some] == deliveries
     return [len(text.encode()) for text, _ in told]
 

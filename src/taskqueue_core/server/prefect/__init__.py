@@ -5,12 +5,13 @@ Nothing of Prefect is needed here: what goes over the wire is JSON. What is prom
 
 from starlette.routing import WebSocketRoute
 
-from taskqueue_core.server.prefect import events, socket
+from taskqueue_core.server.prefect import events as _events
+from taskqueue_core.server.prefect import socket as _socket
 from taskqueue_core.server.prefect.requests import OPERATIONS
 
 __all__ = ["OPERATIONS", "SOCKETS"]
 
 SOCKETS = (
-    WebSocketRoute(socket.PATH, socket.socket),
-    WebSocketRoute(events.PATH, events.socket),
+    WebSocketRoute(_socket.PATH, _socket.socket),
+    WebSocketRoute(_events.PATH, _events.socket),
 )

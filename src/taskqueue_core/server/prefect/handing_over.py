@@ -56,7 +56,7 @@ class HandingOver:
         self._acked = asyncio.Event()
 
     async def run(self) -> End:
-        """Serve until the end. What has no ack then goes back when the subscription is closed, which is not done here."""
+        """Serve until the end. What has no ack then goes back as the subscription is closed, which is not done here."""
         try:
             end = await self._talk()
             # The farewell goes first: a worker that has read it can give no ack any more for what another gets.
