@@ -22,7 +22,7 @@ PAGE = (Path(__file__).parents[2] / "docs/operating.md").read_text("utf-8")
 async def test_in_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first block: tokens are made, and several processes ask for them."""
+    """The first block: tokens are made, and several processes on one embedded store ask for them."""
     assert discover().best is not None, "no redis-server was found"
     monkeypatch.chdir(tmp_path)
     shown = []

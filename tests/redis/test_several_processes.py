@@ -252,21 +252,6 @@ async def test_a_backend_of_one_process_is_refused(tmp_path: Path) -> None:
     assert "TASKQUEUE_PROCESSES" in it.log()
 
 
-async def test_an_embedded_store_serves_them_all(tmp_path: Path) -> None:
-    """``--embedded-redis``: the store is a process of its own, so it works with several servers too."""
-    words = (f"--embedded-redis={tmp_path / 'store'}", "--processes", "2")
-    async with serving(tmp_path, *words) as it:
-        async with httpx2.AsyncClient(base_url=it.url, trust_env=False) as client:
-            assert (await client.post("/v1/tasks", json={"key": "k", "id": "t"})).is_success
-        async with it.worker("w", credit=1) as worker:
-            (delivery,) = await worker.deliveries(1)
-            assert delivery["task"]["id"] == "t"
-            await worker.send("ack", receipts=[delivery["receipt"]])
-            assert (await worker.settled(1))[1] == []
-        it.send(signal.SIGINT)
-        assert await it.ended() == 0
-
-
 class TestGivingUp:
     """What cannot work ends loudly."""
 
