@@ -108,6 +108,7 @@ async def test_a_killed_one_is_replaced(tmp_path: Path) -> None:
         async with httpx2.AsyncClient(base_url=it.url, trust_env=False) as client:
             while len(it.pids()) < 3:
                 assert (await client.get("/ready", headers={"connection": "close"})).is_success
+                await asyncio.sleep(0.05)  # the new one needs the processor too
         moved = 0
         for name, worker, got in zip(names, workers, held, strict=True):
             try:
