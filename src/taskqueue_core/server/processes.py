@@ -147,7 +147,8 @@ class Processes:
                 _log.critical("processes end as soon as they start; giving up", extra=shown)
                 self._give_up(TaskQueueError("server processes end as soon as they start"))
                 return
-            _log.error("a process ended; another takes its place", extra=shown)
+            level = logging.ERROR if code else logging.WARNING  # 0: somebody asked it to
+            _log.log(level, "a process ended; another takes its place", extra=shown)
             with contextlib.suppress(TimeoutError):
                 pause = min(_PAUSE * 2**vain, _LONGEST_PAUSE)
                 await asyncio.wait_for(self._ending.wait(), pause)
