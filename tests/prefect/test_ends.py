@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosedError
 
+from taskqueue_core.server.channel import Channel
 from taskqueue_core.server.prefect import handing_over
-from taskqueue_core.tasks import State
+from taskqueue_core.tasks import Received, State
 from taskqueue_memory import MemoryBackend
 from tests.prefect.support import KEY, Taker, publish_runs, status, untouched, url_of
+from tests.server.access import entry, write
 from tests.server.flaky import Flaky, Plain
 from tests.server.support import eventually, running
+
+
+class Slow(MemoryBackend):
+    """A store whose answers wait for a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.go_on = asyncio.Event(), asyncio.Event()
+
+    def subscribe(self, keys: Iterable[str], consumer: str) -> Any:
+        """Return a subscription that waits when it has a delivery."""
+        subscription = super().subscribe(keys, consumer)
+        ask = subscription.receive
+
+        async def receive(limit: int, timeout: float | None) -> Received:
+            received = await ask(limit, timeout)
+            self.given.set()
+            await self.go_on.wait()
+            return received
+
+        subscription.receive = receive  # type: ignore[method-assign]
+        return subscription
 
 
 class TestEnds:
@@ -51,6 +79,51 @@ class TestEnds:
             await it.ended
             ledger = await it.ledger(KEY)
             assert (ledger.done, ledger.waiting) == (1, 1)
+
+    async def test_nothing_is_sent_to_who_is_about_to_be_sent_away(self) -> None:
+        """Fault A7, law 3: a delivery that the store gives when the server has begun to leave goes back unseen."""
+        backend = Slow()
+        async with running(backend, drain=5) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a")
+            await backend.given.wait()
+            it.hub.draining.set()
+            backend.go_on.set()
+            with pytest.raises(ConnectionClosedError):
+                await worker.receive()
+            assert worker.socket.close_code == 1012
+            await untouched(it)
+
+    async def test_an_ack_in_time_counts_for_who_is_dismissed(self, tmp_path: Path) -> None:
+        """Security 6, fault A7: whose token is taken back is sent nothing more, and what it then acks is its own."""
+        token = "tq_soon-taken-back"
+        path = write(tmp_path / "tokens.toml", entry(token))
+        async with running(tokens_file=path) as it, Taker(url_of(it), token=token) as worker:
+            await publish_runs(it, "a", "b")
+            await worker.receive()
+            write(path)
+            await it.hub.access.reload()
+            await asyncio.sleep(0)
+            await worker.ack()
+            with pytest.raises(ConnectionClosedError):
+                await worker.receive()
+            assert worker.socket.close_code == 1008
+            await it.reaches(KEY, done=1, waiting=1, in_flight=0)
+
+    async def test_the_farewell_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Fault A7: a connection ends by a close frame and its answer; it is not broken, by which that may be lost."""
+        broken: list[Channel] = []
+
+        def abort(channel: Channel) -> None:
+            broken.append(channel)
+
+        monkeypatch.setattr(Channel, "abort", abort)
+        async with running(drain=5) as it, Taker(url_of(it)) as worker:
+            await publish_runs(it, "a")
+            await worker.receive()
+            await worker.send("quit")
+            assert (await worker.closed(1))[0] == 4000
+            await eventually(lambda: len(it.hub.registry) == 0)
+        assert not broken
 
     async def test_a_cancelled_task_is_taken_away(self) -> None:
         """A worker drops what it has not acked when it is sent away; then it comes again."""

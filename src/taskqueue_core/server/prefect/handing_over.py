@@ -27,7 +27,7 @@ __all__ = ["BAD_TASK_RUN", "HandingOver"]
 BAD_TASK_RUN = "bad_task_run"
 """the reason of a dead letter that no worker of Prefect would bear"""
 _ACK_SECONDS = 0.5
-"""for the ack of what was just sent, once the server leaves: a worker that has room gives it at once"""
+"""for the ack of what was just sent, once an end is near: a worker that has room gives it at once"""
 _SETTLE_SECONDS = 2.0
 """for the settlement of an ack that has come, when the server leaves; otherwise it may take as long as a lease"""
 _log = logging.getLogger("taskqueue.server.prefect")
@@ -56,14 +56,14 @@ class HandingOver:
         self._acked = asyncio.Event()
 
     async def run(self) -> End:
-        """Serve until the end. What has no ack then goes back as the subscription is closed, which is not done here."""
+        """Serve until the end, farewell included. What has no ack goes back as the subscription is closed, not here."""
         try:
             end = await self._talk()
             # The farewell goes first: a worker that has read it can give no ack any more for what another gets.
             if end.code is not None:
                 await self._channel.close(end.code, end.reason)
             await self._settle()
-            return end
+            return End(end.reason)
         finally:
             if self._settling is not None:
                 self._settling.cancel()
@@ -116,9 +116,11 @@ class HandingOver:
         raise await self._channel.lost()
 
     async def _deliver(self) -> End:
-        while not self._hub.draining.is_set():
+        while not self._is_leaving():
             received = await self._store.insist(partial(self._subscription.receive, 1, None))
             for delivery in received.deliveries:
+                if self._is_leaving():
+                    break  # it came too late, and goes back unseen
                 why = refusal(delivery.task)
                 if why is None:
                     await self._hand_over(delivery)
@@ -139,15 +141,23 @@ class HandingOver:
 
     async def _drain(self) -> End:
         await self._hub.draining.wait()
-        if self._sent is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_ACK_SECONDS, self._hub.drain_left)):
-                    await self._acked.wait()
+        await self._last_ack(min(_ACK_SECONDS, self._hub.drain_left))
         return End("restart", frames.CLOSE_RESTART)
 
     async def _dismiss(self) -> End:
         await self._dismissed.wait()
+        await self._last_ack(_ACK_SECONDS)
         return End("the token is not good any more", frames.CLOSE_POLICY)
+
+    def _is_leaving(self) -> bool:
+        return self._hub.draining.is_set() or self._dismissed.is_set()
+
+    async def _last_ack(self, seconds: float) -> None:
+        # What a worker is just about to ack would otherwise run twice.
+        if self._sent is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._acked.wait()
 
     async def _revoke(self) -> End:
         if has(self._hub.backend, Capability.REVOCATION):
