@@ -14,6 +14,7 @@ from taskqueue_core import telemetry
 from taskqueue_core.authoring import SubscriptionBase, demand_no_keys
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher, Subscription
 from taskqueue_core.capabilities import Control, Maintained
+from taskqueue_core.errors import LeaseLost
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Received, Settled, Task
@@ -21,6 +22,8 @@ from taskqueue_core.tasks import Confirmation, Delivery, Health, Received, Settl
 __all__ = ["ObservedBackend"]
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
+_STALE = (Settled.LEASE_LOST,)
+"""what a single stale receipt would answer in a batch"""
 
 
 class ObservedBackend:
@@ -140,15 +143,23 @@ class _ObservedSubscription(SubscriptionBase):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        with _settling("ack", deliveries):
-            outcomes = await self._inner.ack(*deliveries, results=results)
+        try:
+            with _settling("ack", deliveries):
+                outcomes = await self._inner.ack(*deliveries, results=results)
+        except LeaseLost:
+            self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=_STALE)
+            raise
         self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=outcomes)
         return outcomes
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         verb = "lost" if lost else "redeliver"
-        with _settling(verb, deliveries):
-            outcomes = await self._inner.redeliver(*deliveries, lost=lost)
+        try:
+            with _settling(verb, deliveries):
+                outcomes = await self._inner.redeliver(*deliveries, lost=lost)
+        except LeaseLost:
+            self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=_STALE)
+            raise
         self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=outcomes)
         if Settled.DEAD in outcomes:
             for delivery, outcome in zip(deliveries, outcomes, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -205,16 +206,18 @@ async def test_expiry_is_seen_once(
     assert recorder.take() == [("expired", (Expired("k", "a", 1),))]
 
 
-async def test_a_stale_settlement_is_not_seen(backend: ObservedBackend, recorder: Recorder) -> None:
-    """Law 2: what changed nothing and raised is no event."""
+async def test_a_stale_settlement_is_seen(backend: ObservedBackend, recorder: Recorder) -> None:
+    """Law 2: what changed nothing is seen as such, by itself as in a batch."""
     await backend.publisher.publish(*tasks("a"))
     subscription = backend.subscribe(["k"], "w")
     (delivery,) = (await subscription.receive(1, 0)).deliveries
     await subscription.redeliver(delivery)
     recorder.take()
-    with pytest.raises(LeaseLost):
-        await subscription.ack(delivery)
-    assert recorder.take() == []
+    for verb in ("ack", "lost"):
+        late = subscription.ack if verb == "ack" else partial(subscription.redeliver, lost=True)
+        with pytest.raises(LeaseLost):
+            await late(delivery)
+        assert recorder.take() == [("settled", (delivery,), verb, (Settled.LEASE_LOST,))]
 
 
 async def test_iterating_is_observed_too(backend: ObservedBackend, recorder: Recorder) -> None:

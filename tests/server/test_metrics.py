@@ -14,10 +14,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.errors import BackendUnavailable, LeaseLost
 from taskqueue_core.flow import RateLimit
-from taskqueue_core.server import metrics_store
+from taskqueue_core.hooks import Hooks
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.server import metrics, metrics_store
 from taskqueue_core.server.hub import VERSION
+from taskqueue_core.server.metrics_http import Noted
 from taskqueue_core.server.metrics_local import MOST_KEYS, OTHER, Local
 from taskqueue_core.tasks import (
     Confirmation,
@@ -224,7 +227,9 @@ class TestBounds:
             assert time.perf_counter() - began < 5
             assert len(seen.keys()) == metrics_store.MOST_LABELS + 1
             assert seen("published_total", key="q9999") == 3
-            assert seen("published_total", key=OTHER) == 10_002 - 3 - 199
+            told = {str(sample[0]) for sample in seen.samples if ("key", OTHER) in sample}
+            assert "taskqueue_queue_subscribers" in told
+            assert not [name for name in told if name.endswith("_total")], "they could go down"
             assert seen("queue_tasks", key=OTHER, state="waiting") == 10_002 - 3 - 199
             assert seen("queue_unclaimed", key=OTHER) == 9_800
             assert seen("queues") == 10_000
@@ -286,6 +291,54 @@ class TestBounds:
         assert value("publish_refused_total", code="conflict") == 1
         assert value("publish_refused_total", code=OTHER) == 1
         assert value("housekeeping_passes_total", result="failed") == 1
+
+    async def test_each_settlement_that_comes_too_late(self) -> None:
+        """Law 2: they are counted as stale, one by one or many at once."""
+        backend = MemoryBackend()
+        local = Local(registry := CollectorRegistry(), backend.now)
+        observed = ObservedBackend(backend, Hooks())
+        observed.hooks.register(local)
+        tasks = [Task(key="k", id=f"t{n}") for n in range(4)]
+        await observed.publisher.publish(*tasks)
+        subscription = observed.subscribe(["k"], "w")
+        one, other, *more = (await subscription.receive(4, 0)).deliveries
+        for task in tasks:
+            await observed.control.cancel("k", task.id)
+        for late in (subscription.ack(one), subscription.redeliver(other)):
+            with pytest.raises(LeaseLost):
+                await late
+        await subscription.ack(*more)
+        local.flush()
+        labels = {"outcome": "stale"}
+        assert registry.get_sample_value("taskqueue_settled_total", labels) == 4
+
+    def test_files_that_others_removed(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """Fault K1: of two processes that forget a third at once, none fails because the other was first."""
+
+        def too_late(*_: object) -> None:
+            raise FileNotFoundError
+
+        monkeypatch.setattr(metrics, "mark_process_dead", too_late)
+        monkeypatch.setattr(metrics, "_lives", lambda _: False)
+        (tmp_path / "gauge_livesum_1.db").touch()
+        metrics._bury(tmp_path)
+
+    async def test_what_fails_is_told_as_a_failure(self) -> None:
+        """Fault K1: an error that nobody made a problem of is answered with 500, and so counted, not as given up."""
+        local = Local(registry := CollectorRegistry(), lambda: 1.0)
+
+        async def fail(*_: object) -> None:
+            raise RuntimeError
+
+        async def unused(*_: object) -> Any:
+            raise AssertionError
+
+        with pytest.raises(RuntimeError):
+            await Noted(fail, local)({"type": "http"}, unused, unused)
+        labels = {"method": OTHER, "path": OTHER, "status": "5xx"}
+        assert registry.get_sample_value("taskqueue_http_requests_total", labels) == 1
 
 
 class Stuck(MemoryBackend):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,7 +132,8 @@ def _bury(folder: Path) -> None:
     for file in folder.glob("gauge_live*_*.db"):
         number = file.stem.rpartition("_")[2]
         if number.isdigit() and not _lives(int(number)):
-            mark_process_dead(int(number), str(folder))  # type: ignore[no-untyped-call]
+            with contextlib.suppress(FileNotFoundError):  # another process was first
+                mark_process_dead(int(number), str(folder))  # type: ignore[no-untyped-call]
 
 
 def _lives(number: int) -> bool:

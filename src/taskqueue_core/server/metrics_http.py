@@ -24,6 +24,7 @@ _ALARMING_ENDS = {CLOSE_PROTOCOL, CLOSE_UNAUTHENTICATED}
 _UNREMARKABLE_ENDS = {CLOSE_CLEAN, 1001, CLOSE_RESTART}
 _DISCONNECTED = 499
 """the status of a request that its sender gave up, as others write it"""
+_FAILED = 500
 _log = logging.getLogger("taskqueue.access")
 
 
@@ -54,6 +55,10 @@ class Noted:
 
         try:
             await self._app(scope, receive, heard)
+        except Exception:
+            if status == _DISCONNECTED:
+                status = _FAILED  # which is answered farther out
+            raise
         finally:
             seconds = time.perf_counter() - start
             found = scope.get("taskqueue.operation")

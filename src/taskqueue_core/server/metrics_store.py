@@ -145,16 +145,13 @@ def _age(one: QueueStats, now: float) -> float:
 
 
 def _summed(others: Sequence[QueueStats]) -> QueueStats:
+    """Add up what gauges tell."""
     names = Ledger.__struct_fields__
     ledger = Ledger(**{name: sum(getattr(one.ledger, name) for one in others) for name in names})
     return QueueStats(
         key=OTHER,
         ledger=ledger,
         oldest_waiting=min((o.oldest_waiting for o in others if o.oldest_waiting), default=None),
-        delivered=sum(one.delivered for one in others),
-        redelivered=sum(one.redelivered for one in others),
-        retried=sum(one.retried for one in others),
-        lost=sum(one.lost for one in others),
         subscribers=sum(one.subscribers for one in others),
     )
 
@@ -170,7 +167,8 @@ def families(figures: Figures | None, shown: Shown | None) -> Iterator[Metric]:
     number.add_metric([], len(shown.queues) + len(shown.others))
     yield number
     rows = [*shown.queues, *([_summed(shown.others)] if shown.others else [])]
-    yield from _counters(rows)
+    # The sum of the others would go down with each queue that leaves them, which no counter may.
+    yield from _counters(shown.queues)
     yield from _gauges(rows, shown, figures.now)
     yield from _settings(shown, figures.settings)
 
