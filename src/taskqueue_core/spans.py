@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ __all__ = [
 _NAME = "taskqueue"
 _SDKLESS = ("opentelemetry.trace", "opentelemetry.metrics")
 _PARENT = "traceparent"
+_log = logging.getLogger("taskqueue.telemetry")
 _propagator = TraceContextTextMapPropagator()
 _DESTINATION = "messaging.destination.name"
 _OF_ONE = {"messaging.message.id", "messaging.batch.message_count"}
@@ -41,6 +43,15 @@ _LINKS = 128
 """of one span; more are cut by most who receive them"""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _TYPES = {"send": "send", "receive": "receive", "process": "process"}
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    # Providers, their processors and samplers are others' code; what is observed has been done, or must be.
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - as above
+        _log.exception("telemetry failed")
 
 
 class Carrier(Protocol):
@@ -173,7 +184,10 @@ class Operation:
         if not self.tasks:
             return
         seconds = time.perf_counter() - self._start
-        error = None if kind is None else kind.__name__
+        with _harmless():
+            self._record(seconds, None if kind is None else kind.__name__)
+
+    def _record(self, seconds: float, error: str | None) -> None:
         attributes = _attributes(self._name, self.tasks)
         destination = attributes.get(_DESTINATION)
         span = trace.get_tracer(_NAME).start_span(
@@ -200,13 +214,14 @@ def _end(span: trace.Span, error: str | None) -> None:
 
 def consumed(tasks: Sequence[Carrier]) -> None:
     """See `taskqueue_core.telemetry.consumed`."""
-    for key, number in Counter(task.key for task in tasks).items():
-        attributes = {
-            "messaging.system": _NAME,
-            "messaging.operation.name": "process",
-            _DESTINATION: key,
-        }
-        _measures().consumed.add(number, _metric_attributes(attributes, None))
+    with _harmless():
+        for key, number in Counter(task.key for task in tasks).items():
+            attributes = {
+                "messaging.system": _NAME,
+                "messaging.operation.name": "process",
+                _DESTINATION: key,
+            }
+            _measures().consumed.add(number, _metric_attributes(attributes, None))
 
 
 @contextmanager
@@ -217,13 +232,15 @@ def publishing(tasks: tuple[Task, ...]) -> Iterator[tuple[Task, ...]]:
         return
     attributes = _attributes("send", tasks)
     destination = attributes.get(_DESTINATION)
-    span = trace.get_tracer(_NAME).start_span(
-        "send" if destination is None else f"send {destination}",
-        kind=SpanKind.PRODUCER,
-        attributes=attributes,
-    )
+    span: trace.Span = trace.INVALID_SPAN
     context: dict[str, str] = {}
-    _propagator.inject(context, trace.set_span_in_context(span))
+    with _harmless():
+        span = trace.get_tracer(_NAME).start_span(
+            "send" if destination is None else f"send {destination}",
+            kind=SpanKind.PRODUCER,
+            attributes=attributes,
+        )
+        _propagator.inject(context, trace.set_span_in_context(span))
     start, error = time.perf_counter(), None
     try:
         yield tuple(_carrying(task, context) for task in tasks) if context else tasks
@@ -231,11 +248,14 @@ def publishing(tasks: tuple[Task, ...]) -> Iterator[tuple[Task, ...]]:
         error = type(failure).__name__
         raise
     finally:
-        _end(span, error)
-        labels = _metric_attributes(attributes, error)
-        measures = _measures()
-        measures.operations.record(time.perf_counter() - start, labels)
-        measures.sent.add(len(tasks), labels)
+        seconds = time.perf_counter() - start
+        with _harmless():
+            _end(span, error)
+        with _harmless():
+            labels = _metric_attributes(attributes, error)
+            measures = _measures()
+            measures.operations.record(seconds, labels)
+            measures.sent.add(len(tasks), labels)
 
 
 def _carrying(task: Task, context: dict[str, str]) -> Task:
@@ -263,15 +283,16 @@ class Processing:
         """Begin the span."""
         self._attributes = attributes = _attributes("process", tasks)
         headers = tasks[0].headers if len(tasks) == 1 else {}
-        parent = _propagator.extract(headers) if _PARENT in headers else None
         destination = attributes.get(_DESTINATION)
-        self._span = trace.get_tracer(_NAME).start_span(
-            "process" if destination is None else f"process {destination}",
-            context=parent,
-            kind=SpanKind.CONSUMER,
-            attributes=attributes,
-            links=_links(tasks),
-        )
+        self._span: trace.Span = trace.INVALID_SPAN
+        with _harmless():
+            self._span = trace.get_tracer(_NAME).start_span(
+                "process" if destination is None else f"process {destination}",
+                context=_propagator.extract(headers) if _PARENT in headers else None,
+                kind=SpanKind.CONSUMER,
+                attributes=attributes,
+                links=_links(tasks),
+            )
 
     def __enter__(self) -> None:
         """Make it current."""
@@ -283,5 +304,7 @@ class Processing:
         seconds = time.perf_counter() - self._start
         error = None if kind is None else kind.__name__
         detach(self._token)
-        _end(self._span, error)
-        _measures().process.record(seconds, _metric_attributes(self._attributes, error))
+        with _harmless():
+            _end(self._span, error)
+        with _harmless():
+            _measures().process.record(seconds, _metric_attributes(self._attributes, error))

@@ -14,7 +14,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.metrics import _internal as metrics_internal
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -26,7 +26,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.remote import RemoteBackend
-from taskqueue_core.tasks import Delivery, Task
+from taskqueue_core.tasks import Delivery, Settled, Task
 from taskqueue_core.worker import LocalWorker, Worker
 from taskqueue_memory import MemoryBackend
 from tests.core.fakes import ScriptedBackend
@@ -277,6 +277,35 @@ class TestInOneProcess:
         (sent,) = seen.named("send k")
         assert sent.status.status_code is StatusCode.ERROR
         assert seen.points("messaging.client.operation.duration") == {"send BackendUnavailable": 1}
+
+    @pytest.mark.parametrize("when", ["on_start", "on_end"])
+    async def test_a_provider_that_fails(
+        self, when: str, seen: Collected, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Fault K1, law 2: what observes harms nothing: what the store has done is answered, and the log tells."""
+
+        class Broken(SpanProcessor):
+            """A processor of somebody else's."""
+
+        def fail(*_: object, **__: object) -> None:
+            raise ZeroDivisionError
+
+        setattr(Broken, when, fail)
+        provider = trace.get_tracer_provider()
+        assert isinstance(provider, TracerProvider)
+        provider.add_span_processor(Broken())
+        backend = ObservedBackend(MemoryBackend(), Hooks())
+        (confirmation,) = await backend.publisher.publish(Task(key="k", id="a"))
+        assert confirmation.stored
+        subscription = backend.subscribe(["k"], "w")
+        (delivery,) = (await subscription.receive(1, 0)).deliveries
+        ran = []
+        with telemetry.processing([delivery.task]):
+            ran.append(delivery.task.id)
+        assert ran == ["a"]
+        assert await subscription.ack(delivery) == (Settled.OK,)
+        assert caplog.text.count("ZeroDivisionError") >= 4
+        assert seen.points("messaging.client.sent.messages") == {"send": 1}
 
     async def test_an_empty_receive_is_nothing(self, seen: Collected) -> None:
         """Waiting for work leaves no spans."""
