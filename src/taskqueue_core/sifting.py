@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ _LOOKED_AT = 10_000
 """letters of one call with a filter"""
 _PAGE_BYTES = 4 * 1024 * 1024
 """payloads of one page; the last one may be over it"""
+_PLACE = re.compile(r"<([0-9.e+-]{1,30})(?::([0-9.]{1,30}))?>(.+)")
 
 
 class Sieve(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,21 +103,28 @@ class _Pieces:
 async def page(
     letters: DeadLetters, key: str, sieve: Sieve, *, limit: int, after: str | None
 ) -> tuple[list[DeadLetter], str | None]:
-    """Return a page of what the sieve lets through, and after which letter it goes on, if it does."""
+    """Return a page of what the sieve lets through, and the place where it goes on, if it does.
+
+    A place is a task's id, with the time of its death as long as there is room: who died again since then is somewhere
+    else in the list, and is no place any more. What is none stands for the beginning.
+    """
     found: list[DeadLetter] = []
     pieces, size = _Pieces(letters, key), 0
+    after, _ = await _resolved(letters, key, after)
+    last: DeadLetter | None = None
     while True:
         most = limit - len(found) if sieve.lets_all_through else LIMITS.batch
         piece, more = await pieces.read(after, most)
         for letter in piece:
-            after = letter.task.id
+            last = letter
             if letter in sieve:
                 found.append(letter)
                 size += len(letter.task.payload)
             if len(found) == limit or size > _PAGE_BYTES:
-                return found, after if more or letter is not piece[-1] else None
-        if not more or pieces.over:
-            return found, after if more else None
+                return found, _place(letter) if more or letter is not piece[-1] else None
+        if last is None or not more or pieces.over:
+            return found, _place(last) if last is not None and more else None
+        after = last.task.id
 
 
 async def act(
@@ -128,20 +137,49 @@ async def act(
 ) -> tuple[int, str | None]:
     """Do something that ends a dead letter to those that the sieve lets through; return how many, and where to go on.
 
-    Where to go on is a letter that stays: one that is dead no more would be no place in the list.
+    Where to go on is a letter that stays, and when the first of these calls was made: none touches what failed later.
     """
     pieces, count = _Pieces(letters, key), 0
+    place = after
+    after, began = await _resolved(letters, key, place)
+    made = sieve.made if began is None else min(began, sieve.made)
+    following = place if after is not None else None
     while True:
         piece, more = await pieces.read(after)
-        chosen = {one.task.id for one in piece if one in sieve and one.failed_at <= sieve.made}
+        chosen = {one.task.id for one in piece if one in sieve and one.failed_at <= made}
         if chosen:
             count += await verb(key, *chosen)
-        after = next((one.task.id for one in reversed(piece) if one.task.id not in chosen), after)
+        if stay := [one for one in piece if one.task.id not in chosen]:
+            after, following = stay[-1].task.id, _place(stay[-1], made)
         if not more:
             return count, None
-        if pieces.over:
-            # One that is not dead any more stands for the beginning.
-            return count, after if after is not None else piece[-1].task.id
+        if pieces.over:  # where none stays, one that went stands for the beginning
+            return count, following or _place(piece[-1], made)
+
+
+def _place(letter: DeadLetter, made: float | None = None) -> str:
+    mark = repr(letter.failed_at) if made is None else f"{letter.failed_at!r}:{made!r}"
+    place = f"<{mark}>{letter.task.id}"
+    return place if len(place) <= LIMITS.name else letter.task.id
+
+
+async def _resolved(
+    letters: DeadLetters, key: str, place: str | None
+) -> tuple[str | None, float | None]:
+    """Return after which letter to go on, ``None`` for the beginning, and when the first call was made."""
+    if place is None or (found := _PLACE.fullmatch(place)) is None:
+        return place, None
+    died, made, task_id = found.groups()
+    letter = await letters.get(key, task_id)
+    stays = letter is not None and repr(letter.failed_at) == died
+    return task_id if stays else None, _number(made)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
 
 
 async def act_on_all(

@@ -8,6 +8,7 @@ import httpx2
 import pytest
 
 from taskqueue_core import sifting
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import DeadLetter, Task
 from taskqueue_memory import MemoryBackend
 from tests.server.support import problem
@@ -23,6 +24,13 @@ async def bury_all(backend: MemoryBackend, reasons: dict[str, tuple[str, str]]) 
     for delivery in (await subscription.receive(len(reasons), 0)).deliveries:
         await subscription.dead_letter(delivery, *reasons[delivery.task.id])
     await subscription.close()
+
+
+async def die(backend: MemoryBackend) -> None:
+    """Have all that waits die of the same once more."""
+    async with backend.subscribe(["k"], "w") as subscription:
+        for delivery in (await subscription.receive(1000, 0)).deliveries:
+            await subscription.dead_letter(delivery, "no", "e")
 
 
 async def every(api: httpx2.AsyncClient, **query: Any) -> list[list[str]]:
@@ -90,14 +98,43 @@ class TestPages:
 
         monkeypatch.setattr(backend.dead_letters, "list", endless)
         answer = await api.get(_URL, params={"reason": "other"})
-        assert answer.json() == {"dead_letters": [], "next": "n10000"}
+        assert answer.json() == {"dead_letters": [], "next": "<1>n10000"}
         assert max(asked) <= 1001
         assert sum(asked) < 10_100
         answer = await api.get(_URL, params={"limit": 1000})
         assert len(answer.json()["dead_letters"]) == 1000
         monkeypatch.setattr(sifting, "_PAGE_BYTES", 10_000)
         body = (await api.get(_URL, params={"limit": 1000})).json()
-        assert (len(body["dead_letters"]), body["next"]) == (10, "n10")
+        assert (len(body["dead_letters"]), body["next"]) == (10, "<1>n10")
+
+    async def test_who_dies_again_takes_nobody_along(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        """C17, fault K6: each page is redriven and dies again, at the end of the list; none before that is missed."""
+        await bury(backend, *"abcdef")
+        seen: list[str] = []
+        query: dict[str, Any] = {"limit": 2}
+        for _ in range(3):
+            body = (await api.get(_URL, params=query)).json()
+            ids = [letter["task"]["id"] for letter in body["dead_letters"]]
+            seen += ids
+            await api.post(f"{_URL}/redrive", json={"ids": ids})
+            await die(backend)
+            query["after"] = body["next"]
+        assert sorted(seen) == list("abcdef")
+
+    async def test_places_of_all_kinds(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        """C17, fault K2: an id is a place as well, the longest too; what is no place stands for the beginning."""
+        long = "z" * LIMITS.name
+        await bury(backend, "a", long, "c")
+        body = (await api.get(_URL, params={"limit": 2})).json()
+        assert body["next"] == long
+        for after, rest in (("a", [long, "c"]), (long, ["c"]), ("c", []), ("x", ["a", long, "c"])):
+            assert await every(api, after=after) == [rest]
+        for after in ("<1>a", "<1:2>a", "<1e>a", "<.:.>a", "<1:2:3>a", "<1>", "<>", "<1"):
+            assert await every(api, after=after) == [["a", long, "c"]]
 
     @pytest.mark.parametrize(
         ("query", "field"),
@@ -212,6 +249,28 @@ class TestByFilter:
         answer = await api.post(f"{_URL}/redrive", json={"filter": {"reason": "no"}})
         assert answer.json() == {"count": 150}
         assert rounds == [100, 50]
+
+    async def test_what_dies_between_two_calls(
+        self,
+        api: httpx2.AsyncClient,
+        backend: MemoryBackend,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Fault K6: all that a call has redriven dies again; the next ones miss none of the others, and have an end."""
+        monkeypatch.setattr(sifting, "_LOOKED_AT", 100)
+        await bury_all(backend, {f"t{n}": ("no", "e") for n in range(250)})
+        body: dict[str, Any] = {"filter": {"error": "e"}}
+        counts = []
+        while True:
+            told = (await api.post(f"{_URL}/redrive", json=body)).json()
+            counts.append(told["count"])
+            await die(backend)
+            if "next" not in told:
+                break
+            body["after"] = told["next"]
+        assert sum(counts) == 250
+        letters = await backend.dead_letters.list("k", limit=1000)
+        assert [len(letter.history) for letter in letters] == [2] * 250
 
     @pytest.mark.parametrize(
         ("body", "field"),

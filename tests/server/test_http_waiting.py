@@ -119,6 +119,17 @@ class TestTheEnd:
             assert answer.json()["state"] == "waiting"
             assert 0.9 < seconds < 1 + _SOON
 
+    async def test_nonsense_where_there_is_a_result(self) -> None:
+        """Fault K4: it is refused whether or not there would have been a wait."""
+        async with running() as it, http(it) as client:
+            await it.publish("a")
+            async with it.backend.subscribe(["k"], "w") as subscription:
+                (delivery,) = (await subscription.receive(1, 1)).deliveries
+                await subscription.ack(delivery, results=[b"1"])
+            assert (await client.get("/v1/tasks/k/a/result?wait=30")).json() == 1
+            answer = await client.get("/v1/tasks/k/a/result?wait=31")
+            problem(answer, 422, "invalid_input", "wait")
+
     @pytest.mark.parametrize("wait", ["31", "-1", "1.5", "x", "", "NaN", "inf", "9" * 30])
     async def test_nonsense(self, api: httpx2.AsyncClient, wait: str) -> None:
         """Fault K4: a time to wait is a whole number up to the limit."""
@@ -220,3 +231,24 @@ class TestBounds:
             assert it.ended is not None
             await it.ended
             assert time.monotonic() - begun < _SOON
+
+    async def test_a_drain_while_the_store_is_silent(self, backend: MemoryBackend) -> None:
+        """Fault G14: a look-up that hangs keeps nobody who waits, and is left behind by nobody."""
+        await backend.publisher.publish(Task(key="k", id="a"))
+        asked, draining = asyncio.Event(), asyncio.Event()
+
+        class Silent(_Counting):
+            async def statuses(self, key: str, *ids: str) -> tuple[TaskStatus | None, ...]:
+                asked.set()
+                await asyncio.Event().wait()
+                raise AssertionError((key, ids))
+
+        waiters = Waiters(Silent(backend.control), Hooks(), draining)  # type: ignore[arg-type]
+        waiting = asyncio.create_task(waiters.wait("k", "a", 30, _event(asyncio.Event())))
+        await asked.wait()
+        draining.set()
+        async with asyncio.timeout(_SOON):
+            await waiting
+        assert len(waiters) == 0
+        assert len(asyncio.all_tasks()) == 1
+        await backend.aclose()

@@ -117,8 +117,9 @@ async def status(call: Call) -> Response:
     With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
     """
     key, task_id = call.name("key"), call.name("id")
+    seconds = _seconds(call)
     (found,) = await call.hub.control.statuses(key, task_id)
-    if await _waited(call, found):
+    if await _waited(call, found, seconds):
         (found,) = await call.hub.control.statuses(key, task_id)
     if found is None:
         raise ProblemError(404, "unknown_task", "no such task, or forgotten")
@@ -131,19 +132,23 @@ async def result(call: Call) -> Response:
     With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
     """
     key, task_id = call.name("key"), call.name("id")
+    seconds = _seconds(call)
     (found,) = await call.hub.control.results(key, task_id)
-    if found is None and call.number("wait", 0, MAX_WAIT, lowest=0):
+    if found is None and seconds:
         (known,) = await call.hub.control.statuses(key, task_id)
-        await _waited(call, known)
+        await _waited(call, known, seconds)
         (found,) = await call.hub.control.results(key, task_id)
     if found is None:
         raise ProblemError(404, "no_result", "no result, not yet or not any more")
     return Response(found, media_type=JSON)
 
 
-async def _waited(call: Call, found: TaskStatus | None) -> bool:
+def _seconds(call: Call) -> int:
+    return call.number("wait", 0, MAX_WAIT, lowest=0)
+
+
+async def _waited(call: Call, found: TaskStatus | None, seconds: int) -> bool:
     """Wait as long as the query says, if the task may still end; tell whether anything can have changed."""
-    seconds = call.number("wait", 0, MAX_WAIT, lowest=0)
     if not seconds or found is None or not found.state.live:
         return False
     who = call.identity.name if call.hub.authenticates and call.identity else None

@@ -162,7 +162,7 @@ class Waiters:
                 due = loop.time() + self._period
             self._stir.clear()
             names, self._stirred = self._stirred, set()
-            await self._wake(names)
+            await first(self._wake(names), _event(self._draining))  # a silent store keeps nobody
         self._wake_up(self._futures.keys())
 
     async def _wake(self, names: set[_Name]) -> None:
