@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -48,12 +49,32 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Who a token stands for, and what that one may do: every verb with every key that a pattern names.
 
-    A pattern is a key, or the beginning of keys with a ``*`` after it; ``*`` alone is all keys.
+    A pattern is a key, or the beginning of keys with a ``*`` after it; ``*`` alone is all keys. Raises `TypeError` for
+    what is none: text in the place of several texts would let in more than was meant.
     """
 
     name: str
     verbs: frozenset[str] = frozenset({"publish", "consume", "admin"})
     keys: tuple[str, ...] = ("*",)
+    rate: float | None = None
+    """requests and published tasks a second, of all that have this name at one server process; no limit without"""
+    burst: float | None = None
+    """how many may come at once after a pause; without, as many as in a second"""
+    connections: int | None = None
+    """sockets at a time, counted likewise"""
+
+    def __post_init__(self) -> None:
+        """Refuse what only looks like an identity, as a plugin may have made it."""
+        names: tuple[object, ...] = (self.name, *self.verbs, *self.keys)
+        several: tuple[object, object] = self.verbs, self.keys
+        if not all(isinstance(name, str) for name in names) or any(
+            isinstance(one, str) for one in several
+        ):
+            raise TypeError("an identity has a name, a set of verbs and a tuple of keys")
+        limits: tuple[object, ...] = (self.rate, self.burst, self.connections)
+        for limit in limits:
+            if limit is not None and not (isinstance(limit, int | float) and 0 < limit < inf):
+                raise TypeError("the limits of an identity are numbers above 0")
 
     def may(self, verb: str, key: str | None = None) -> bool:
         """Whether ``verb`` is allowed with ``key``; without one, with all keys there are."""

@@ -70,6 +70,9 @@ def test_json(cli: Cli, path: Path) -> None:
         "verbs": ["consume", "publish"],
         "keys": ["mail-*", "x"],
         "expires_at": 1893456000.0,
+        "rate": None,
+        "burst": None,
+        "connections": None,
     }
     assert cli("token", "list", "--json").told == [made]
     assert cli("token", "revoke", "mail", "--json").told == {"revoked": [made], "file": str(path)}
@@ -113,6 +116,20 @@ def test_the_list(cli: Cli, path: Path) -> None:
     assert entry.sha256.hex() not in out
 
 
+def test_limits(cli: Cli, path: Path) -> None:
+    """Security 22: how fast and how many sockets, in the file, in what is said, and in the list."""
+    done = cli(
+        "token", "new", "mail", *MAIL, "--rate", "50", "--burst", "200", "--connections", "1"
+    )
+    assert "50 a second and 200 at once, 1 socket" in done.err
+    found = Tokens.load(path).identify(done.out.strip(), time.time())
+    assert found is not None
+    assert (found.rate, found.burst, found.connections) == (50, 200, 1)
+    told = cli("token", "new", "slow", *MAIL, "--rate", "0.5", "--json").told
+    assert (told["rate"], told["burst"], told["connections"]) == (0.5, None, None)
+    assert "0.5 a second" in " ".join(cli("token", "list").out.split())
+
+
 def _emptied(cli: Cli) -> str:
     cli("token", "revoke", "a")
     return cli("token", "list").out
@@ -125,6 +142,9 @@ def _emptied(cli: Cli) -> str:
         (("new", "a", "--verbs", "publish,root", "--keys", "*"), "publish, consume, admin"),
         (("new", "a", "--verbs", ",", "--keys", "*"), "publish, consume, admin"),
         (("new", "a", "--verbs", "admin", "--keys", "a*b"), "beginning of keys"),
+        (("new", "a", *MAIL, "--rate", "0"), "rate: "),
+        (("new", "a", *MAIL, "--burst", "5"), "burst: "),
+        (("new", "a", *MAIL, "--connections", "0"), "connections: "),
         (("new", "a", "--verbs", "admin", "--keys", ""), "beginning of keys"),
         (("new", "a", *MAIL, "--expires", "soon"), "90d"),
         (("new", "a", *MAIL, "--expires", "2001-01-01"), "a time to come"),

@@ -22,7 +22,7 @@ COMMANDS = re.findall(r"^\$ taskqueue (token .+)$", PAGE, re.MULTILINE)
 def test_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Security 6: in their order they make three tokens, and replace one."""
+    """Security 6: in their order they make four tokens, and replace one."""
     path = tmp_path / "tokens.toml"
     monkeypatch.setenv("TASKQUEUE_TOKENS_FILE", str(path))
     made: list[str] = []
@@ -31,7 +31,7 @@ def test_the_commands(
         assert main(shlex.split(command)) == 0, command
         if command.startswith("token new"):
             made += capsys.readouterr().out.split()
-    ops, web, old, new = made
+    ops, web, old, bulk, new = made
     tokens = Tokens.load(path)
     may = {
         token: {verb for verb in VERBS if who.may(verb, "mail-1")}
@@ -40,6 +40,9 @@ def test_the_commands(
     }
     assert may == {ops: {"admin"}, web: {"publish"}, new: {"consume"}}
     assert tokens.identify(old, 0) is None
+    limited = tokens.identify(bulk, 0)
+    assert limited is not None
+    assert (limited.rate, limited.burst, limited.connections) == (50, 200, 20)
 
 
 def test_the_example_and_the_tables() -> None:

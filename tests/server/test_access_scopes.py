@@ -16,7 +16,7 @@ from taskqueue_core.server import http_metrics, prefect
 from taskqueue_core.server.app import OPERATIONS, create_app
 from taskqueue_core.server.dashboard.app import OPERATIONS as PAGES
 from taskqueue_core.server.operations import Operation, Scope
-from taskqueue_core.tasks import State
+from taskqueue_core.tasks import Health, State
 from taskqueue_memory import MemoryBackend
 from tests.server.access import ADMIN, ALL, A, B, bearer, entry, everybody, write
 from tests.server.support import eventually, http, problem, receipts, running, settings
@@ -180,6 +180,23 @@ async def test_what_is_public_tells_nothing(tmp_path: Path) -> None:
             if name(one) in PUBLIC and one.method == "GET":
                 answer = await client.get(one.path.replace("{name}", "canary"))
                 assert "canary" not in answer.text
+
+
+async def test_details_of_the_store_are_for_those_with_a_token(tmp_path: Path) -> None:
+    """Security 3 and 25: where it is, what it runs and what it said last is nothing for passers-by."""
+
+    class Store(MemoryBackend):
+        async def health(self) -> Health:
+            return Health(ok=False, backend="memory", details={"error": "canary at 10.0.0.7:6379"})
+
+    path = everybody(tmp_path / "tokens.toml")
+    async with running(Store(), tokens_file=path) as it, http(it) as client:
+        for where in ("/health", "/ready", "/api/ready"):
+            for headers in ({}, bearer(WRONG)):
+                answer = await client.get(where, headers=headers)
+                assert answer.status_code == 503
+                assert "canary" not in answer.text
+        assert "canary" in (await client.get("/health", headers=bearer(A))).text
 
 
 class TestReceipts:

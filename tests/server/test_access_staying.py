@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from websockets.exceptions import InvalidStatus
 
-from taskqueue_core.hooks import Hooks
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.server import access as module
+from taskqueue_core.server import tokens
 from taskqueue_core.server.access import Access
 from taskqueue_core.tasks import State
 from tests.server.access import ADMIN, A, B, Plugin, bearer, entry, everybody, guarded, spoil, write
@@ -104,6 +110,75 @@ class TestStaying:
             assert await worker.closed() == 4001
             assert await other.closed() == 4001
             assert await it.count(State.WAITING, "a") == 1
+
+    async def test_a_body_that_still_comes_is_not_taken(self, path: Path) -> None:
+        """Security 6: tasks that a batch brings after its token was revoked are not published."""
+        async with guarded(path) as it, http(it) as client:
+
+            async def lines() -> AsyncIterator[bytes]:
+                yield b'{"key":"a","id":"x1"}\n'
+                await eventually(lambda: it.hub.access._stays)
+                write(path, entry(B))
+                assert await it.hub.access.reload()
+                yield b'{"key":"a","id":"x2"}\n'
+
+            headers = bearer(A) | {"content-type": "application/x-ndjson"}
+            answer = await client.post("/v1/tasks/batch", content=lines(), headers=headers)
+            problem(answer, 401, "unauthenticated")
+            assert await it.count(State.WAITING, "a") == 0
+            assert not it.hub.access._stays
+
+    async def test_a_file_that_could_not_be_read_is_read_again(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Security 6: a disk that fails once, as the revoked token is taken out, does not keep it alive."""
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
+        really, failures = tokens.load, 0
+
+        def load(where: Path) -> bytes:
+            nonlocal failures
+            failures += 1
+            if failures <= 3:
+                raise ConfigurationError("too many open files")
+            return really(where)
+
+        async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
+            monkeypatch.setattr(tokens, "load", load)
+            write(path, entry(B))
+            assert await worker.closed() == 4001
+            assert caplog.text.count("too many open files") == 1
+            looked = failures
+            await asyncio.sleep(0.1)
+            assert failures == looked
+
+    @pytest.mark.parametrize("answer", ["yes", True, {"name": "x"}])
+    async def test_what_is_no_identity_lets_nobody_in(self, answer: Any) -> None:
+        """Fault K1: a plugin that answers something else is wrong; others are still asked about."""
+        plugin = Plugin(answer)
+        async with running(plugin.backend()) as it, http(it) as client:
+            for where in ("/v1/queues", "/v1/tasks/a/x"):
+                problem(await client.get(where, headers=bearer("good")), 401, "unauthenticated")
+            with pytest.raises(InvalidStatus):
+                async with it.socket(additional_headers=bearer("good")):
+                    pass
+
+    async def test_one_that_cannot_be_judged_does_not_spare_the_others(self) -> None:
+        """Security 6: who may not be judged is sent away, and so is whoever comes after it."""
+        plugin = Plugin()
+        hooks = Hooks()
+        hooks.register(plugin)
+        access = Access(settings(), hooks)
+
+        def fails(_: Identity) -> bool:
+            raise ZeroDivisionError
+
+        with contextlib.ExitStack() as stack:
+            events = [
+                stack.enter_context(access.stay("good", "here", may))
+                for may in (fails, lambda _: True, fails, lambda _: False)
+            ]
+            await access.check()
+            assert [event.is_set() for event in events] == [True, False, True, True]
 
     async def test_each_token_is_asked_about_once(self) -> None:
         """A round over many connections of few tokens is cheap."""

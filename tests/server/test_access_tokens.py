@@ -6,6 +6,7 @@ import ast
 import hmac
 import inspect
 import os
+import stat
 import textwrap
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.server import tokens as module
 from taskqueue_core.server.tokens import Tokens, hashed, signature
+from taskqueue_core.server.tokens_file import add, remove
 from tests.server.access import entry, write
 
 SECRET = "tq_0123456789"
@@ -151,6 +153,13 @@ class TestFile:
             ({"expires_at": -1}, "token 2 (two): expires_at"),
             ({"expires_at": True}, "token 2 (two): expires_at"),
             ({"verb": ["admin"]}, "token 2 (two): 'verb'"),
+            ({"rate": 0}, "token 2 (two): rate"),
+            ({"rate": True}, "token 2 (two): rate"),
+            ({"rate": 1_000_001}, "token 2 (two): rate"),
+            ({"burst": 5}, "token 2 (two): burst"),
+            ({"rate": 5, "burst": 0.5}, "token 2 (two): burst"),
+            ({"connections": 0}, "token 2 (two): connections"),
+            ({"connections": 1.5}, "token 2 (two): connections"),
         ],
     )
     def test_wrong_entries(self, path: Path, change: dict[str, Any], field: str) -> None:
@@ -190,7 +199,7 @@ class TestFile:
         with pytest.raises(ConfigurationError, match="same hash"):
             Tokens.load(write(path, entry("a", "one"), entry("a", "two")))
 
-    @pytest.mark.parametrize("mode", [0o640, 0o604, 0o602, 0o660, 0o644])
+    @pytest.mark.parametrize("mode", [0o620, 0o604, 0o602, 0o660, 0o644])
     def test_others_may_not_use_it(self, path: Path, mode: int) -> None:
         """Security 26: who could write it could let anybody in."""
         write(path, entry(SECRET)).chmod(mode)
@@ -205,7 +214,8 @@ class TestFile:
             (0o660, 0, 1000, True),
             (0o444, 0, 1000, True),
             (0o440, 1000, 1000, True),
-            (0o440, 0, 0, True),
+            (0o640, 0, 0, False),
+            (0o660, 0, 0, True),
             (0o400, 1000, 1000, False),
         ],
     )
@@ -216,6 +226,29 @@ class TestFile:
         monkeypatch.setattr(os, "geteuid", lambda: us)
         found = os.stat_result((mode, 1, 1, 1, owner, 0, 1, 0, 0, 0))
         assert module._is_open(found) is refused
+
+    def test_a_pipe_is_not_waited_for(self, path: Path) -> None:
+        """Nobody writes into it: whoever waited for that would never look again."""
+        os.mkfifo(path, 0o600)
+        with pytest.raises(ConfigurationError, match="no plain file"):
+            Tokens.load(path)
+
+    def test_its_owner_keeps_it(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Security 6: root revokes a token, and the server, which is another user, can still read the file."""
+        add(path, "n", SECRET, verbs=["publish"], keys=["*"])
+        path.chmod(0o400)
+        given: list[tuple[int, int]] = []
+        really = Path.stat
+
+        def others(file: Path, **options: Any) -> os.stat_result:
+            found = really(file, **options)
+            return os.stat_result((*found[:4], 10001, 10002, *found[6:])) if file == path else found
+
+        monkeypatch.setattr(Path, "stat", others)
+        monkeypatch.setattr(os, "fchown", lambda _, user, group: given.append((user, group)))
+        assert remove(path, lambda _: True)
+        assert given == [(10001, 10002)]
+        assert stat.S_IMODE(really(path).st_mode) == 0o400
 
     def test_missing_and_no_file(self, path: Path) -> None:
         """There is a reason, and no trace of a stack."""

@@ -66,6 +66,26 @@ def new(
         str | None,
         typer.Option(help="In 90d, 12h, 30m, or when: 2027-01-31.", show_default=False),
     ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="How many requests and published tasks a second, at each server process.",
+            show_default=False,
+        ),
+    ] = None,
+    burst: Annotated[
+        float | None,
+        typer.Option(
+            help="How many of them at once after a pause. As many as in a second, unless given.",
+            show_default=False,
+        ),
+    ] = None,
+    connections: Annotated[
+        int | None,
+        typer.Option(
+            help="How many sockets at a time, at each server process.", show_default=False
+        ),
+    ] = None,
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,7 +93,11 @@ def new(
 
     A name may have several: make the new one, give it to all, then revoke the old one with --keep-newest.
     """
-    from taskqueue_core.server.tokens import VERBS, check_pattern  # noqa: PLC0415 - as in `serve`
+    from taskqueue_core.server.tokens import (  # noqa: PLC0415 - as in `serve`
+        VERBS,
+        check_limits,
+        check_pattern,
+    )
     from taskqueue_core.server.tokens_file import add, new_token  # noqa: PLC0415 - as in `serve`
 
     path, rights, patterns = _path(file), _words(verbs), _words(keys)
@@ -82,13 +106,25 @@ def new(
         raise InvalidInput("verbs", f"text of length {len(verbs)}", ", ".join(VERBS))
     for pattern in patterns or [""]:
         check_pattern("keys", pattern)
+    check_limits(rate, burst, connections)
     secret = new_token()
-    entry = add(path, name, secret, verbs=rights, keys=patterns, at=_expiry(expires))
+    entry = add(
+        path,
+        name,
+        secret,
+        verbs=rights,
+        keys=patterns,
+        at=_expiry(expires),
+        rate=rate,
+        burst=burst,
+        connections=connections,
+    )
     if as_json:
         print_json({"token": secret, **_told(entry), "file": str(path)})
         return
     until = "" if entry.expires_at is None else f", until {moment(entry.expires_at)}"
-    what = f"{' and '.join(sorted(entry.verbs))} with {', '.join(entry.keys)}{until}"
+    bounds = "".join(f", {limit}" for limit in _limits(entry))
+    what = f"{' and '.join(sorted(entry.verbs))} with {', '.join(entry.keys)}{bounds}{until}"
     note(f"{name} ({entry.short}) may {what}. This is the token; it is not shown again:", "dim")
     typer.echo(secret)
     if file is not None and load_settings(Settings).tokens_file is None:
@@ -109,7 +145,7 @@ def listing(*, file: File = None, as_json: AsJson = False) -> None:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("name", style="bold", overflow="fold")
-    for title in ("id", "verbs", "keys", "expires"):
+    for title in ("id", "verbs", "keys", "limits", "expires"):
         table.add_column(title, overflow="fold")
     for entry in found:
         table.add_row(
@@ -117,6 +153,7 @@ def listing(*, file: File = None, as_json: AsJson = False) -> None:
             entry.short,
             " ".join(sorted(entry.verbs)),
             " ".join(entry.keys),
+            ", ".join(_limits(entry)),
             _when(entry),
         )
     console.print(table)
@@ -185,6 +222,16 @@ def _expiry(text: str | None) -> float | None:
     return at
 
 
+def _limits(entry: Entry) -> list[str]:
+    told = []
+    if entry.rate is not None:
+        at_once = "" if entry.burst is None else f" and {entry.burst:g} at once"
+        told.append(f"{entry.rate:g} a second{at_once}")
+    if entry.connections is not None:
+        told.append(f"{entry.connections} socket{'' if entry.connections == 1 else 's'}")
+    return told
+
+
 def _when(entry: Entry) -> Text:
     if entry.expires_at is None:
         return Text("never", "dim")
@@ -198,4 +245,7 @@ def _told(entry: Entry) -> dict[str, Any]:
         "verbs": sorted(entry.verbs),
         "keys": list(entry.keys),
         "expires_at": entry.expires_at,
+        "rate": entry.rate,
+        "burst": entry.burst,
+        "connections": entry.connections,
     }

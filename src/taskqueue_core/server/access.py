@@ -41,7 +41,11 @@ class _Stay:
         self._allowed = allowed
 
     def judge(self, identity: Identity | None) -> None:
-        if identity is None or not self._allowed(identity):
+        try:
+            stays = identity is not None and self._allowed(identity)
+        except Exception:  # noqa: BLE001 - an identity of a plugin may be anything; others must be judged, too
+            stays = False
+        if not stays:
             self.revoked.set()
 
 
@@ -56,6 +60,8 @@ class Access:
         self._tokens = Tokens.load(self._path) if self._path else None
         self._stays: set[_Stay] = set()
         self._reading = asyncio.Lock()
+        self._refused: int | None = None
+        """the hash of what was last said about a file that is no good"""
         self._asked = asyncio.Event()
 
     @property
@@ -67,7 +73,10 @@ class Access:
         """Say who shows a token, ``None`` if nobody knows it. The first plugin that does counts, then the file."""
         if not self.authenticates:
             return OPEN
-        found: Identity | None = self._hooks.first("authenticate", token=token, peer=peer)
+        found = self._hooks.first("authenticate", token=token, peer=peer)
+        if found is not None and not isinstance(found, Identity):
+            _log.error("a plugin's answer is no Identity: nobody is let in by it")
+            return None
         if found is None and self._tokens is not None:
             found = self._tokens.identify(token, time.time())
         return found
@@ -105,8 +114,11 @@ class Access:
             try:
                 tokens = await asyncio.to_thread(Tokens.load, path)
             except ConfigurationError as error:
-                _log.error("the tokens stay as they were: %s", error)
+                if self._refused != (refused := hash(str(error))):
+                    self._refused = refused
+                    _log.error("the tokens stay as they were: %s", error)
                 return False
+            self._refused = None
             old, self._tokens = self._tokens, tokens
         if old is None or old.entries != tokens.entries:
             _log.info("the tokens were read anew")
@@ -151,7 +163,8 @@ class Access:
     async def _look(self) -> None:
         if self._path is not None:
             found = await asyncio.to_thread(signature, self._path)
-            if found != self._signature:
+            # What could not be read may be readable now, though it did not change: who was revoked must not stay.
+            if found != self._signature or self._refused is not None:
                 await self.reload()
 
 

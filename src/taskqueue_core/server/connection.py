@@ -32,6 +32,7 @@ from taskqueue_core.server.credentials import peer_of, token_of
 from taskqueue_core.server.greeting import read_hello
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.racing import first
+from taskqueue_core.server.usage import Place
 
 __all__ = ["Connection"]
 
@@ -41,13 +42,14 @@ _log = logging.getLogger("taskqueue.server.socket")
 class Connection:
     """A member of the registry for as long as it may hold deliveries. Runs once."""
 
-    def __init__(self, hub: Hub, websocket: WebSocket, *, known: bool = False) -> None:
-        """Serve an accepted websocket; ``known`` if it showed a good token by header. Otherwise the hello may."""
+    def __init__(self, hub: Hub, websocket: WebSocket, place: Place | None = None) -> None:
+        """Serve an accepted websocket, with a ``place`` if it showed a good token by header; the hello may, too."""
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
         self._hub = hub
         self._peer = peer_of(websocket)
-        self._known = known
+        self._known = place is not None
+        self._place = place
         self._token = token_of(websocket)
         self._channel = Channel(websocket, hub.settings.lease)
         self._session = ServerSession()
@@ -80,7 +82,12 @@ class Connection:
         except Gone:
             pass  # it left before it was welcome
         finally:
+            self._leave()
             self._hub.registry.remove(self)
+
+    def _leave(self) -> None:
+        if self._place is not None:
+            self._place.leave()
 
     async def _hello(self) -> Hello | Hangup:
         return await read_hello(self._session, self._channel)
@@ -101,6 +108,13 @@ class Connection:
 
         if not may_stay(identity):
             await self._refuse("forbidden", "may not consume these keys", CLOSE_UNAUTHENTICATED)
+            return
+        if self._place is None:
+            self._place = self._hub.usage.enter(identity)
+        if self._place is None:
+            await self._refuse(
+                "too_many", "this token has as many sockets as it may", CLOSE_TRY_LATER
+            )
             return
         with self._hub.access.stay(token, self._peer, may_stay) as dismissed:
             await self._let_in(hello, dismissed, partial(identity.may, "consume"))
@@ -127,6 +141,7 @@ class Connection:
                 subscription,
                 changed=self._changed,
                 dismissed=dismissed,
+                parted=self._leave,
             )
             try:
                 await talk.welcome(hello, self.connection_id, may)

@@ -69,14 +69,19 @@ class Conversation:
         *,
         changed: asyncio.Event,
         dismissed: asyncio.Event,
+        parted: Callable[[], None] = lambda: None,
     ) -> None:
-        """``changed`` is set whenever deliveries leave the books, ``dismissed`` once the worker may not stay."""
+        """``changed`` is set whenever deliveries leave the books, ``dismissed`` once the worker may not stay.
+
+        ``parted`` is called as soon as nobody listens any more, before what is held is handed back.
+        """
         self._hub = hub
         self._channel = channel
         self._session = session
         self._subscription = subscription
         self._changed = changed
         self._dismissed = dismissed
+        self._parted = parted
         self._loop = asyncio.get_running_loop()
         self._listening_since: float | None = None
         self._store = StoreLink(self._tell)
@@ -107,6 +112,7 @@ class Conversation:
             await self._channel.send(*texts)
         except Gone as gone:
             self._session.close()
+            self._parted()
             if not gone.orderly:  # its next connection adopts the same
                 await self._break_off(End(orderly=False, reason=str(gone)))
             raise
@@ -116,6 +122,7 @@ class Conversation:
         settling = asyncio.create_task(self._settler.run())
         try:
             end = await self._talk(settling)
+            self._parted()
             self._session.close()
             await (self._part(end) if end.orderly else self._break_off(end))
             return end

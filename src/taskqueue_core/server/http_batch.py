@@ -35,7 +35,7 @@ async def publish(call: Call) -> Response:
     a task without an id is the same as the one on the same line before.
     """
     batch = _Batch(call)
-    async for line in _lines(bodies.stream(call.request, bodies.NDJSON)):
+    async for line in _lines(call.stream(bodies.NDJSON)):
         await batch.add(line)
     await batch.flush()
     return spliced((line + b"\n" for line in batch.answers), bodies.NDJSON)
@@ -83,6 +83,8 @@ class _Batch:
         if not waiting:
             return
         tasks = [task for _, task in waiting]
+        if self._call.identity is not None:
+            self._call.hub.usage.spend(self._call.identity, len(tasks))
         confirmations = await self._call.hub.queue.publish_many(tasks)
         for (place, _), confirmation in zip(waiting, confirmations, strict=True):
             self.answers[place] = _encoder.encode(ConfirmationOut.of(confirmation))

@@ -33,7 +33,7 @@ async def replace(call: Call) -> Response:
     ``ETag`` in the header ``If-Match``, where another one is answered with 412. The header counts, if both are there.
     """
     key = call.name("key")
-    body = await bodies.read(call.request)
+    body = await call.read()
     bodies.decode(object, body)  # what is not JSON has the answer that it has everywhere
     settings, version = read_settings(body), _if_match(call)
     if version is None:

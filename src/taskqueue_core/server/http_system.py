@@ -7,6 +7,7 @@ import asyncio
 from starlette.responses import Response
 
 from taskqueue_core.capabilities import Maintained
+from taskqueue_core.server.credentials import peer_of, token_of
 from taskqueue_core.server.hub import VERSION, Hub
 from taskqueue_core.server.models import AliveOut, HealthOut, ReadyOut, WorkersOut
 from taskqueue_core.server.operations import Call, Operation, Scope, answer
@@ -20,9 +21,12 @@ _UNREADY = {"retry-after": "1"}
 
 
 async def health(call: Call) -> Response:
-    """Say whether the store can serve."""
-    told = await _health(call.hub)
-    body = HealthOut(ok=told.ok, backend=told.backend, version=VERSION, details=told.details)
+    """Say whether the store can serve. Its details are for those who show a token, where tokens are asked for."""
+    hub, request = call.hub, call.request
+    told = await _health(hub)
+    known = hub.identify(token_of(request), peer_of(request)) is not None
+    details = told.details if known else {}
+    body = HealthOut(ok=told.ok, backend=told.backend, version=VERSION, details=details)
     return answer(body, 200 if told.ok else 503)
 
 

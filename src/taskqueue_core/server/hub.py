@@ -15,6 +15,7 @@ from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.server.access import Access
 from taskqueue_core.server.registry import Registry
+from taskqueue_core.server.usage import Usage
 from taskqueue_core.server.waiting import Waiters
 
 __all__ = ["VERSION", "Hub"]
@@ -50,6 +51,7 @@ class Hub:
         self.queue = Queue(backend)
         self.settings = settings
         self.access = Access(settings, self.hooks)
+        self.usage = Usage()
         self.registry = registry if registry is not None else Registry()
         self.started = False
         self.draining = asyncio.Event()

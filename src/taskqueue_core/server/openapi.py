@@ -54,7 +54,7 @@ _OF_STATUS = {
     503: ("Retry-After",),
 }
 _NEEDS_BODY = (400, 408, 413, 415)
-_NEEDS_TOKEN = (401, 403)
+_NEEDS_TOKEN = (401, 403, 429)
 _ALWAYS = (403, 421, 422, 500)
 _PATTERNED = {"moved_to": (), "bound_to": ("items",), "weights": ("propertyNames",)}
 

@@ -72,7 +72,9 @@ class Call:
         asked = self.identity
         request = self.request
         return self.hub.access.stay(
-            token_of(request), peer_of(request), lambda now: asked in (None, now)
+            token_of(request),
+            peer_of(request),
+            lambda now: asked is None or (asked.verbs, asked.keys) == (now.verbs, now.keys),
         )
 
     def name(self, part: str) -> str:
@@ -125,9 +127,27 @@ class Call:
         if (told := self.request.query_params.get("confirm")) != expected:
             raise InvalidInput("confirm", _got(told), f"confirm={expected}")
 
+    async def stream(self, kind: str) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, for as long as who asks has its rights. Raises `ProblemError`."""
+        if self.identity is None:
+            async for chunk in bodies.stream(self.request, kind):
+                yield chunk
+            return
+        with self.stay() as dismissed:
+            async for chunk in bodies.stream(self.request, kind):
+                if dismissed.is_set():
+                    raise unauthenticated()
+                yield chunk
+            if dismissed.is_set():
+                raise unauthenticated()
+
+    async def read(self, kind: str = bodies.JSON) -> bytes:
+        """Return the whole body. Raises `ProblemError`."""
+        return b"".join([chunk async for chunk in self.stream(kind)])
+
     async def body(self, kind: type[T]) -> T:
         """Return the decoded JSON body. Raises `ProblemError`."""
-        return bodies.decode(kind, await bodies.read(self.request))
+        return bodies.decode(kind, await self.read())
 
 
 def _got(text: str | None) -> str:
@@ -224,6 +244,7 @@ def _authorize(call: Call, operation: Operation) -> None:
     if identity is None:
         raise unauthenticated()
     request.scope["taskqueue.identity"] = identity.name
+    call.hub.usage.spend(identity)
     if identity.verbs.isdisjoint(verbs):
         raise _forbidden(f"this token lacks the right to {_either(verbs)}")
     if operation.scope is Scope.SERVER and not any(map(identity.may, verbs)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.websockets import WebSocket
 
+from taskqueue_core.hooks import Identity
 from taskqueue_core.protocol.frames import CLOSE_TRY_LATER, SUBPROTOCOL
 from taskqueue_core.server.channel import Gone
 from taskqueue_core.server.connection import Connection
@@ -20,19 +21,27 @@ _CHALLENGE = {"www-authenticate": "Bearer"}
 async def socket(websocket: WebSocket) -> None:
     """Serve one worker. Refusals before the handshake are HTTP problems, later ones close codes."""
     hub: Hub = websocket.app.state.hub
-    refused = refusal(hub, websocket, SUBPROTOCOL) or _not_ready(hub) or _stranger(hub, websocket)
-    known = hub.authenticates and shows_header(websocket)
+    refused = refusal(hub, websocket, SUBPROTOCOL) or _not_ready(hub)
+    identity = None
+    # Without the header the token may come with the hello.
+    if refused is None and hub.authenticates and shows_header(websocket):
+        identity = hub.identify(token_of(websocket), peer_of(websocket))
+        refused = _stranger(identity)
     try:
         if refused is not None:
             await websocket.send_denial_response(respond(refused))
             return
         await websocket.accept(SUBPROTOCOL)
-        if not hub.registry.has_room_for(known=known):
+        place, room = None, hub.registry.has_room_for(known=identity is not None)
+        if room and identity is not None:
+            place = hub.usage.enter(identity)
+            room = place is not None
+        if not room:
             await websocket.close(CLOSE_TRY_LATER, "too_many")
             return
     except (OSError, RuntimeError, Gone):
         return  # it left during the handshake
-    await Connection(hub, websocket, known=known).run()
+    await Connection(hub, websocket, place).run()
 
 
 def refusal(hub: Hub, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
@@ -57,11 +66,7 @@ def _not_ready(hub: Hub) -> ProblemError | None:
     return None
 
 
-def _stranger(hub: Hub, websocket: WebSocket) -> ProblemError | None:
-    # Without the header the token may come with the hello.
-    if not hub.authenticates or not shows_header(websocket):
-        return None
-    identity = hub.identify(token_of(websocket), peer_of(websocket))
+def _stranger(identity: Identity | None) -> ProblemError | None:
     if identity is None:
         return ProblemError(401, "unauthenticated", "a valid token is required", headers=_CHALLENGE)
     if "consume" not in identity.verbs:

@@ -17,13 +17,14 @@ import msgspec
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.hooks import Identity
-from taskqueue_core.limits import check_name, check_time
+from taskqueue_core.limits import check_name, check_time, kind_of
 
 __all__ = [
     "MAX_ENTRIES",
     "VERBS",
     "Entry",
     "Tokens",
+    "check_limits",
     "check_pattern",
     "hashed",
     "load",
@@ -40,7 +41,11 @@ _TOKEN = 1024
 _PATTERNS = 1000
 _BYTES = 4 * 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FIELDS = frozenset({"name", "sha256", "verbs", "keys", "expires_at"})
+_NUMBERS = 1_000_000
+"""the highest limit that an entry may tell"""
+_FIELDS = frozenset(
+    {"name", "sha256", "verbs", "keys", "expires_at", "rate", "burst", "connections"}
+)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +57,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...]
     expires_at: float | None = None
     """Unix seconds"""
+    rate: float | None = None
+    burst: float | None = None
+    connections: int | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Who it stands for."""
+        return Identity(
+            name=self.name,
+            verbs=self.verbs,
+            keys=self.keys,
+            rate=self.rate,
+            burst=self.burst,
+            connections=self.connections,
+        )
 
     def __repr__(self) -> str:
         """Show no hash."""
@@ -78,9 +98,7 @@ class Tokens:
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         """Several entries may have one name: then each of its tokens is good."""
         self.entries = tuple(entries)
-        self._identities = tuple(
-            Identity(name=entry.name, verbs=entry.verbs, keys=entry.keys) for entry in self.entries
-        )
+        self._identities = tuple(entry.identity for entry in self.entries)
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
@@ -141,7 +159,10 @@ def read_entries(text: bytes, path: Path) -> tuple[Entry, ...]:
 def load(path: Path) -> bytes:
     """Return the bytes of a file that nobody else can use. Raises `ConfigurationError`."""
     try:
-        with path.open("rb") as file:
+        # A pipe is not waited for: nobody would be asked about meanwhile.
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise _wrong(path, "it is no plain file")
@@ -159,7 +180,7 @@ def load(path: Path) -> bytes:
 
 def _is_open(found: os.stat_result) -> bool:
     # Who may write it may come in as anybody. A group may read what root gave it to read, as Kubernetes mounts secrets.
-    given = stat.S_IRGRP if found.st_uid == 0 and os.geteuid() != 0 else 0
+    given = stat.S_IRGRP if found.st_uid == 0 else 0
     return bool(found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~given)
 
 
@@ -187,7 +208,35 @@ def _entry(row: Mapping[str, Any], number: int, path: Path) -> Entry:
         verbs=frozenset(_verbs(row.get("verbs"), wrong)),
         keys=_keys(row.get("keys"), wrong),
         expires_at=_expiry(row.get("expires_at"), wrong),
+        **_limits(row, wrong),
     )
+
+
+def check_limits(rate: object, burst: object, connections: object) -> None:
+    """Raise `InvalidInput` for what limits nothing. ``None`` is no limit."""
+    for field, told, kind in (
+        ("rate", rate, float),
+        ("burst", burst, float),
+        ("connections", connections, int),
+    ):
+        number = isinstance(told, int | kind) and not isinstance(told, bool)
+        lowest = 1 / 3600 if field == "rate" else 1
+        if told is not None and not (number and lowest <= told <= _NUMBERS):  # type: ignore[operator]
+            what = (
+                "a number a second, at least one an hour" if field == "rate" else "a number from 1"
+            )
+            raise InvalidInput(field, kind_of(told), f"{what}, up to {_NUMBERS}")
+    if burst is not None and rate is None:
+        raise InvalidInput("burst", "a burst without a rate", "with a rate only")
+
+
+def _limits(row: Mapping[str, Any], wrong: Callable[[str, str], NoReturn]) -> dict[str, Any]:
+    told = {field: row.get(field) for field in ("rate", "burst", "connections")}
+    try:
+        check_limits(**told)
+    except InvalidInput as error:
+        wrong(error.field, error.allowed)
+    return told
 
 
 def _verbs(told: object, wrong: Callable[[str, str], NoReturn]) -> list[str]:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -42,14 +43,19 @@ def add(
     verbs: Iterable[str],
     keys: Iterable[str],
     at: float | None = None,
+    rate: float | None = None,
+    burst: float | None = None,
+    connections: int | None = None,
 ) -> Entry:
     """Put an entry at the end of a file, which is made where there is none. Raises `ConfigurationError`."""
-    lines = {
+    lines: dict[str, object] = {
         "name": name,
         "sha256": hashed(token).hex(),
         "verbs": [*dict.fromkeys(verbs)],
         "keys": [*keys],
     }
+    limits = {"rate": rate, "burst": burst, "connections": connections}
+    lines |= {field: told for field, told in limits.items() if told is not None}
     text = "".join(
         f"{field} = {msgspec.json.encode(told).decode()}\n" for field, told in lines.items()
     )
@@ -105,6 +111,7 @@ def _write(path: Path, text: str) -> None:
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
         with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            _keep_owner(target, file.fileno())
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
@@ -113,6 +120,18 @@ def _write(path: Path, text: str) -> None:
         raise _failed(path, error) from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _keep_owner(target: Path, draft: int) -> None:
+    """Have the new file be whose the old one was: a server that could not read it would go on with the old tokens."""
+    try:
+        old = target.stat()
+    except FileNotFoundError:
+        return
+    new = os.fstat(draft)
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.fchown(draft, old.st_uid, old.st_gid)
+    os.fchmod(draft, stat.S_IMODE(old.st_mode))
 
 
 def _failed(path: Path, error: OSError) -> ConfigurationError:

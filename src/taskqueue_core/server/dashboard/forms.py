@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from urllib.parse import parse_qs
 
-from taskqueue_core.server import bodies
 from taskqueue_core.server.operations import Call
 from taskqueue_core.server.problems import ProblemError
 
@@ -31,7 +30,7 @@ class Form:
 
 async def read_form(call: Call) -> Form:
     """Read the body. Raises `ProblemError`."""
-    body = await bodies.read(call.request, _FORM)
+    body = await call.read(_FORM)
     try:
         fields = parse_qs(
             body.decode(), keep_blank_values=True, max_num_fields=_FIELDS, errors="strict"

@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 from starlette.websockets import WebSocket
 
+from taskqueue_core.hooks import Identity
 from taskqueue_core.server.channel import Channel, Gone
 from taskqueue_core.server.credentials import peer_of, token_of
 from taskqueue_core.server.greeting import HELLO_SECONDS
@@ -19,6 +20,7 @@ from taskqueue_core.server.prefect import frames
 from taskqueue_core.server.problems import respond
 from taskqueue_core.server.racing import first
 from taskqueue_core.server.socket import refusal
+from taskqueue_core.server.usage import Place
 
 __all__ = ["End", "Guest", "Visit", "receive_frame", "restart", "welcome"]
 
@@ -40,9 +42,15 @@ class Guest:
         self.hub = hub
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
-        self.known = hub.authenticates and self._identifies()
+        self.identity = self._identified() if hub.authenticates else None
+        """who it is, where a header says so"""
+        self.place: Place | None = None
         self.channel = Channel(websocket, hub.settings.lease)
         self.pings = Pings(websocket)
+        self.credit = 0
+        """how many more deliveries it may be sent"""
+        self.busy = 0
+        """how many it has that are not settled"""
 
     def forget(self, receipts: Iterable[str]) -> None:
         """Do nothing: who comes again does not say what it has."""
@@ -54,8 +62,13 @@ class Guest:
             return auth
         if self.token is None:
             self.token = auth.token
-        if not self._identifies():
+        identity = self._identified()
+        if identity is None:
             return End("a valid token is required", frames.CLOSE_POLICY)
+        if self.place is None:
+            self.place = self.hub.usage.enter(identity)
+        if self.place is None:
+            return End("too many", frames.CLOSE_TRY_LATER)
         await self.channel.send(frames.AUTH_SUCCESS)
         return None
 
@@ -64,9 +77,17 @@ class Guest:
         while True:
             await self.channel.receive()
 
-    def _identifies(self) -> bool:
+    def has_room(self) -> bool:
+        """Whether it may come in: it has its place then, if it is known already."""
+        if not self.hub.registry.has_room_for(known=self.identity is not None):
+            return False
+        if self.identity is not None:
+            self.place = self.hub.usage.enter(self.identity)
+        return self.identity is None or self.place is not None
+
+    def _identified(self) -> Identity | None:
         identity = self.hub.identify(self.token, self.peer)
-        return identity is not None and "consume" in identity.verbs
+        return identity if identity is not None and "consume" in identity.verbs else None
 
 
 class Visit(Protocol):
@@ -90,7 +111,7 @@ async def welcome(websocket: WebSocket, visit: Visit) -> None:
         if hub.draining.is_set() or not hub.started:
             await websocket.close(frames.CLOSE_RESTART, "not ready")
             return
-        if not hub.registry.has_room_for(known=guest.known):
+        if not guest.has_room():
             await websocket.close(frames.CLOSE_TRY_LATER, "too many")
             return
     except (OSError, RuntimeError, Gone):
@@ -100,7 +121,7 @@ async def welcome(websocket: WebSocket, visit: Visit) -> None:
 
 async def _serve(guest: Guest, visit: Visit) -> None:
     hub = guest.hub
-    hub.registry.add(guest, known=guest.known)
+    hub.registry.add(guest, known=guest.identity is not None)
     try:
         guest.pings.keep_alive(hub.settings.lease)
         end = await first(guest.greet(), restart(guest)) or await visit(guest)
@@ -109,6 +130,8 @@ async def _serve(guest: Guest, visit: Visit) -> None:
     except Gone:
         pass
     finally:
+        if guest.place is not None:
+            guest.place.leave()
         hub.registry.remove(guest)
 
 

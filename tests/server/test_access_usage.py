@@ -1,0 +1,321 @@
+"""What one name may use: so many requests and tasks a second, so many sockets at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from taskqueue_core.hooks import Identity
+from taskqueue_core.server import usage as module
+from taskqueue_core.server.problems import ProblemError
+from taskqueue_core.server.usage import MAX_DEBT, Usage
+from tests.prefect.support import KEY, Taker, url_of
+from tests.server.access import ADMIN, A, B, Plugin, bearer, entry, guarded, write
+from tests.server.support import Running, eventually, http, problem, running
+
+EVENTS = "/api/events/in"
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+def identity(name: str = "n", **limits: Any) -> Identity:
+    """Somebody with limits."""
+    return Identity(name=name, **limits)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands still."""
+    return Clock()
+
+
+@pytest.fixture
+def usage(clock: Clock) -> Usage:
+    """Nothing used."""
+    return Usage(clock)
+
+
+def waits(usage: Usage, who: Identity, tasks: int = 0) -> int:
+    """After how many seconds one that is refused may come again; 0 for one that is not."""
+    try:
+        usage.spend(who, tasks)
+    except ProblemError as error:
+        told = error
+    else:
+        return 0
+    assert (told.problem.status, told.problem.code) == (429, "rate_limited")
+    return int(told.headers["retry-after"])
+
+
+class TestRate:
+    """Security 12 and 22: how fast."""
+
+    @pytest.mark.parametrize(
+        ("limits", "most"), [({"rate": 5}, 5), ({"rate": 2, "burst": 7}, 7), ({"rate": 0.5}, 1)]
+    )
+    def test_exactly(self, usage: Usage, clock: Clock, limits: dict[str, Any], most: int) -> None:
+        """So many at once and not one more; then one for each part of a second that passes; no more are saved up."""
+        who = identity(**limits)
+        for _ in range(3):
+            assert [waits(usage, who) for _ in range(most)] == [0] * most
+            assert waits(usage, who) == max(1, round(1 / who.rate))  # type: ignore[operator]
+            clock.now += 0.99 / who.rate  # type: ignore[operator]
+            assert waits(usage, who)
+            clock.now += 0.02 / who.rate  # type: ignore[operator]
+            assert not waits(usage, who)
+            assert waits(usage, who)
+            clock.now += 1e6
+
+    def test_who_waits_as_told_is_let_in(self, usage: Usage, clock: Clock) -> None:
+        """``Retry-After`` is enough, and refusals cost nothing."""
+        who = identity(rate=0.1, burst=1)
+        assert not waits(usage, who)
+        for _ in range(100):
+            assert waits(usage, who) == 10
+        clock.now += 10
+        assert not waits(usage, who)
+
+    def test_tasks_count(self, usage: Usage, clock: Clock) -> None:
+        """A batch is taken whole, and what was too much holds up what comes after it."""
+        who = identity(rate=10)
+        assert not waits(usage, who)
+        assert not waits(usage, who, 1000)
+        assert waits(usage, who) == 100
+        clock.now += 99
+        assert waits(usage, who) == 1
+        clock.now += 1
+        assert not waits(usage, who)
+
+    def test_batches_at_the_same_time(self, usage: Usage) -> None:
+        """What was let in together does not exceed the largest batch by more than a piece."""
+        who = identity(rate=10, burst=1000)
+        let_in = 0
+        while not waits(usage, who, 1000):
+            let_in += 1000
+            assert let_in <= MAX_DEBT + 2000
+        assert let_in >= MAX_DEBT
+
+    def test_names_are_told_apart(self, usage: Usage) -> None:
+        """Tokens of one name share; another name has its own; who has no limit never waits."""
+        assert not waits(usage, identity(rate=1))
+        assert waits(usage, identity(rate=1, keys=("a",)))
+        assert not waits(usage, identity("m", rate=1))
+        assert not any(waits(usage, identity(), 10**6) for _ in range(100))
+
+    def test_a_new_rate_counts_at_once(self, usage: Usage, clock: Clock) -> None:
+        """A lower one leaves no more than its own burst, a higher one lets in sooner."""
+        assert not waits(usage, identity(rate=100))
+        assert [waits(usage, identity(rate=2)) for _ in range(3)] == [0, 0, 1]
+        clock.now += 0.1
+        assert not waits(usage, identity(rate=100))
+
+    def test_memory_is_bounded(self, usage: Usage, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Names of plugins may be many: the one that was longest away goes first; those without limits never came."""
+        monkeypatch.setattr(module, "MAX_NAMES", 10)
+        for n in range(100):
+            assert not waits(usage, identity("busy", rate=1000))
+            assert not waits(usage, identity(f"n{n}", rate=1))
+            assert not waits(usage, identity(f"m{n}"))
+        assert len(usage._left) == 10
+        assert waits(usage, identity("n99", rate=1))
+        assert not waits(usage, identity("n0", rate=1))
+
+
+class TestSockets:
+    """Security 12 and 22: how many at a time."""
+
+    def test_exactly(self, usage: Usage) -> None:
+        """So many and not one more, whoever leaves twice; nothing is kept of who has none."""
+        who = identity(connections=2)
+        first, second = usage.enter(who), usage.enter(who)
+        assert first
+        assert second
+        assert usage.enter(who) is None
+        assert usage.enter(identity("m", connections=1))
+        first.leave()
+        first.leave()
+        assert usage.enter(who)
+        assert usage.enter(who) is None
+        second.leave()
+        assert usage._sockets == {"n": 1, "m": 1}
+        assert all(usage.enter(identity()) for _ in range(100))
+        assert set(usage._sockets) == {"n", "m"}
+
+    def test_nobody_is_remembered_for_a_refusal(self, usage: Usage) -> None:
+        """Who has left is forgotten."""
+        place = usage.enter(identity(connections=1))
+        assert place
+        place.leave()
+        assert not usage._sockets
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"keys": "mail-*"},
+        {"keys": (3,)},
+        {"verbs": "admin"},
+        {"verbs": frozenset({3})},
+        {"name": 3},
+        {"rate": 0},
+        {"rate": -1.0},
+        {"rate": float("nan")},
+        {"rate": float("inf")},
+        {"burst": 0},
+        {"connections": "3"},
+    ],
+)
+def test_what_is_no_identity(wrong: dict[str, Any]) -> None:
+    """Security 2: "mail-*" in the place of ("mail-*",) would be all keys, by the star in it."""
+    with pytest.raises(TypeError, match="identity"):
+        Identity(**{"name": "n", **wrong})
+
+
+async def statuses(it: Running, tokens: Iterable[str], path: str = "/v1/queues/a") -> list[int]:
+    """Ask, one after the other."""
+    async with http(it) as client:
+        return [(await client.get(path, headers=bearer(one))).status_code for one in tokens]
+
+
+class TestServer:
+    """What a server does with it."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        """One token that may do little, a second one of its name, and one that may do all."""
+        return write(
+            tmp_path / "tokens.toml",
+            entry(A, "a", keys=["a"], rate=0.01, burst=3, connections=1),
+            entry(B, "a", keys=["a"], rate=0.01, burst=3, connections=1),
+            entry(ADMIN, "admin"),
+        )
+
+    async def test_requests(self, path: Path) -> None:
+        """Security 22: one that is too fast is told when to come again, and is alone in that."""
+        async with guarded(path) as it, http(it) as client:
+            assert await statuses(it, [A, B, A, A, B]) == [200, 200, 200, 429, 429]
+            answer = await client.get("/v1/queues/a", headers=bearer(A))
+            problem(answer, 429, "rate_limited")
+            assert 90 <= int(answer.headers["retry-after"]) <= 100
+            page = await client.get("/queues/a", headers=bearer(A) | {"accept": "text/html"})
+            assert (page.status_code, page.headers["retry-after"]) == (429, "100")
+            assert await statuses(it, [ADMIN] * 10) == [200] * 10
+            assert await statuses(it, ["tq_wrong"] * 5) == [401] * 5
+            assert (await client.get("/health", headers=bearer(A))).status_code == 200
+
+    async def test_what_is_forbidden_counts(self, path: Path) -> None:
+        """Security 22: whoever tries what it may not is as fast as others."""
+        async with guarded(path) as it:
+            assert await statuses(it, [A] * 5, "/v1/queues/b") == [403, 403, 403, 429, 429]
+
+    async def test_tasks_of_a_batch(self, path: Path) -> None:
+        """Security 22: each counts; the batch itself is answered line by line as ever."""
+        async with guarded(path) as it, http(it) as client:
+            body = "".join(json.dumps({"key": "a", "id": f"t{n}"}) + "\n" for n in range(20))
+            headers = bearer(A) | {"content-type": "application/x-ndjson"}
+            answer = await client.post("/v1/tasks/batch", content=body, headers=headers)
+            assert answer.text.count('"accepted"') == 20
+            answer = await client.post("/v1/tasks/batch", content=body, headers=headers)
+            problem(answer, 429, "rate_limited")
+            assert int(answer.headers["retry-after"]) > 1500
+
+    async def test_sockets(self, path: Path) -> None:
+        """Security 22: by header or by hello, 1013 for one too many, and room as soon as one has left."""
+        async with guarded(path) as it:
+            async with it.worker("w1", "a", headers=bearer(A)):
+                async with it.socket(additional_headers=bearer(B)) as late:
+                    await asyncio.wait_for(late.wait_closed(), 3)
+                    assert (late.close_code, late.close_reason) == (1013, "too_many")
+                async with it.socket() as late:
+                    hello = {"type": "hello", "worker_id": "w2", "keys": ["a"], "token": A}
+                    await late.send(json.dumps(hello))
+                    await asyncio.wait_for(late.wait_closed(), 3)
+                    assert (late.close_code, late.close_reason) == (1013, "too_many")
+                async with it.worker("w3", "a", token=ADMIN), it.worker("w4", "a", token=ADMIN):
+                    pass
+            await eventually(lambda: not it.hub.usage._sockets)
+            async with it.worker("w1", "a", token=B):
+                assert it.hub.usage._sockets == {"a": 1}
+            await eventually(lambda: not it.hub.usage._sockets)
+
+    async def test_who_says_nothing_has_a_place(self, path: Path) -> None:
+        """Security 22: a good token in the header is no way around the cap on those that have said no hello."""
+        async with guarded(path) as it, it.socket(additional_headers=bearer(A)) as silent:
+            await eventually(lambda: it.hub.usage._sockets)
+            async with it.socket(additional_headers=bearer(A)) as late:
+                await asyncio.wait_for(late.wait_closed(), 3)
+                assert late.close_code == 1013
+            await silent.close()
+            await eventually(lambda: not it.hub.usage._sockets)
+
+    async def test_who_was_cut_off_comes_back_at_once(self, path: Path) -> None:
+        """The place is free before the grace is over, or else nobody could adopt what it still runs."""
+        async with guarded(path, grace=30) as it:
+            async with it.worker("w1", "a", headers=bearer(A), credit=1) as worker:
+                await it.publish("t1", key="a")
+                [delivery] = await worker.deliveries(1)
+                worker.socket.transport.abort()
+                await eventually(lambda: not it.hub.usage._sockets)
+            held = [delivery["receipt"]]
+            async with it.worker("w1", "a", headers=bearer(A), holding=held) as again:
+                assert len(again.welcome["adopted"]) == 1
+                await again.send("bye")
+                await again.closed()
+
+    async def test_sockets_of_prefect(self, path: Path) -> None:
+        """Security 22: both sockets of a worker count; it is told to come later, and never ended."""
+        async with guarded(path) as it:
+            for where in (EVENTS, None):
+                told = url_of(it, where) if where else url_of(it)
+                async with Taker(told, quiet=True) as one:
+                    await one.send("auth", token=A)
+                    await eventually(lambda: it.hub.usage._sockets)
+                    for headers in (bearer(A), None):
+                        async with Taker(told, quiet=True, headers=headers) as late:
+                            with contextlib.suppress(
+                                ConnectionClosed
+                            ):  # by the header it is known at once
+                                await late.send("auth", token=A)
+                            await asyncio.wait_for(late.socket.wait_closed(), 3)
+                            assert late.socket.close_code == 1013
+                await eventually(lambda: not it.hub.usage._sockets)
+
+    async def test_a_plugin_gives_limits(self) -> None:
+        """They are the identity's, wherever it comes from."""
+        plugin = Plugin(identity("good", rate=0.01, burst=2, connections=1))
+        async with running(plugin.backend()) as it:
+            assert await statuses(it, ["good"] * 3) == [200, 200, 429]
+            async with (
+                it.worker("w1", KEY, token="good"),
+                it.socket(additional_headers=bearer("good")) as late,
+            ):
+                await asyncio.wait_for(late.wait_closed(), 3)
+                assert late.close_code == 1013
+
+    async def test_other_limits_end_nothing(self, path: Path) -> None:
+        """Who waits goes on waiting: its rights are the same."""
+        async with guarded(path) as it, http(it) as client:
+            await it.publish("t1", key="a")
+            asked = asyncio.create_task(client.get("/v1/tasks/a/t1?wait=5", headers=bearer(A)))
+            await eventually(lambda: len(it.hub.waiters))
+            write(path, entry(A, "a", keys=["a"], rate=7))
+            assert await it.hub.access.reload()
+            await it.hub.control.cancel("a", "t1")
+            it.hub.waiters.stir("a", "t1")
+            assert (await asked).status_code == 200
