@@ -16,6 +16,7 @@ from taskqueue_core.server.prefect import handing_over
 from taskqueue_core.tasks import State, Task
 from tests.prefect.support import KEY, Taker, publish_runs, status, task_run, untouched, url_of
 from tests.server.support import Running, eventually, http, running
+from tests.server.test_metrics import scrape
 
 Odd = Callable[[Taker], Awaitable[Any]]
 
@@ -117,6 +118,24 @@ class TestSerial:
             await worker.ack()
             await worker.nothing_comes(0.15)
             await it.reaches(KEY, done=2, scheduled=0, waiting=0)
+
+    async def test_metrics_tell_of_it(self) -> None:
+        """E7, fault K1: what a worker of Prefect may be sent, and has, counts as another worker's does."""
+        async with running() as it, Taker(url_of(it)) as worker, http(it) as client:
+
+            async def told() -> tuple[float, float]:
+                seen = await scrape(client)
+                return seen("credit_tasks"), seen("held_tasks")
+
+            async def tells(credit: int, held: int) -> bool:
+                return await told() == (credit, held)
+
+            await eventually(lambda: tells(1, 0))
+            await publish_runs(it, "a")
+            await worker.receive()
+            assert await told() == (0, 1)
+            await worker.ack()
+            await eventually(lambda: tells(1, 0))
 
     async def test_plugins_hear_of_it(self) -> None:
         """A worker of Prefect is a worker: the same hooks tell of it, and the same count of connections."""

@@ -18,6 +18,7 @@ from taskqueue_core.server.connection import Connection
 from taskqueue_core.server.hub import VERSION, Hub
 from taskqueue_core.server.metrics_local import Local
 from taskqueue_core.server.metrics_store import Figures, Shown, StoreFigures, families
+from taskqueue_core.server.prefect.guests import Guest
 from taskqueue_core.server.racing import forever
 
 __all__ = ["FOLDER", "Metrics"]
@@ -77,7 +78,7 @@ class Metrics:
 
     def _refresh(self) -> None:
         registry, local = self._hub.registry, self.local
-        members = [member for member in registry if isinstance(member, Connection)]
+        members = [member for member in registry if isinstance(member, Connection | Guest)]
         local.connections(greeting=registry.strangers, welcome=len(registry) - registry.strangers)
         local.credit.set(sum(member.credit for member in members))
         local.held.set(sum(member.busy for member in members))

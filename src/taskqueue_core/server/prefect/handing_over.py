@@ -44,6 +44,7 @@ class HandingOver:
 
     def __init__(self, guest: Guest, subscription: Subscription, dismissed: asyncio.Event) -> None:
         """``dismissed`` is set when the worker's token is not good any more."""
+        self._guest = guest
         self._hub = guest.hub
         self._channel = guest.channel
         self._pings = guest.pings
@@ -117,7 +118,9 @@ class HandingOver:
 
     async def _deliver(self) -> End:
         while not self._is_leaving():
+            self._guest.credit = 1
             received = await self._store.insist(partial(self._subscription.receive, 1, None))
+            self._guest.credit = 0
             for delivery in received.deliveries:
                 if self._is_leaving():
                     break  # it came too late, and goes back unseen
@@ -132,12 +135,14 @@ class HandingOver:
     async def _hand_over(self, delivery: Delivery) -> None:
         self._acked.clear()
         self._sent = _Sent(delivery, self._pings.mark())
+        self._guest.busy = 1
         await self._channel.send(delivery.task.payload.decode())
         await self._acked.wait()
         if self._settling is not None:
             outcomes = await asyncio.shield(self._settling)
             if not all(outcomes.values()):
                 _log.warning("an ack came too late", extra={"reason": "lease_lost"})
+        self._guest.busy = 0
 
     async def _drain(self) -> End:
         await self._hub.draining.wait()
