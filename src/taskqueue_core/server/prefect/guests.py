@@ -51,10 +51,6 @@ class Guest:
         """how many more deliveries it may be sent"""
         self.busy = 0
         """how many it has that are not settled"""
-        self.credit = 0
-        """how many more deliveries it may be sent"""
-        self.busy = 0
-        """how many it has that are not settled"""
 
     def forget(self, receipts: Iterable[str]) -> None:
         """Do nothing: who comes again does not say what it has."""
