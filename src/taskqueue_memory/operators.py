@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
 from taskqueue_core.authoring import checked_progress, checked_settings, workers_of
@@ -21,6 +22,9 @@ from taskqueue_memory.records import Record
 from taskqueue_memory.store import Store
 
 __all__ = ["MemoryControl", "MemoryDeadLetters"]
+
+_AT_ONCE = 500
+"""tasks of one call before others have their turn"""
 
 
 class MemoryControl:
@@ -75,7 +79,11 @@ class MemoryControl:
         records = list(queue.records.values()) if queue else []
         idle = [r for r in records if r.state in (State.WAITING, State.SCHEDULED)]
         idle.sort(key=lambda record: not record.held)  # lest they get the keys of those before
-        return sum(self._store.cancel(record) for record in idle)
+        done = 0
+        async for record in _in_turn(idle):
+            if record.state in (State.WAITING, State.SCHEDULED):
+                done += self._store.cancel(record)
+        return done
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         queues = self._store.queues.values()
@@ -122,16 +130,10 @@ class MemoryDeadLetters:
         return found[0].dead_letter if found else None
 
     async def redrive(self, key: str, *task_ids: str) -> int:
-        chosen = self._dead(key, task_ids)
-        for record in chosen:
-            self._store.redrive(record)
-        return len(chosen)
+        return await _each(self._dead(key, task_ids), self._store.redrive)
 
     async def discard(self, key: str, *task_ids: str) -> int:
-        chosen = self._dead(key, task_ids)
-        for record in chosen:
-            self._store.discard(record)
-        return len(chosen)
+        return await _each(self._dead(key, task_ids), self._store.discard)
 
     def _dead(self, key: str, task_ids: tuple[str, ...] = ()) -> Sequence[Record]:
         queue = self._store.queues.get(key)
@@ -140,3 +142,20 @@ class MemoryDeadLetters:
         if not task_ids:
             return tuple(queue.dead.values())
         return [queue.dead[task_id] for task_id in dict.fromkeys(task_ids) if task_id in queue.dead]
+
+
+async def _each(dead: Sequence[Record], end: Callable[[Record], None]) -> int:
+    done = 0
+    async for record in _in_turn(dead):
+        if record.state is State.DEAD:
+            end(record)
+            done += 1
+    return done
+
+
+async def _in_turn(records: Sequence[Record]) -> AsyncIterator[Record]:
+    """Yield records; between so many of them everybody else has a turn, in which they may change."""
+    for number, record in enumerate(records, 1):
+        yield record
+        if not number % _AT_ONCE:
+            await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -88,6 +89,7 @@ class _Batch:
         confirmations = await self._call.hub.queue.publish_many(tasks)
         for (place, _), confirmation in zip(waiting, confirmations, strict=True):
             self.answers[place] = _encoder.encode(ConfirmationOut.of(confirmation))
+        await asyncio.sleep(0)  # a store within the process answers at once: others have their turn
 
     def _refuse(self, code: str, field: str | None, detail: str) -> None:
         refusal = InvalidLine(line=self._number, code=code, field=field, detail=detail)
