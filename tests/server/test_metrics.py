@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.errors import BackendUnavailable, LeaseLost
+from taskqueue_core.errors import LeaseLost
 from taskqueue_core.flow import RateLimit
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.observed import ObservedBackend
@@ -25,9 +25,7 @@ from taskqueue_core.server.metrics_local import MOST_KEYS, OTHER, Local
 from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
-    Ledger,
     Published,
-    QueueStats,
     Settled,
     Task,
 )
@@ -339,92 +337,3 @@ class TestBounds:
             await Noted(fail, local)({"type": "http"}, unused, unused)
         labels = {"method": OTHER, "path": OTHER, "status": "5xx"}
         assert registry.get_sample_value("taskqueue_http_requests_total", labels) == 1
-
-
-class Stuck(MemoryBackend):
-    """A store that answers operators slowly, with an error, or never."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.passes = 0
-        self.error: Exception | None = None
-        self.answer = asyncio.Event()
-        self.answer.set()
-        self._queues = self.control.queues
-        self.control.queues = self._ask  # type: ignore[method-assign]
-
-    async def _ask(self) -> tuple[str, ...]:
-        self.passes += 1
-        await self.answer.wait()
-        if self.error is not None:
-            raise self.error
-        return await self._queues()
-
-
-class TestOutage:
-    """A scrape never fails and never hangs."""
-
-    @pytest.mark.parametrize("error", [BackendUnavailable("away"), RuntimeError("broken")])
-    async def test_a_store_that_is_away(self, error: Exception) -> None:
-        """Fault K1: the process's own figures come all the same, and one says that the store does not answer."""
-        backend = Stuck()
-        async with running(backend) as it, http(it) as client:
-            await it.publish("a")
-            backend.error = error
-            seen = await scrape(client)
-            assert seen("store_up") == 0
-            assert not seen.has("queue_tasks")
-            assert seen("connections", state="welcome") == 0
-            backend.error = None
-
-            async def back() -> bool:
-                return (await scrape(client))("store_up") == 1
-
-            await eventually(back)
-
-    async def test_a_store_that_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One pass is under way at a time; a scrape waits so long, and gets older figures until they are stale."""
-        backend = Stuck()
-        async with running(backend) as it, http(it) as client:
-            figures = metrics_store.StoreFigures(it.hub.control, it.backend.now, patience=0.05)
-            await it.publish("a")
-            assert (await figures.latest()) is not None
-            monkeypatch.setattr(metrics_store, "_FRESH", 0.0)
-            backend.answer.clear()
-            before = backend.passes
-            told = await asyncio.gather(*(figures.latest() for _ in range(20)))
-            assert all(one is told[0] and one is not None for one in told)
-            assert backend.passes == before + 1
-            monkeypatch.setattr(metrics_store, "_STALE", 0.0)
-            assert await figures.latest() is None
-            await figures.close()
-            monkeypatch.undo()
-            backend.answer.set()
-            assert (await scrape(client))("store_up") == 1
-
-    async def test_many_scrapers_cost_one_pass(self) -> None:
-        """Figures are read once for all who ask within a second."""
-        backend = Stuck()
-        async with running(backend) as it, http(it) as client:
-            before = backend.passes
-            await asyncio.gather(*(scrape(client) for _ in range(10)))
-            assert backend.passes == before + 1
-
-    async def test_settings_that_do_not_come(self) -> None:
-        """Limits are left out where the store does not tell them; the rest stands."""
-
-        class Control:
-            async def settings(self, key: str) -> QueueSettings:
-                raise BackendUnavailable(key)
-
-        figures = metrics_store.Figures(0, 0, (QueueStats(key="k", ledger=Ledger()),), {})
-        store = metrics_store.StoreFigures(Control(), lambda: 0.0)  # type: ignore[arg-type]
-        await store.complete(figures, ["k"])
-        shown = metrics_store.Shown.of(figures, lambda _: True)
-        names = {
-            sample.name
-            for family in metrics_store.families(figures, shown)
-            for sample in family.samples
-        }
-        assert "taskqueue_queue_tasks" in names
-        assert "taskqueue_queue_paused" not in names
