@@ -137,7 +137,8 @@ class Processes:
                 self._present[place] = child
                 served = await self._attend(place, child)
             del self._present[place]
-            mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
+            with contextlib.suppress(FileNotFoundError):  # who answers a scrape buries the dead, too
+                mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return
             code = child.code
