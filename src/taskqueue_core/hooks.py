@@ -71,6 +71,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             isinstance(one, str) for one in several
         ):
             raise TypeError("an identity has a name, a set of verbs and a tuple of keys")
+        # A list would do, until somebody looks the identity up, or changes the list.
+        msgspec.structs.force_setattr(self, "verbs", frozenset(self.verbs))
+        msgspec.structs.force_setattr(self, "keys", tuple(self.keys))
         limits: tuple[object, ...] = (self.rate, self.burst, self.connections)
         for limit in limits:
             if limit is not None and not (isinstance(limit, int | float) and 0 < limit < inf):

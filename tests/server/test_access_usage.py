@@ -187,6 +187,15 @@ def test_what_is_no_identity(wrong: dict[str, Any]) -> None:
         Identity(**{"name": "n", **wrong})
 
 
+def test_lists_do_as_well() -> None:
+    """What a plugin changes later changes nobody's rights."""
+    keys = ["a"]
+    found = Identity(name="n", verbs={"admin"}, keys=keys)  # type: ignore[arg-type]
+    keys.append("*")
+    assert not found.may("admin", "b")
+    assert hash(found) == hash(Identity(name="n", verbs=frozenset({"admin"}), keys=("a",)))
+
+
 async def statuses(it: Running, tokens: Iterable[str], path: str = "/v1/queues/a") -> list[int]:
     """Ask, one after the other."""
     async with http(it) as client:
