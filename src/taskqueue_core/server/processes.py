@@ -137,7 +137,7 @@ class Processes:
                 self._present[place] = child
                 served = await self._attend(place, child)
             del self._present[place]
-            with contextlib.suppress(FileNotFoundError):  # who answers a scrape buries the dead, too
+            with contextlib.suppress(FileNotFoundError):  # who answers a scrape buries, too
                 mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return
