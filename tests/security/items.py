@@ -26,6 +26,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
             f"{_S}access_scopes.py::test_every_route_is_in_a_table",
             f"{_S}access_scopes.py::test_every_operation",
             f"{_S}access_scopes.py::test_lists_leave_out_what_is_anothers",
+            f"{_S}access_scopes.py::test_settings_reach_into_no_other_queue",
             f"{_S}access_scopes.py::TestReceipts.test_of_another_key",
             f"{_S}access_scopes.py::TestReceipts.test_adopting_what_is_anothers",
             f"{_S}access.py::TestSocket.test_another_scope",

@@ -199,6 +199,28 @@ async def test_details_of_the_store_are_for_those_with_a_token(tmp_path: Path) -
         assert "canary" in (await client.get("/health", headers=bearer(A))).text
 
 
+async def test_settings_reach_into_no_other_queue(tmp_path: Path) -> None:
+    """Security 2: who may not touch ``b`` cannot have what is published to ``a`` copied there; what is bound may stay."""
+    path = everybody(tmp_path / "tokens.toml")
+    async with running(tokens_file=path) as it, http(it) as client:
+
+        async def put(token: str, *targets: str) -> httpx2.Response:
+            found = await client.get("/v1/queues/a/settings", headers=bearer(ADMIN))
+            etag = {"if-match": found.headers["etag"]}
+            body = {"bound_to": targets}
+            where = "/v1/queues/a/settings"
+            return await client.put(where, headers=bearer(token) | etag, json=body)
+
+        for targets in (("b",), ("a", "b"), ("a", "unknown")):
+            problem(await put(A, *targets), 403, "forbidden")
+        assert (await client.get("/v1/queues/b", headers=bearer(B))).json()["waiting"] == 0
+        assert (await put(A, "a")).status_code == 200
+        assert (await put(ADMIN, "a", "b")).status_code == 200
+        assert (await put(A, "b", "a")).status_code == 200
+        assert (await put(A)).status_code == 200
+        problem(await put(A, "b"), 403, "forbidden")
+
+
 class TestReceipts:
     """Security 2 and 21: a socket settles what it was given, and nothing else, whoever says so."""
 

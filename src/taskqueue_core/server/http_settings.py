@@ -31,16 +31,30 @@ async def replace(call: Call) -> Response:
 
     The version in force must be told: as ``version`` in the body, where another one is answered with 409, or by its
     ``ETag`` in the header ``If-Match``, where another one is answered with 412. The header counts, if both are there.
+    A queue is bound only to those that the token is for as well.
     """
     key = call.name("key")
     body = await call.read()
     bodies.decode(object, body)  # what is not JSON has the answer that it has everywhere
     settings, version = read_settings(body), _if_match(call)
     if version is None:
+        await _demand_targets(call, key, settings)
         return _answer(await call.hub.control.configure(key, settings))
     settings = settings.model_copy(update={"version": version})
+    await _demand_targets(call, key, settings)
     with _precondition():
         return _answer(await call.hub.control.configure(key, settings))
+
+
+async def _demand_targets(call: Call, key: str, settings: QueueSettings) -> None:
+    """Refuse to bind the queue to others that who asks may not administer; what is bound already may stay."""
+    targets = {target for target in settings.bound_to if not call.may(target)}
+    if targets:
+        found = await call.hub.control.settings(key)
+        if found.version == settings.version:
+            targets -= {*found.bound_to}
+        for target in targets:
+            call.demand(target)
 
 
 async def reset(call: Call) -> Response:
