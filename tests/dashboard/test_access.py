@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from taskqueue_core.hooks import Identity
-from taskqueue_core.server import dashboard
+from taskqueue_core.server import access, dashboard
 from taskqueue_core.server.operations import Scope
 from tests.dashboard.support import ADMIN, PAGE, Gate, browsing, looking, post
 from tests.server.support import Running, eventually, http, running
@@ -17,6 +17,7 @@ from tests.server.support import Running, eventually, http, running
 ONLY_A = Identity(name="a", verbs=frozenset({"admin"}), keys=("alpha", "alpha-*"))
 NO_ADMIN = Identity(name="w", verbs=frozenset({"consume", "publish"}))
 LOOKS = 10.0
+_CHECK = 0.3
 
 
 @pytest.fixture
@@ -139,8 +140,9 @@ async def test_a_stream_of_some_queues() -> None:
                 assert "bravo" not in "".join(lines)
 
 
-async def test_a_token_that_is_taken_away() -> None:
+async def test_a_token_that_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Security 6: who has a page open when the token is revoked is told no more within ten seconds."""
+    monkeypatch.setattr(access, "CHECK_SECONDS", _CHECK)
     async with browsing() as browser, running() as it:
         gate = Gate(all=ADMIN)
         it.hub.hooks.register(gate)
@@ -165,8 +167,9 @@ async def test_a_token_that_is_taken_away() -> None:
             assert await page.context.cookies() == []
 
 
-async def test_a_stream_of_a_token_that_is_taken_away() -> None:
+async def test_a_stream_of_a_token_that_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Security 6: the stream says why it ends, and its place is free again."""
+    monkeypatch.setattr(access, "CHECK_SECONDS", _CHECK)
     async with running() as it:
         gate = Gate(all=ADMIN)
         it.hub.hooks.register(gate)

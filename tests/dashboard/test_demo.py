@@ -6,6 +6,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from taskqueue_core.capabilities import control_of
+from taskqueue_core.server.dashboard import samples
 from tests.dashboard.support import loaded, looking, raw_ledger, shown_ledger
 from tests.server.support import eventually, http
 
@@ -17,8 +18,9 @@ async def _done(page: Page) -> int:
     return (await shown_ledger(page)).done
 
 
-async def test_the_demo(browser: Browser) -> None:
+async def test_the_demo(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person sees it live, pauses a queue, sees flow stop, redrives a dead letter and watches it finish."""
+    monkeypatch.setattr(samples, "_WINDOW", 1.0)
     async with loaded() as (it, load), looking(browser, it) as page:
         control = control_of(it.hub.backend)
         # Figures move by themselves.
@@ -76,7 +78,7 @@ async def test_figures_equal_the_ledger(browser: Browser) -> None:
         looking(browser, it) as page,
         http(it) as client,
     ):
-        for _ in range(30):
+        for _ in range(15):
             before = (await client.get("/v1/ledger")).json()
             shown = raw_ledger((await client.get("/")).text)
             after = (await client.get("/v1/ledger")).json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from urllib.parse import urlencode
 
@@ -11,7 +12,7 @@ from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.server.dashboard import figures
 from taskqueue_core.server.dashboard.forms import Form, read_form
 from taskqueue_core.server.dashboard.pages import path, render, sampler_of, see_other
-from taskqueue_core.server.dashboard.stream import View, shape
+from taskqueue_core.server.dashboard.views import View
 from taskqueue_core.server.operations import Call
 from taskqueue_core.tasks import DeadLetter
 
@@ -20,6 +21,8 @@ __all__ = ["act", "letters"]
 _PAGE = 50
 _LOOKED_AT = 20_000
 """letters that one search looks at"""
+_AT_ONCE = 50
+"""letters that are searched at one go"""
 _FILTER = 200
 _ACTIONS = {"redrive", "redrive-all", "discard", "discard-all"}
 
@@ -84,7 +87,9 @@ async def _all(call: Call, key: str, after: str | None = None) -> AsyncIterator[
     while left > 0:
         size = min(LIMITS.batch, left)
         found = await call.hub.dead_letters.list(key, limit=size, after=after)
-        for letter in found:
+        for number, letter in enumerate(found):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
             yield letter
         if len(found) < size:
             return
@@ -114,16 +119,16 @@ async def _page(call: Call, key: str, status: int = 200, error: str | None = Non
         found, more = list(page[:_PAGE]), len(page) > _PAGE
     sampler = sampler_of(call)
     sample = await sampler.fresh()
-    view = View(sampler, "dead", call.may, key)
-    ledger = sample.total(view.keys(sample))
+    view = View(call, "dead", key)
+    ledger = view.total(sample)
     following = {"filter": wanted, "after": found[-1].task.id} if more else {}
-    return render(
+    return await render(
         call,
         "dead.html",
         status,
         live=f"/live?view=dead&key={path(key)[1:]}",
         sample=sample,
-        shape=shape(view, sample),
+        shape=view.shape(sample),
         key=key,
         letters=found,
         sought=wanted,

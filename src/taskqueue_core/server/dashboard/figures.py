@@ -175,10 +175,13 @@ def points(series: Sequence[int]) -> str:
     if len(series) <= 1:
         return ""
     steps, scale = len(series) - 1, (_HIGH - 20) / max(*series, 1)
+    heights = [_HIGH - 10 - int(value * scale) for value in series]
+    # Where a line is level its ends are enough: most queues rest most of the time.
     return " ".join(
         [
-            f"{place * _WIDE // steps},{_HIGH - 10 - int(value * scale)}"
-            for place, value in enumerate(series)
+            f"{place * _WIDE // steps},{height}"
+            for place, height in enumerate(heights)
+            if place in {0, steps} or not heights[place - 1] == height == heights[place + 1]
         ]
     )
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from taskqueue_core.server.dashboard import figures
 from taskqueue_core.server.dashboard.pages import render, sampler_of
 from taskqueue_core.server.dashboard.samples import LISTED
-from taskqueue_core.server.dashboard.stream import View, shape
+from taskqueue_core.server.dashboard.views import View, sees_all
 from taskqueue_core.server.operations import Call
 
 __all__ = ["overview", "workers"]
@@ -17,21 +17,21 @@ async def overview(call: Call) -> Response:
     """Show all queues, whether all tasks are accounted for, and who works."""
     sampler = sampler_of(call)
     sample = await sampler.fresh()
-    view = View(sampler, "overview", call.may)
-    keys = sample.keys(call.may)
-    return render(
+    view = View(call, "overview")
+    keys = view.keys(sample)
+    return await render(
         call,
         "overview.html",
         200 if sample.error is None else 503,
         live="/live?view=overview",
         sample=sample,
-        shape=shape(view, sample),
+        shape=view.shape(sample),
         looks={key: sample.looks[key] for key in keys[:LISTED]},
         hidden=max(0, len(keys) - LISTED),
-        ledger=figures.raw(sample.total(keys)),
+        ledger=figures.raw(view.total(sample)),
         texts=view.texts(sample),
-        workers=sample.workers_of(call.may),
-        everything=call.identity is not None and call.identity.may("admin"),
+        workers=view.workers(sample),
+        everything=sees_all(call),
         server=str(call.request.base_url).rstrip("/"),
     )
 
@@ -40,15 +40,15 @@ async def workers(call: Call) -> Response:
     """Show who is subscribed, on any server of the store."""
     sampler = sampler_of(call)
     sample = await sampler.fresh()
-    view = View(sampler, "workers", call.may)
-    return render(
+    view = View(call, "workers")
+    return await render(
         call,
         "workers.html",
         live="/live?view=workers",
         sample=sample,
-        shape=shape(view, sample),
-        ledger=figures.raw(sample.total(sample.keys(call.may))),
+        shape=view.shape(sample),
+        ledger=figures.raw(view.total(sample)),
         texts=view.texts(sample),
-        workers=sample.workers_of(call.may),
+        workers=view.workers(sample),
         server=str(call.request.base_url).rstrip("/"),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -53,6 +55,8 @@ SAID: Mapping[str, str] = {
 }
 """what a page says after an action: an address names a text, and never brings one"""
 _DIGITS = 12
+_PIECE = 0.004
+"""seconds of a page that are made at one go"""
 _PATH = 2000
 _problem = msgspec.json.Decoder(Problem)
 _environment = Environment(
@@ -61,6 +65,7 @@ _environment = Environment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
+    auto_reload=False,
 )
 
 
@@ -73,6 +78,9 @@ _environment.filters.update(
     count=figures.count, duration=figures.duration, clock=figures.clock, rate=figures.rate
 )
 _environment.globals.update(static=address, path=path, version=VERSION, parts=figures.PARTS)
+# All are read now: where the files are replaced under a running server, its pages stay those of its code.
+for _name in _environment.list_templates(extensions=["html"]):
+    _environment.get_template(_name)
 
 
 def sampler_of(call: Call) -> Sampler:
@@ -80,7 +88,7 @@ def sampler_of(call: Call) -> Sampler:
     return Sampler.of(call.hub)
 
 
-def render(call: Call, template: str, status: int = 200, **names: Any) -> Response:
+async def render(call: Call, template: str, status: int = 200, **names: Any) -> Response:
     """Return a page."""
     request = call.request
     said, number = request.query_params.get("said", ""), request.query_params.get("n", "")
@@ -90,16 +98,29 @@ def render(call: Call, template: str, status: int = 200, **names: Any) -> Respon
         "open": not call.hub.authenticates,
         "who": call.identity.name if call.identity else None,
         "live": None,
+        "shape": None,
         "here": request.url.path,
         "query": "",
         **names,
     }
-    return _html(template, status, names)
+    pieces, text = _environment.get_template(template).generate(names), list[str]()
+    turn, more = sampler_of(call).turn, True
+    while more:
+        async with turn:
+            until, more = time.perf_counter() + _PIECE, False
+            for piece in pieces:
+                text.append(piece)
+                if time.perf_counter() > until:
+                    more = True
+                    break
+            await asyncio.sleep(0)  # whoever is next waits for the turn, and others come in between
+    return _response("".join(text), status)
 
 
-def _html(template: str, status: int, names: Mapping[str, Any]) -> Response:
-    text = _environment.get_template(template).render(names)
-    return Response(text, status, _HEADERS, media_type="text/html")
+def _response(text: str, status: int) -> Response:
+    return Response(
+        text.encode("utf-8", "replace"), status, _HEADERS, media_type="text/html; charset=utf-8"
+    )
 
 
 def see_other(
@@ -148,19 +169,18 @@ def _shown(
         problem = _problem.decode(response.body)
         if problem.status == HTTPStatus.UNAUTHORIZED:
             return _to_login(request)
-        page = _html(
-            "problem.html",
-            problem.status,
-            {
-                "problem": problem,
-                "said": None,
-                "open": False,
-                "who": None,
-                "live": None,
-                "here": request.url.path,
-                "query": "",
-            },
+        nobody = {
+            "said": None,
+            "open": False,
+            "who": None,
+            "live": None,
+            "shape": None,
+            "query": "",
+        }
+        text = _environment.get_template("problem.html").render(
+            **nobody, problem=problem, here=request.url.path
         )
+        page = _response(text, problem.status)
         if "retry-after" in response.headers:
             page.headers["retry-after"] = response.headers["retry-after"]
         return page

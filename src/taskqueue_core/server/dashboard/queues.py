@@ -18,7 +18,7 @@ from taskqueue_core.server.dashboard import figures, rules
 from taskqueue_core.server.dashboard.forms import read_form
 from taskqueue_core.server.dashboard.pages import path, render, sampler_of, see_other
 from taskqueue_core.server.dashboard.samples import Look
-from taskqueue_core.server.dashboard.stream import View, shape
+from taskqueue_core.server.dashboard.views import View
 from taskqueue_core.server.operations import Call
 from taskqueue_core.server.problems import ProblemError
 from taskqueue_core.tasks import Ledger, QueueStats
@@ -97,15 +97,15 @@ async def _page(
         detail = f"the store does not answer ({sample.error})"
         raise ProblemError(503, "store", detail, headers={"retry-after": "1"})
     look = sample.looks.get(key) or _empty(key, await call.hub.control.settings(key))
-    view = View(sampler, "queue", call.may, key)
+    view = View(call, "queue", key)
     now = rules.fields(look.settings)
-    return render(
+    return await render(
         call,
         "queue.html",
         status,
         live=f"/live?view=queue&key={path(key)[1:]}",
         sample=sample,
-        shape=shape(view, sample),
+        shape=view.shape(sample),
         key=key,
         look=look,
         known=known,
@@ -114,7 +114,7 @@ async def _page(
         limits=figures.limits(look.settings),
         tenants=_tenants(call, key, look.settings),
         since=sampler.since,
-        workers=[worker for worker in sample.workers_of(call.may) if key in worker.keys],
+        workers=[worker for worker in view.workers(sample) if key in worker.keys],
         groups=rules.GROUPS,
         now=now,
         filled=filled or now,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.server.dashboard.figures import of_queue
 from taskqueue_core.server.dashboard.gauges import Gauges, Percentiles
-from taskqueue_core.server.dashboard.samples import History, Look, Sample
+from taskqueue_core.server.dashboard.samples import LISTED, History, Look, Sample
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.problems import ProblemError
 from taskqueue_core.tasks import Health
@@ -30,8 +31,11 @@ _LINGER = 15.0
 """seconds that it goes on when the last page was left: the next one has a history then"""
 _PATIENCE = 5.0
 _AT_ONCE = 16
+_TEXTS = 20
+"""queues whose texts are made at one go"""
 _KEPT = 10.0
 """seconds for which a run time is shown when nothing ended since"""
+T = TypeVar("T")
 _log = logging.getLogger("taskqueue.server.dashboard")
 _samplers: WeakKeyDictionary[Hub, Sampler] = WeakKeyDictionary()
 
@@ -55,8 +59,10 @@ class Sampler:
         self._hurry = asyncio.Event()
         self._told = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._texts: tuple[Sample | None, dict[str, dict[str, str]]] = (None, {})
+        self._made: tuple[Sample | None, dict[Hashable, Any]] = (None, {})
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
+        self.turn = asyncio.Lock()
+        """who makes a page or an event has it for a few milliseconds: many at once would hold up everybody else"""
 
     @classmethod
     def of(cls, hub: Hub) -> Sampler:
@@ -81,14 +87,30 @@ class Sampler:
             self.streams -= 1
             self._asked_at = time.monotonic()
 
+    def made(self, sample: Sample) -> dict[Hashable, Any]:
+        """Return what was made of a sample for all who look at it, by its name; the next sample has none of it."""
+        if self._made[0] is not sample:
+            self._made = (sample, {})
+        return self._made[1]
+
+    def once(self, sample: Sample, name: Hashable, make: Callable[[], T]) -> T:
+        """Return what is made once for all who look at a sample."""
+        made = self.made(sample)
+        if name not in made:
+            made[name] = make()
+        found: T = made[name]
+        return found
+
     def texts(self, sample: Sample, key: str) -> dict[str, str]:
-        """Return the texts of a queue, which are made once for all who look at a sample."""
-        if self._texts[0] is not sample:
-            self._texts = (sample, {})
-        made = self._texts[1]
-        if key not in made:
-            made[key] = of_queue(key, sample.looks[key], sample, self.history)
-        return made[key]
+        """Return the texts of a queue."""
+        return self.once(
+            sample, key, lambda: of_queue(key, sample.looks[key], sample, self.history)
+        )
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest sample that may be shown: one from before a pause is not."""
+        return -1 if self._task is not None else self._begun
 
     async def after(self, number: int) -> Sample | None:
         """Wait for a sample that is newer than the one of this number; ``None`` when the server ends."""
@@ -130,7 +152,7 @@ class Sampler:
                     await asyncio.wait((taking, ending), return_when=asyncio.FIRST_COMPLETED)
                     if not taking.done():
                         break
-                    self._tell(taking.result())
+                    await self._tell(taking.result())
                 finally:
                     taking.cancel()
                     await asyncio.gather(taking, return_exceptions=True)
@@ -158,12 +180,16 @@ class Sampler:
             hurry.cancel()
             await asyncio.gather(hurry, return_exceptions=True)
 
-    def _tell(self, sample: Sample) -> None:
-        self.latest = sample
+    async def _tell(self, sample: Sample) -> None:
         now = time.monotonic()
         if sample.error is None and now - self._drawn_at >= _SECOND - _SHORTEST:
             self.history.add(sample)
             self._drawn_at = now
+        for number, key in enumerate(list(sample.looks)[:LISTED]):
+            self.texts(sample, key)
+            if number % _TEXTS == _TEXTS - 1:
+                await asyncio.sleep(0)
+        self.latest = sample
         self._wake()
 
     def _wake(self) -> None:

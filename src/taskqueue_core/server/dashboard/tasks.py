@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import msgspec
 from starlette.responses import Response
@@ -12,7 +13,7 @@ from taskqueue_core.limits import check_name
 from taskqueue_core.server.dashboard.forms import read_form
 from taskqueue_core.server.dashboard.pages import path, render, sampler_of, see_other
 from taskqueue_core.server.dashboard.samples import LISTED
-from taskqueue_core.server.dashboard.stream import View, shape
+from taskqueue_core.server.dashboard.views import View
 from taskqueue_core.server.operations import Call
 from taskqueue_core.tasks import State, TaskStatus
 
@@ -58,14 +59,14 @@ async def _page(
     letter = await call.hub.dead_letters.get(key, task_id) if dead else None
     sampler = sampler_of(call)
     sample = await sampler.fresh()
-    view = View(sampler, "task", call.may, key, task_id)
-    return render(
+    view = View(call, "task", key, task_id)
+    return await render(
         call,
         "task.html",
         404 if found is None else status,
         live=f"/live?view=task&key={path(key)[1:]}&id={path(task_id)[1:]}",
         sample=sample,
-        shape=shape(view, sample, found),
+        shape=view.shape(sample, found),
         key=key,
         id=task_id,
         task=found,
@@ -99,7 +100,9 @@ def _pretty(text: bytes | None) -> tuple[str, int] | None:
     if text is None:
         return None
     if len(text) <= 16 * _SHOWN:
-        text = msgspec.json.format(text, indent=2)
+        # What was stored by other means than ours, or is nested without end, is shown as it is.
+        with suppress(msgspec.DecodeError, RecursionError):
+            text = msgspec.json.format(text, indent=2)
     shown = text.decode(errors="replace")
     return shown[:_SHOWN], max(0, len(shown) - _SHOWN)
 
@@ -127,4 +130,6 @@ async def find(call: Call) -> Response:
     if len(found) == 1:
         return see_other(call, path("tasks", found[0].key, found[0].task_id))
     status = 200 if found or not asked else 404
-    return render(call, "find.html", status, query=asked[:200], found=found, sought=bool(words))
+    return await render(
+        call, "find.html", status, query=asked[:200], found=found, sought=bool(words)
+    )

@@ -40,7 +40,7 @@
   // Live --------------------------------------------------------------------------------------
   const url = document.body.dataset.liveUrl;
   const texts = new Map();
-  let shape = document.body.dataset.shape;
+  let shape = document.getElementById("main").dataset.shape;
   let source = null;
   let again = 0;
   let first = true;
@@ -92,13 +92,14 @@
     if (changed) changed.hidden = false;
     if (refreshing) return;
     refreshing = true;
-    shape = wanted;
     try {
       const parts = [...document.querySelectorAll("[data-refresh]")];
+      if (!parts.length) shape = wanted;
       if (!parts.length || one("[data-refresh] details[open]")) return;
       const response = await fetch(location.href, { headers: { accept: "text/html" } });
       if (response.redirected || !response.headers.get("content-type")?.startsWith("text/html")) return;
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      shape = page.getElementById("main").dataset.shape || wanted;
       for (const part of parts) {
         const fresh = page.getElementById(part.id);
         if (!fresh) continue;
@@ -110,7 +111,7 @@
         if (fresh.querySelector(".scroll")) fresh.querySelector(".scroll").scrollLeft = left;
         if (focused) (focused.id && document.getElementById(focused.id) || fresh.querySelectorAll("a, button, input, [tabindex]")[place])?.focus();
       }
-    } catch { /* the next change asks again */ } finally { refreshing = false; }
+    } catch { /* the next sample asks again */ } finally { refreshing = false; }
   }
 
   function open() {
@@ -144,6 +145,7 @@
     const said = document.getElementById("said");
     const wrong = one("#main [role=alert]");
     news.textContent = (wrong || said)?.textContent || "";
+    shape = document.getElementById("main").dataset.shape || shape;
     put(document);
     Charts.make();
     const invalid = one("#main [aria-invalid=true]");

@@ -10,6 +10,7 @@ const Charts = (() => {
   const colour = (element) => getComputedStyle(element).color;
   const short = (value) => {
     if (value === null || value === undefined) return "–";
+    if (Math.abs(value) >= 1e9) return `${+(value / 1e9).toPrecision(3)}B`;
     if (Math.abs(value) >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
     if (Math.abs(value) >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`;
     return `${+value.toPrecision(3)}`;
