@@ -34,7 +34,7 @@ from taskqueue_core.succession import MigratingBackend
 from taskqueue_memory import MemoryBackend
 from tests.server.support import settings
 
-EXAMPLES = int(os.environ.get("TASKQUEUE_SCHEMA_EXAMPLES", "3"))
+EXAMPLES = int(os.environ.get("TASKQUEUE_SCHEMA_EXAMPLES", "1"))
 _MANY = 100
 TOKEN = "of-the-test-0123456789-0123456789-0123456789"
 load_all_checks()
