@@ -12,9 +12,16 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from taskqueue_core.server import create_app
+from taskqueue_core.server.dashboard import sampler
 from taskqueue_memory import MemoryBackend
 from tests.dashboard.support import PAGE, browsing
 from tests.server.support import Running, settings
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are taken five times a second, that nobody waits for the next one for long."""
+    monkeypatch.setattr(sampler, "_SECOND", 0.2)
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from taskqueue_core.capabilities import control_of
+from taskqueue_core.server import access
 from taskqueue_core.tasks import Ledger, QueueStats, State
-from tests.dashboard.support import looking
+from tests.dashboard.support import ADMIN, Gate, looking
 from tests.dashboard.test_forms import bury
 from tests.server.support import eventually, running
 
@@ -174,3 +175,32 @@ async def test_without_scripts(browser: Browser) -> None:
             await page.get_by_role("searchbox").fill("k one")
             await page.keyboard.press("Enter")
             await expect(page.locator("#task-state")).to_have_text("Waiting")
+
+
+async def test_a_token_that_is_taken_away(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security 6: who has a page open when the token is revoked is told no more within ten seconds."""
+    monkeypatch.setattr(access, "CHECK_SECONDS", 0.3)
+    async with running() as it:
+        gate = Gate(all=ADMIN)
+        it.hub.hooks.register(gate)
+        await it.publish("one", key="alpha")
+        async with looking(browser, it) as page:
+            await page.get_by_label("Token").fill("nonsense")
+            await page.get_by_role("button", name="Sign in").click()
+            await page.get_by_text("not known here").wait_for()
+            await page.get_by_label("Token").fill("all")
+            await page.keyboard.press("Enter")
+            await page.get_by_text("Live", exact=True).wait_for()
+            assert await page.evaluate("document.cookie") == ""
+            gate.tokens.clear()
+            await page.wait_for_url("**/login**", timeout=10_000)
+            gate.tokens["all"] = ADMIN
+            await page.get_by_label("Token").fill("all")
+            await page.keyboard.press("Enter")
+            await page.get_by_role("button", name="Sign out").click()
+            await page.get_by_text("Signed out.").wait_for()
+            await page.goto("/")
+            await page.wait_for_url("**/login**")
+            assert await page.context.cookies() == []
