@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from taskqueue_spark.session import session
+from taskqueue_spark.session import LITTLE, session
 from tests.redis.conftest import (
     certificates,
     engines,
@@ -22,6 +22,7 @@ from tests.redis.conftest import (
     redis_url,
     shared_servers,
 )
+from tests.spark.compiling import compiling
 
 __all__ = [
     "certificates",
@@ -35,18 +36,20 @@ __all__ = [
     "shared_servers",
 ]
 
-_QUICK_TO_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that all tests share: two cores, and a task that fails is tried four times.
 
-    Who sets something on it sets it back.
+    It is set as the commands set theirs for little data, of which nothing is compiled: that takes far longer than a
+    test's work. Each table has a test that is `compiled`, as large data is. Who sets something on it sets it back.
     """
-    conf = {
+    patch = pytest.MonkeyPatch()
+    patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # whatever its Java listens on
+    conf = LITTLE | {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": _QUICK_TO_START,
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
@@ -56,3 +59,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+        patch.undo()
+
+
+@pytest.fixture
+def compiled(spark: SparkSession) -> Iterator[None]:
+    """What Spark does in the test is compiled."""
+    with compiling(spark):
+        yield

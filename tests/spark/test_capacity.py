@@ -20,7 +20,7 @@ from taskqueue_spark.pipeline.queueing import Floats, replay
 from tests.spark.load import poisson, run, transitions
 
 RATE, MEAN, TARGET = 300.0, 0.02, 0.01
-TASKS = 8_000
+TASKS = 4_000
 SECOND = 1_000_000
 
 
@@ -101,6 +101,7 @@ def test_the_advice_holds_when_it_is_applied(
     assert float(np.quantile(fewer, 0.95)) > TARGET
 
 
+@pytest.mark.usefixtures("compiled")
 def test_each_key_is_advised_or_told_why_not(spark: SparkSession) -> None:
     """Thin and trimmed history, and targets out of reach, have a reason and no numbers (G10; fault L2)."""
     cut = steady("cut", 400, shard=3)

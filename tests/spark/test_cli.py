@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,19 +42,10 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 
 
 @pytest.fixture
-def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Commands use the session of the tests, and leave it.
-
-    Nothing is compiled for them: for so few rows that takes far longer than the work, and each table has tests that
-    compile it.
-    """
+def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands use the session of the tests, and leave it."""
     monkeypatch.setattr("taskqueue_spark.session.session", lambda *_, **__: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
-    spark.conf.set("spark.sql.codegen.wholeStage", "false")
-    spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-    yield
-    for name in ("wholeStage", "factoryMode"):
-        spark.conf.unset(f"spark.sql.codegen.{name}")
 
 
 async def _job(path: Path) -> None:

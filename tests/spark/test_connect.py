@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from taskqueue_spark.service.state import load
 from tests.spark.as_lines import lines_of
 from tests.spark.spark_servers import connect, taskqueue
 from tests.spark.synthetic import made
 
 
-def test_the_same_commands_over_connect(tmp_path: Path) -> None:
+def test_the_same_commands_over_connect(spark: SparkSession, tmp_path: Path) -> None:
     """An audit and the streaming service find over Connect what is true of a journal (G12)."""
     told = made(11, 30, keys=1, shards=1)
     journal, out, stream = tmp_path / "journal.jsonl", tmp_path / "out", tmp_path / "stream"
     text = lines_of(told.table)
     journal.write_bytes(b"".join(text))
-    with connect(tmp_path) as url:
+    with connect(spark) as url:
         where = ("--journal", str(journal), "--remote", url, "--json")
         found, done = taskqueue(
             ("audit", "--out", str(out), *where),

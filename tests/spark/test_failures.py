@@ -137,6 +137,7 @@ def _said(row: dict[str, Any]) -> str:
     )
 
 
+@pytest.mark.usefixtures("compiled")
 def test_plain_python_finds_the_same_clusters(spark: SparkSession) -> None:
     """Every figure of a random journal is what a loop over its tasks finds (G10; fault L2)."""
     journal = random_journal(6)

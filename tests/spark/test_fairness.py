@@ -139,6 +139,7 @@ def _contended(rows: list[Row], length: int) -> dict[str, tuple[int, float, floa
     }
 
 
+@pytest.mark.usefixtures("compiled")
 def test_plain_python_finds_the_same_windows(spark: SparkSession) -> None:
     """Contended windows and their indexes are what a look at every window finds (G10; fault L2)."""
     journal = random_journal(5)

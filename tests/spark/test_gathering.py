@@ -80,6 +80,7 @@ def test_figures_are_of_all_rows(spark: SparkSession, tmp_path: Path) -> None:
     assert [row["key"] for row in shown if row["worker"] is None] == ["a", "b"]
 
 
+@pytest.mark.usefixtures("compiled")
 def test_the_backlog_has_what_came_back(spark: SparkSession, tmp_path: Path) -> None:
     """A task that is revived by a retry, or was there before the journal, is there until its end (G10)."""
     journal = SmallJournal()

@@ -1,4 +1,4 @@
-"""The pipeline on a cluster: a master and two workers of Spark, each a process of its own."""
+"""The pipeline on a cluster: a master and two workers of Spark, with executors in processes of their own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
+from pyspark.sql import SparkSession
 
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
@@ -45,7 +46,7 @@ def tasks_of(events: Path) -> dict[str, int]:
 
 
 async def test_the_same_commands_on_a_cluster(
-    tmp_path: Path, redis_server: RedisServer, redis_prefix: str
+    spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
 ) -> None:
     """An audit of a journal in Redis, read and worked off by both workers, says what became of each task (G12)."""
     await a_journal(RedisSettings(url=SecretStr(redis_server.url), prefix=redis_prefix))
@@ -63,7 +64,7 @@ async def test_the_same_commands_on_a_cluster(
     words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
     asked = ("audit", "--backend", "redis", "--no-live", "--out", str(tmp_path / "out"), "--json")
     store = {"TASKQUEUE_REDIS_URL": redis_server.url, "TASKQUEUE_REDIS_PREFIX": redis_prefix}
-    with cluster(tmp_path, workers=2) as master:
+    with cluster(spark, tmp_path, workers=2) as master:
         (told,) = taskqueue((*asked, "--master", master, *words), variables=store)
     assert tasks_of(events).keys() == {"0", "1"}
     (row,) = told["conservation"]

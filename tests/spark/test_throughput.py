@@ -54,6 +54,7 @@ def test_counts_by_hand(spark: SparkSession) -> None:
     assert (whole.window_start, whole.seconds, whole.delivered_per_second) == (None, 118, 2 / 118)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_plain_python_counts_the_same(spark: SparkSession) -> None:
     """Every count of a random journal is what a loop finds, lines that were read twice included (G10; fault L2)."""
     journal = random_journal(3)
@@ -120,6 +121,7 @@ def _levels(rows: list[Row]) -> dict[str, tuple[int, int, float, int]]:
     return found
 
 
+@pytest.mark.usefixtures("compiled")
 def test_plain_python_finds_the_same_levels(spark: SparkSession) -> None:
     """Peak, mean and p99 of a random journal, whatever the step: clock steps and gaps included (G10; fault L2)."""
     journal = random_journal(4)
