@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types
 
-from taskqueue_spark.session import session
+from taskqueue_spark.session import LITTLE, session
 from taskqueue_spark.sink import writing
 from taskqueue_spark.source import TaskQueueDataSource
 
@@ -46,12 +46,8 @@ def _stuck(folder: str) -> type[Any]:
 
 def stream(store: dict[str, str], folder: str) -> None:
     """Publish as a stream until killed."""
-    conf = {
-        "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-        "spark.speculation": "true",
-    }
-    spark = session("to kill", "local[1,4]", **conf)
+    conf = {"spark.driver.memory": "1g", "spark.speculation": "true"}
+    spark = session("to kill", "local[1,4]", **LITTLE, **conf)
     spark.dataSource.register(_stuck(folder))
     reading = spark.readStream.schema("task_id STRING, payload STRING, key STRING")
     writing = reading.parquet(f"{folder}/source").writeStream.format("stuck").options(**store)

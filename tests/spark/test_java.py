@@ -15,8 +15,8 @@ from taskqueue_spark import java
 _SESSION = """
 import os
 assert "JAVA_HOME" not in os.environ
-from taskqueue_spark.session import session
-spark = session("clean", "local[1]")
+from taskqueue_spark.session import LITTLE, session
+spark = session("clean", "local[1]", **LITTLE)
 assert "/java-" in os.environ["JAVA_HOME"], os.environ["JAVA_HOME"]
 print(len(spark.range(5, numPartitions=1).collect()))
 spark.stop()

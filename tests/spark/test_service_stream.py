@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.state import State, load
 from tests.redis.servers import RedisServer, wait_until
 from tests.spark.as_lines import lines_of
+from tests.spark.compiling import compiling
 from tests.spark.journaling import START, Store
 from tests.spark.small_journals import Row, SmallJournal
 from tests.spark.synthetic import Made, made
@@ -40,10 +42,9 @@ _SERVICE = """
 import sys
 from pathlib import Path
 from taskqueue_spark.service import StreamOptions, run
-from taskqueue_spark.session import session
-quick = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": quick, "spark.sql.shuffle.partitions": "2"}
-spark = session("service", "local[2]", **conf)
+from taskqueue_spark.session import LITTLE, session
+conf = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+spark = session("service", "local[2]", **LITTLE, **conf)
 run(spark, StreamOptions(out=Path(sys.argv[2]), source={"path": sys.argv[1]}, trigger=0.1, max_events=40))
 """
 
@@ -105,7 +106,8 @@ def test_crashes_between_any_two_steps(
                     work(batch, number)
             shown = min(table.num_rows, half * (number + (step != "_show")))
             assert archived(options.out).num_rows == shown
-        work(batch, number)
+        with compiling(spark) if number else nullcontext():
+            work(batch, number)
         before = options.state.read_bytes()
         work(batch, number)
         assert options.state.read_bytes() == before
@@ -187,7 +189,7 @@ def until_killed(journal: Path, out: Path) -> None:
     )
     try:
         wait_until(
-            lambda: len([*out.glob("transitions/*")]) > 1, "two batches are shown", seconds=90
+            lambda: len([*out.glob("transitions/*")]) > 1, "two batches are shown", seconds=180
         )
     finally:
         service.send_signal(signal.SIGKILL)
