@@ -84,7 +84,7 @@ class TestImage:
         program = (
             "import sys\n"
             "from taskqueue_core.cli import main\n"
-            "import taskqueue_redis, taskqueue_core.server.processes, taskqueue_core.worker\n"
+            "import taskqueue_redis, taskqueue_core.server.running.processes, taskqueue_core.worker\n"
             "from taskqueue_core.server import create_app\n"
             "for words in (['serve', '--help'], ['worker', '--help'], ['--version']):\n"
             "    assert main(words) == 0\n"

@@ -17,7 +17,7 @@ import pytest
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.cli import main
 from taskqueue_core.flow import RateLimit
-from taskqueue_core.server.problems import refusal_status
+from taskqueue_core.server.api.problems import refusal_status
 from taskqueue_core.tasks import Refusal
 from tests.ports import free_port
 from tests.redis.engines import lacking

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from taskqueue_core.cli import main
-from taskqueue_core.server.reload import LIVE
+from taskqueue_core.server.running.reload import LIVE
 from tests.redis.engines import discover
 from tests.redis.serving import serving
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
-from taskqueue_core.server.channel import Channel
 from taskqueue_core.server.prefect import handing_over
+from taskqueue_core.server.sockets.channel import Channel
 from taskqueue_core.tasks import Received, State
 from taskqueue_memory import MemoryBackend
 from tests.prefect.support import KEY, Taker, publish_runs, status, untouched, url_of

@@ -316,7 +316,7 @@ class TestStrayAcks:
 
     async def test_other_servers_have_no_pings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Under another server program acks count all the same; only the one on its way is not told."""
-        monkeypatch.setattr("taskqueue_core.server.programs.SocketProtocol.pings", dict)
+        monkeypatch.setattr("taskqueue_core.server.running.programs.SocketProtocol.pings", dict)
         async with running() as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             assert await worker.take(2) == ["a", "b"]

@@ -75,7 +75,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", "")
     monkeypatch.delenv("TASKQUEUE_REDIS_URL")  # so that what is set in between is taken back
     # By its path, as its package has a function so named.
-    module = importlib.import_module("taskqueue_core.server.serve")
+    module = importlib.import_module("taskqueue_core.server.running.serve")
     monkeypatch.setattr(module, "serve", serve)
     monkeypatch.setattr(embedded, "embedded_store", lambda _: SimpleNamespace(run=run))
     return seen

@@ -22,9 +22,9 @@ from websockets.exceptions import ConnectionClosed
 
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
-from taskqueue_core.server import listening, processes
-from taskqueue_core.server.listening import Port
-from taskqueue_core.server.processes import Processes
+from taskqueue_core.server.running import listening, processes
+from taskqueue_core.server.running.listening import Port
+from taskqueue_core.server.running.processes import Processes
 from taskqueue_core.tasks import QueueStats, State, Task
 from taskqueue_core.worker import Context
 from taskqueue_core.worker import Worker as TaskWorker

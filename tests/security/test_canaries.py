@@ -18,7 +18,7 @@ from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.queue import open_backend
 from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.remote.address import ServerAddress
-from taskqueue_core.server.credentials import session_cookie
+from taskqueue_core.server.access.credentials import session_cookie
 from taskqueue_core.server.logs import formatter
 from taskqueue_core.tasks import Task
 from taskqueue_core.worker import Worker

@@ -11,7 +11,7 @@ import msgspec
 
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
 from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server.tokens import hashed
+from taskqueue_core.server.access.tokens import hashed
 from taskqueue_memory import MemoryBackend
 from tests.server.support import Running, running
 

@@ -17,7 +17,7 @@ from websockets.typing import Subprotocol
 
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
 from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server import registry
+from taskqueue_core.server.sockets import registry
 from taskqueue_core.tasks import State
 from taskqueue_memory import MemoryBackend
 from tests.server.support import Running, eventually, running
@@ -82,7 +82,7 @@ class TestHandshake:
 
     async def test_a_hello_must_come_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fault G11: who says nothing, or not enough, is sent away."""
-        monkeypatch.setattr("taskqueue_core.server.greeting.HELLO_SECONDS", 0.1)
+        monkeypatch.setattr("taskqueue_core.server.sockets.greeting.HELLO_SECONDS", 0.1)
         async with running() as it, it.socket() as socket, it.socket() as chatty:
             await chatty.send('{"type":"from_the_future"}')
             await asyncio.wait_for(socket.wait_closed(), 3)
@@ -93,7 +93,7 @@ class TestHandshake:
 
     async def test_a_head_must_come_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Faults G11 and K5: a connection without a request, or with half of one, is cut."""
-        monkeypatch.setattr("taskqueue_core.server.programs.HEADER_SECONDS", 0.1)
+        monkeypatch.setattr("taskqueue_core.server.running.programs.HEADER_SECONDS", 0.1)
         async with running() as it:
             _, port = it.server.url.rsplit(":", 1)
             whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -240,7 +240,7 @@ class TestAnswers:
 
     async def test_an_answer_that_nobody_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fault G1, over HTTP: the connection is broken after a while, and what it kept in memory is free."""
-        monkeypatch.setattr("taskqueue_core.server.programs.ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr("taskqueue_core.server.running.programs.ANSWER_SECONDS", 0.2)
         async with running() as it:
             ids = [f"t{i}" for i in range(40)]
             await it.publish(*ids)

@@ -14,9 +14,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, Identity
-from taskqueue_core.server import registry
-from taskqueue_core.server.access import check_host, notice
-from taskqueue_core.server.credentials import session_cookie
+from taskqueue_core.server.access.credentials import session_cookie
+from taskqueue_core.server.access.door import check_host, notice
+from taskqueue_core.server.sockets import registry
 from tests.server.access import (
     ADMIN,
     ALL,
@@ -198,7 +198,7 @@ class TestSocket:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Fault G11: a good token is no hello; who says none is sent away, known or not."""
-        monkeypatch.setattr("taskqueue_core.server.greeting.HELLO_SECONDS", 0.1)
+        monkeypatch.setattr("taskqueue_core.server.sockets.greeting.HELLO_SECONDS", 0.1)
         async with (
             guarded(path) as it,
             it.socket() as stranger,

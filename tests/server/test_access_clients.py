@@ -16,7 +16,7 @@ from websockets.http11 import Request, Response
 
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.remote import RemoteBackend
-from taskqueue_core.server.tls import server_context
+from taskqueue_core.server.access.tls import server_context
 from taskqueue_core.tasks import Published, Task
 from taskqueue_core.trust import trusting
 from taskqueue_core.worker import Worker

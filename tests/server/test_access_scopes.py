@@ -11,11 +11,12 @@ import httpx2
 import pytest
 from starlette.routing import Route, WebSocketRoute
 
-from taskqueue_core.server import access as module
-from taskqueue_core.server import http_metrics, prefect
+from taskqueue_core.server import prefect
+from taskqueue_core.server.access import door as module
+from taskqueue_core.server.api.operations import Operation, Scope
 from taskqueue_core.server.app import OPERATIONS, create_app
 from taskqueue_core.server.dashboard.app import OPERATIONS as PAGES
-from taskqueue_core.server.operations import Operation, Scope
+from taskqueue_core.server.metrics import operation as http_metrics
 from taskqueue_core.tasks import Health, State
 from taskqueue_memory import MemoryBackend
 from tests.server.access import ADMIN, ALL, A, B, bearer, entry, everybody, write

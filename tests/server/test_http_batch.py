@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.server import http_batch
+from taskqueue_core.server.api import batch as http_batch
 from taskqueue_core.tasks import Confirmation, Task
 from taskqueue_memory import MemoryBackend
 from tests.server.support import http, problem, running
@@ -175,7 +175,7 @@ class TestBodiesOnTheWire:
 
     async def test_too_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A body that does not arrive ends the request."""
-        monkeypatch.setattr("taskqueue_core.server.bodies.BODY_SECONDS", 0.1)
+        monkeypatch.setattr("taskqueue_core.server.api.bodies.BODY_SECONDS", 0.1)
         async with running() as it:
             assert b" 408 " in await raw(it.server.url, "content-length: 100\r\n", [b'{"key":'])
 

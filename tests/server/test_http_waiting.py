@@ -12,8 +12,8 @@ import pytest
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.server import create_app
-from taskqueue_core.server.problems import ProblemError
-from taskqueue_core.server.waiting import MAX_WAIT, Waiters
+from taskqueue_core.server.api.problems import ProblemError
+from taskqueue_core.server.api.waiting import MAX_WAIT, Waiters
 from taskqueue_core.tasks import Task, TaskStatus
 from taskqueue_memory import MemoryBackend
 from tests.server.support import Running, eventually, http, problem, running, settings

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.server import bodies
+from taskqueue_core.server.api import bodies
 from taskqueue_memory import MemoryBackend
 from tests.server.support import Running, http, problem, running
 from tests.server.test_abuse import memory

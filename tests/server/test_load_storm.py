@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from taskqueue_core.server.accepting import have_room
-from taskqueue_core.server.registry import MAX_CONNECTIONS, MAX_STRANGERS
+from taskqueue_core.server.sockets.accepting import have_room
+from taskqueue_core.server.sockets.registry import MAX_CONNECTIONS, MAX_STRANGERS
 from taskqueue_core.worker import Worker
 from taskqueue_core.worker.backoff import Backoff
 from tests.server.observed import Observed, observed

@@ -18,10 +18,11 @@ from taskqueue_core.errors import LeaseLost
 from taskqueue_core.flow import RateLimit
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server import metrics, metrics_store
 from taskqueue_core.server.hub import VERSION
-from taskqueue_core.server.metrics_http import Noted
-from taskqueue_core.server.metrics_local import MOST_KEYS, OTHER, Local
+from taskqueue_core.server.metrics import observer as metrics
+from taskqueue_core.server.metrics import store as metrics_store
+from taskqueue_core.server.metrics.local import MOST_KEYS, OTHER, Local
+from taskqueue_core.server.metrics.requests import Noted
 from taskqueue_core.tasks import (
     Confirmation,
     Delivery,

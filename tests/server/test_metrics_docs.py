@@ -12,8 +12,9 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from taskqueue_core.server import app, http_scaling
-from taskqueue_core.server.http_scaling import ScalingOut
+from taskqueue_core.server import app
+from taskqueue_core.server.api import scaling as http_scaling
+from taskqueue_core.server.api.scaling import ScalingOut
 from taskqueue_core.server.logs import FIELDS
 from tests.server.support import http, running
 

@@ -8,7 +8,7 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.server import metrics_store
+from taskqueue_core.server.metrics import store as metrics_store
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_memory import MemoryBackend
 from tests.server.support import eventually, http, running

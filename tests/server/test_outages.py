@@ -91,7 +91,7 @@ class TestOutage:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A welcome would claim to know what it still holds: better to ask it to come again."""
-        monkeypatch.setattr("taskqueue_core.server.conversation._ADOPT_SECONDS", 0.1)
+        monkeypatch.setattr("taskqueue_core.server.sockets.conversation._ADOPT_SECONDS", 0.1)
         backend = Flaky()
         async with running(backend, grace=30) as it:
             await it.publish("a")

@@ -20,7 +20,7 @@ from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.server import Server, serve
 from taskqueue_core.server.logs import FIELDS, formatter, set_up_logs
 from taskqueue_core.server.racing import first, forever
-from taskqueue_core.server.registry import Registry
+from taskqueue_core.server.sockets.registry import Registry
 from taskqueue_core.tasks import Expired
 from taskqueue_memory import MemoryBackend
 from tests.server.support import eventually, http, running, settings

@@ -20,11 +20,11 @@ from pydantic import SecretStr
 
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.server import notify
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.logs import set_level, set_up_logs
-from taskqueue_core.server.orders import plain, settings_of
-from taskqueue_core.server.reload import LIVE, read_anew, reload
+from taskqueue_core.server.running import notify
+from taskqueue_core.server.running.orders import plain, settings_of
+from taskqueue_core.server.running.reload import LIVE, read_anew, reload
 from taskqueue_memory import MemoryBackend
 from tests.server.support import running, settings
 from tests.server.test_drain import Child, environment

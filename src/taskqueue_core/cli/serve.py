@@ -82,7 +82,7 @@ def run(
     With --embedded-redis tasks survive a restart with nothing to set up: a redis-server is found or
     fetched, and runs as long as the server does. Without DIR its files are in the user's data folder.
     """
-    from taskqueue_core.server.serve import serve  # noqa: PLC0415 - no other command needs a server
+    from taskqueue_core.server.running.serve import serve  # noqa: PLC0415 - no other command needs a server
 
     settings = load_settings(Settings)
     options = {

@@ -19,7 +19,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
 
 if TYPE_CHECKING:
-    from taskqueue_core.server.tokens import Entry
+    from taskqueue_core.server.access.tokens import Entry
 
 __all__ = ["add_to"]
 
@@ -93,12 +93,12 @@ def new(
 
     A name may have several: make the new one, give it to all, then revoke the old one with --keep-newest.
     """
-    from taskqueue_core.server.tokens import (  # noqa: PLC0415 - as in `serve`
+    from taskqueue_core.server.access.tokens import (  # noqa: PLC0415 - as in `serve`
         VERBS,
         check_limits,
         check_pattern,
     )
-    from taskqueue_core.server.tokens_file import add, new_token  # noqa: PLC0415 - as in `serve`
+    from taskqueue_core.server.access.tokens_file import add, new_token  # noqa: PLC0415 - as in `serve`
 
     path, rights, patterns = _path(file), _words(verbs), _words(keys)
     check_name("name", name)
@@ -134,7 +134,7 @@ def new(
 @token.command(name="list")
 def listing(*, file: File = None, as_json: AsJson = False) -> None:
     """List the tokens of a file: whose, for what, until when."""
-    from taskqueue_core.server.tokens_file import entries  # noqa: PLC0415 - as in `serve`
+    from taskqueue_core.server.access.tokens_file import entries  # noqa: PLC0415 - as in `serve`
 
     found = entries(path := _path(file))
     if as_json:
@@ -173,7 +173,7 @@ def revoke(
     as_json: AsJson = False,
 ) -> None:
     """Revoke all tokens of a name, or some of them. Connections that showed them end within ten seconds."""
-    from taskqueue_core.server.tokens_file import entries, remove  # noqa: PLC0415 - as in `serve`
+    from taskqueue_core.server.access.tokens_file import entries, remove  # noqa: PLC0415 - as in `serve`
 
     path = _path(file)
 
@@ -206,7 +206,7 @@ def _words(text: str) -> list[str]:
 
 
 def _expiry(text: str | None) -> float | None:
-    from taskqueue_core.server.tokens import seconds_of  # noqa: PLC0415 - as in `serve`
+    from taskqueue_core.server.access.tokens import seconds_of  # noqa: PLC0415 - as in `serve`
 
     if text is None:
         return None

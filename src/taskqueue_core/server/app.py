@@ -17,29 +17,26 @@ from starlette.routing import WebSocketRoute
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
 from taskqueue_core.consuming.housekeeping import keep_house
-from taskqueue_core.server import (
-    asyncapi,
-    dashboard,
-    http_batch,
-    http_dead_letters,
-    http_lookups,
-    http_metrics,
-    http_migration,
-    http_queues,
-    http_scaling,
-    http_settings,
-    http_system,
-    http_tasks,
-    prefect,
-)
-from taskqueue_core.server.guard import Guard
+from taskqueue_core.server import dashboard, prefect
+from taskqueue_core.server.access.guard import Guard
+from taskqueue_core.server.api import batch as http_batch
+from taskqueue_core.server.api import dead_letters as http_dead_letters
+from taskqueue_core.server.api import lookups as http_lookups
+from taskqueue_core.server.api import migration as http_migration
+from taskqueue_core.server.api import queues as http_queues
+from taskqueue_core.server.api import scaling as http_scaling
+from taskqueue_core.server.api import settings as http_settings
+from taskqueue_core.server.api import system as http_system
+from taskqueue_core.server.api import tasks as http_tasks
+from taskqueue_core.server.api.openapi import document
+from taskqueue_core.server.api.operations import Call, Operation, answer, routes
+from taskqueue_core.server.api.problems import problem_response
 from taskqueue_core.server.hub import VERSION, Hub
-from taskqueue_core.server.metrics import Metrics
-from taskqueue_core.server.metrics_http import Noted
-from taskqueue_core.server.openapi import document
-from taskqueue_core.server.operations import Call, Operation, answer, routes
-from taskqueue_core.server.problems import problem_response
-from taskqueue_core.server.socket import socket
+from taskqueue_core.server.metrics import operation as http_metrics
+from taskqueue_core.server.metrics.observer import Metrics
+from taskqueue_core.server.metrics.requests import Noted
+from taskqueue_core.server.sockets import asyncapi
+from taskqueue_core.server.sockets.socket import socket
 
 __all__ = ["OPERATIONS", "create_app"]
 

@@ -13,10 +13,10 @@ from taskqueue_core.config import Settings
 from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
-from taskqueue_core.server.access import Access
-from taskqueue_core.server.registry import Registry
-from taskqueue_core.server.usage import Usage
-from taskqueue_core.server.waiting import Waiters
+from taskqueue_core.server.access.door import Access
+from taskqueue_core.server.access.usage import Usage
+from taskqueue_core.server.api.waiting import Waiters
+from taskqueue_core.server.sockets.registry import Registry
 
 __all__ = ["VERSION", "Hub"]
 

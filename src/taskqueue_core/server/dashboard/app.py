@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from taskqueue_core.server.api.operations import Handler, Operation, Scope, routes
 from taskqueue_core.server.dashboard import dead, overview, queues, sessions, tasks
 from taskqueue_core.server.dashboard.pages import as_pages
 from taskqueue_core.server.dashboard.statics import static
 from taskqueue_core.server.dashboard.stream import live
-from taskqueue_core.server.operations import Handler, Operation, Scope, routes
 
 __all__ = ["OPERATIONS", "ROUTES"]
 

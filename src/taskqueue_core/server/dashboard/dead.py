@@ -9,11 +9,11 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.server.api.operations import Call
 from taskqueue_core.server.dashboard import figures
 from taskqueue_core.server.dashboard.forms import Form, read_form
 from taskqueue_core.server.dashboard.pages import path, render, sampler_of, see_other
 from taskqueue_core.server.dashboard.views import View
-from taskqueue_core.server.operations import Call
 from taskqueue_core.tasks import DeadLetter
 
 __all__ = ["act", "letters"]

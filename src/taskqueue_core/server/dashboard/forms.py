@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import parse_qs
 
-from taskqueue_core.server.operations import Call
-from taskqueue_core.server.problems import ProblemError
+from taskqueue_core.server.api.operations import Call
+from taskqueue_core.server.api.problems import ProblemError
 
 __all__ = ["Form", "read_form"]
 

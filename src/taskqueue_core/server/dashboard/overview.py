@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from taskqueue_core.server.api.operations import Call
 from taskqueue_core.server.dashboard import figures
 from taskqueue_core.server.dashboard.pages import render, sampler_of
 from taskqueue_core.server.dashboard.samples import LISTED
 from taskqueue_core.server.dashboard.views import View, sees_all
-from taskqueue_core.server.operations import Call
 
 __all__ = ["overview", "workers"]
 

@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from taskqueue_core.server.api.operations import Call
+from taskqueue_core.server.api.problems import PROBLEM_TYPE, Problem
 from taskqueue_core.server.dashboard import figures
 from taskqueue_core.server.dashboard.sampler import Sampler
 from taskqueue_core.server.dashboard.statics import address
 from taskqueue_core.server.hub import VERSION
-from taskqueue_core.server.operations import Call
-from taskqueue_core.server.problems import PROBLEM_TYPE, Problem
 
 __all__ = ["SAID", "as_pages", "local_path", "path", "render", "sampler_of", "see_other"]
 

@@ -14,13 +14,13 @@ from taskqueue_core.errors import (
     SettingsConflict,
 )
 from taskqueue_core.operating import pause_queue
+from taskqueue_core.server.api.operations import Call
+from taskqueue_core.server.api.problems import ProblemError
 from taskqueue_core.server.dashboard import figures, rules
 from taskqueue_core.server.dashboard.forms import read_form
 from taskqueue_core.server.dashboard.pages import path, render, sampler_of, see_other
 from taskqueue_core.server.dashboard.samples import Look
 from taskqueue_core.server.dashboard.views import View
-from taskqueue_core.server.operations import Call
-from taskqueue_core.server.problems import ProblemError
 from taskqueue_core.tasks import Ledger, QueueStats
 
 __all__ = ["pause", "purge", "queue", "settings"]

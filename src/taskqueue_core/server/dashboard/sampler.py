@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.server.api.problems import ProblemError
 from taskqueue_core.server.dashboard.figures import of_queue
 from taskqueue_core.server.dashboard.gauges import Gauges, Percentiles
 from taskqueue_core.server.dashboard.samples import LISTED, History, Look, Sample
 from taskqueue_core.server.hub import Hub
-from taskqueue_core.server.problems import ProblemError
 from taskqueue_core.tasks import Health
 from taskqueue_core.together import together
 

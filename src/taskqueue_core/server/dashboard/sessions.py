@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from taskqueue_core.server.credentials import login_cookie, logout_cookie, peer_of
+from taskqueue_core.server.access.credentials import login_cookie, logout_cookie, peer_of
+from taskqueue_core.server.access.origins import is_own_origin
+from taskqueue_core.server.api.operations import Call
+from taskqueue_core.server.api.problems import ProblemError
 from taskqueue_core.server.dashboard.forms import read_form
 from taskqueue_core.server.dashboard.pages import local_path, render, see_other
-from taskqueue_core.server.operations import Call
-from taskqueue_core.server.origins import is_own_origin
-from taskqueue_core.server.problems import ProblemError
 
 __all__ = ["ask", "login", "logout"]
 

@@ -7,8 +7,8 @@ from importlib.resources import files
 
 from starlette.responses import Response
 
-from taskqueue_core.server.operations import Call
-from taskqueue_core.server.problems import ProblemError
+from taskqueue_core.server.api.operations import Call
+from taskqueue_core.server.api.problems import ProblemError
 
 __all__ = ["FILES", "address", "static"]
 

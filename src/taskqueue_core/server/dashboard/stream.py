@@ -11,12 +11,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from taskqueue_core.limits import check_name
+from taskqueue_core.server.api.operations import Call
+from taskqueue_core.server.api.problems import ProblemError, respond
 from taskqueue_core.server.dashboard.pages import sampler_of
 from taskqueue_core.server.dashboard.sampler import Sampler
 from taskqueue_core.server.dashboard.samples import Sample
 from taskqueue_core.server.dashboard.views import View, encoded
-from taskqueue_core.server.operations import Call
-from taskqueue_core.server.problems import ProblemError, respond
 from taskqueue_core.tasks import TaskStatus
 
 __all__ = ["live"]

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import check_name
+from taskqueue_core.server.api.operations import Call
 from taskqueue_core.server.dashboard.forms import read_form
 from taskqueue_core.server.dashboard.pages import path, render, sampler_of, see_other
 from taskqueue_core.server.dashboard.samples import LISTED
 from taskqueue_core.server.dashboard.views import View
-from taskqueue_core.server.operations import Call
 from taskqueue_core.tasks import State, TaskStatus
 
 __all__ = ["act", "find", "task"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from taskqueue_core.server.api.operations import Call
 from taskqueue_core.server.dashboard import figures
 from taskqueue_core.server.dashboard.pages import sampler_of
 from taskqueue_core.server.dashboard.samples import HISTORY, LISTED, Sample
-from taskqueue_core.server.operations import Call
 from taskqueue_core.tasks import Ledger, TaskStatus, WorkerInfo
 
 __all__ = ["View", "encoded", "sees_all"]

@@ -11,16 +11,16 @@ import msgspec
 from starlette.websockets import WebSocket
 
 from taskqueue_core.hooks import Identity
-from taskqueue_core.server.channel import Channel, Gone
-from taskqueue_core.server.credentials import peer_of, token_of
-from taskqueue_core.server.greeting import HELLO_SECONDS
+from taskqueue_core.server.access.credentials import peer_of, token_of
+from taskqueue_core.server.access.usage import Place
+from taskqueue_core.server.api.problems import respond
 from taskqueue_core.server.hub import Hub
-from taskqueue_core.server.pings import Pings
 from taskqueue_core.server.prefect import frames
-from taskqueue_core.server.problems import respond
 from taskqueue_core.server.racing import first
-from taskqueue_core.server.socket import refusal
-from taskqueue_core.server.usage import Place
+from taskqueue_core.server.sockets.channel import Channel, Gone
+from taskqueue_core.server.sockets.greeting import HELLO_SECONDS
+from taskqueue_core.server.sockets.pings import Pings
+from taskqueue_core.server.sockets.socket import refusal
 
 __all__ = ["End", "Guest", "Visit", "receive_frame", "restart", "welcome"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from taskqueue_core.server import http_system
-from taskqueue_core.server.operations import Call, Operation, answer
+from taskqueue_core.server.api import system as http_system
+from taskqueue_core.server.api.operations import Call, Operation, answer
 
 __all__ = ["OPERATIONS"]
 

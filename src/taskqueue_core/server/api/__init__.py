@@ -1,0 +1,1 @@
+"""The HTTP API: one table of operations, from which routes and their description are made."""

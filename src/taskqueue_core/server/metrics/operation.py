@@ -1,0 +1,31 @@
+"""``/metrics``: for Prometheus. Not part of the API's description: its format is another's."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from taskqueue_core.server.access.door import OPEN
+from taskqueue_core.server.api.operations import Call, Operation, Scope
+from taskqueue_core.server.metrics.observer import Metrics
+
+__all__ = ["OPERATIONS"]
+
+
+async def metrics(call: Call) -> Response:
+    """Return metrics as Prometheus' text, or as OpenMetrics where that is asked for."""
+    known: Metrics = call.request.app.state.metrics
+    accept = call.request.headers.get("accept", "")
+    text, media_type = await known.render(call.identity or OPEN, accept)
+    return Response(text, headers={"content-type": media_type})
+
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/metrics",
+        handler=metrics,
+        verb="admin",
+        scope=Scope.HANDLER,
+        answers={200: str},
+    ),
+)

@@ -1,0 +1,1 @@
+"""The program: its processes, ports and signals."""
