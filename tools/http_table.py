@@ -4,7 +4,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from taskqueue_core.server.app import OPERATIONS
+from taskqueue_core.server.api.table import OPERATIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "http.md"
 BEGIN, END = "<!-- operations -->\n", "<!-- end of operations -->\n"

@@ -14,7 +14,8 @@ from starlette.routing import Route, WebSocketRoute
 from taskqueue_core.server import prefect
 from taskqueue_core.server.access import door as module
 from taskqueue_core.server.api.operations import Operation, Scope
-from taskqueue_core.server.app import OPERATIONS, create_app
+from taskqueue_core.server.api.table import OPERATIONS
+from taskqueue_core.server.app import create_app
 from taskqueue_core.server.dashboard.app import OPERATIONS as PAGES
 from taskqueue_core.server.metrics import operation as http_metrics
 from taskqueue_core.tasks import Health, State

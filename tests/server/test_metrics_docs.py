@@ -12,8 +12,8 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from taskqueue_core.server import app
 from taskqueue_core.server.api import scaling as http_scaling
+from taskqueue_core.server.api import table
 from taskqueue_core.server.api.scaling import ScalingOut
 from taskqueue_core.server.logs import FIELDS
 from tests.server.support import http, running
@@ -129,7 +129,7 @@ def test_the_scaled_object() -> None:
     assert all(isinstance(value, str) for value in told.values())
     url = urlsplit(told["url"])
     (operation,) = http_scaling.OPERATIONS
-    assert operation in app.OPERATIONS
+    assert operation in table.OPERATIONS
     assert re.fullmatch(operation.path.replace("{key}", r"[\w-]+"), url.path)
     assert set(parse_qs(url.query)) <= {query.name for query in operation.query}
     assert told["valueLocation"] in ScalingOut.__struct_fields__

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from taskqueue_core.server.app import OPERATIONS
+from taskqueue_core.server.api.table import OPERATIONS
 from taskqueue_memory import MemoryBackend
 from tests.server.support import problem
 from tests.server.test_http_operations import bury

@@ -28,8 +28,8 @@ from taskqueue_core.hooks import Hooks, Identity, hookimpl
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.server import Server
 from taskqueue_core.server.api.openapi import document
+from taskqueue_core.server.api.table import OPERATIONS
 from taskqueue_core.server.api.waiting import Waiters
-from taskqueue_core.server.app import OPERATIONS
 from taskqueue_core.server.hub import VERSION
 from taskqueue_core.succession import MigratingBackend
 from taskqueue_memory import MemoryBackend

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 
 from taskqueue_core.backend import Backend
@@ -19,68 +16,16 @@ from taskqueue_core.config import Settings
 from taskqueue_core.consuming.housekeeping import keep_house
 from taskqueue_core.server import dashboard, prefect
 from taskqueue_core.server.access.guard import Guard
-from taskqueue_core.server.api import batch as http_batch
-from taskqueue_core.server.api import dead_letters as http_dead_letters
-from taskqueue_core.server.api import lookups as http_lookups
-from taskqueue_core.server.api import migration as http_migration
-from taskqueue_core.server.api import queues as http_queues
-from taskqueue_core.server.api import scaling as http_scaling
-from taskqueue_core.server.api import settings as http_settings
-from taskqueue_core.server.api import system as http_system
-from taskqueue_core.server.api import tasks as http_tasks
-from taskqueue_core.server.api.openapi import document
-from taskqueue_core.server.api.operations import Call, Operation, answer, routes
+from taskqueue_core.server.api.operations import routes
 from taskqueue_core.server.api.problems import problem_response
-from taskqueue_core.server.hub import VERSION, Hub
-from taskqueue_core.server.metrics import operation as http_metrics
+from taskqueue_core.server.api.table import OPERATIONS
+from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.metrics import operation as scraping
 from taskqueue_core.server.metrics.observer import Metrics
 from taskqueue_core.server.metrics.requests import Noted
-from taskqueue_core.server.sockets import asyncapi
 from taskqueue_core.server.sockets.socket import socket
 
-__all__ = ["OPERATIONS", "create_app"]
-
-
-async def describe(call: Call) -> Response:
-    """Return this description."""
-    return answer(_described(open_to_all=not call.hub.authenticates))
-
-
-@cache
-def _described(*, open_to_all: bool) -> dict[str, Any]:
-    return document(OPERATIONS, VERSION, open_to_all=open_to_all)
-
-
-async def describe_socket(_: Call) -> Response:
-    """Return the description of the workers' socket, as AsyncAPI 3.1."""
-    return answer(_socket_described())
-
-
-@cache
-def _socket_described() -> dict[str, Any]:
-    return asyncapi.document(VERSION)
-
-
-OPERATIONS = (
-    *http_batch.OPERATIONS,
-    *http_tasks.OPERATIONS,
-    *http_lookups.OPERATIONS,
-    *http_queues.OPERATIONS,
-    *http_settings.OPERATIONS,
-    *http_dead_letters.OPERATIONS,
-    *http_system.OPERATIONS,
-    *http_migration.OPERATIONS,
-    *http_scaling.OPERATIONS,
-    Operation(
-        method="GET", path="/v1/openapi.json", handler=describe, answers={200: dict[str, Any]}
-    ),
-    Operation(
-        method="GET",
-        path="/v1/asyncapi.json",
-        handler=describe_socket,
-        answers={200: dict[str, Any]},
-    ),
-)
+__all__ = ["create_app"]
 
 
 def create_app(backend: Backend, settings: Settings) -> Starlette:
@@ -112,7 +57,7 @@ def create_app(backend: Backend, settings: Settings) -> Starlette:
     app = Starlette(
         routes=[
             *routes(OPERATIONS),
-            *routes(http_metrics.OPERATIONS),
+            *routes(scraping.OPERATIONS),
             *dashboard.ROUTES,
             WebSocketRoute("/v1/socket", socket),
             *routes(prefect.OPERATIONS),
