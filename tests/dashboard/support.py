@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.hooks import Identity, hookimpl
@@ -25,7 +25,8 @@ from tests.server.support import Running, running
 
 PAGE = {"accept": "text/html"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
-SECONDS_MS = 8000
+SECONDS_MS = 15_000
+expect.set_options(timeout=SECONDS_MS)
 _RAW = re.compile(r'data-ledger-([a-z-]+)="([0-9]+)"')
 
 

@@ -46,7 +46,7 @@ async def test_by_keyboard_alone(browser: Browser) -> None:
             await _tab_to(page, "Pause k")
             await page.keyboard.press("Enter")
             await expect(page.locator("#news")).to_contain_text("Nothing is handed out")
-            await eventually(lambda: _focused(page, "pause-k"))
+            await expect(page.get_by_role("button", name="Resume k")).to_be_focused()
             await page.keyboard.press("Enter")
             await expect(page.locator("#news")).to_contain_text("handed out again")
             await page.keyboard.press("/")

@@ -200,7 +200,9 @@ class TestOddAnswers:
             (goes, None),
             (breaks, None),
         ],
-        ids=str,
+        ids=(
+            "quit nack null kind text word nothing half bytes deep large goes breaks".split()  # noqa: SIM905 - names
+        ),
     )
     async def test_nothing_is_lost(self, odd: Odd, code: int | None) -> None:
         """E7, REV-E3, law 3, fault G9: quit and garbage too, which lose the task elsewhere."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from taskqueue_core import sifting
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.server.api.operations import Call
 from taskqueue_core.server.dashboard import figures
-from taskqueue_core.server.dashboard.forms import Form, read_form
+from taskqueue_core.server.dashboard.forms import read_form
 from taskqueue_core.server.dashboard.pages import path, render, sampler_of, see_other
 from taskqueue_core.server.dashboard.views import View
 from taskqueue_core.tasks import DeadLetter
@@ -19,12 +18,29 @@ from taskqueue_core.tasks import DeadLetter
 __all__ = ["act", "letters"]
 
 _PAGE = 50
-_LOOKED_AT = 20_000
-"""letters that one search looks at"""
-_AT_ONCE = 50
-"""letters that are searched at one go"""
 _FILTER = 200
 _ACTIONS = {"redrive", "redrive-all", "discard", "discard-all"}
+
+
+class _Sought(sifting.Sieve, frozen=True, kw_only=True):
+    """What the search of the page lets through."""
+
+    text: str
+
+    @classmethod
+    def by(cls, call: Call, text: str) -> _Sought:
+        """Look for a text, in letters of any case."""
+        made = call.hub.backend.now()
+        return cls(reason=None, error=None, before=None, made=made, text=text.lower())
+
+    @property
+    def lets_all_through(self) -> bool:
+        return not self.text
+
+    def __contains__(self, letter: DeadLetter) -> bool:
+        texts = [letter.reason, letter.task.id, letter.task.tenant or ""]
+        texts += [failure.error for failure in letter.history]
+        return any(self.text in text.lower() for text in texts)
 
 
 async def letters(call: Call) -> Response:
@@ -44,84 +60,48 @@ async def act(call: Call) -> Response:
         return await _page(
             call, key, 422, error="Nothing was discarded: tick the box to confirm it."
         )
-    ids, more = await _chosen(call, key, form, one, wanted)
     back = path("queues", key, "dead") + (f"?{urlencode({'filter': wanted})}" if wanted else "")
-    if ids is not None and not ids:
+    following = None
+    if one or not action.endswith("-all"):
+        done = await _each(call, key, verb, [one] if one else form.all("ids"))
+    elif wanted:
+        done, following = await _sift(call, key, verb, wanted)
+    else:
+        done = await getattr(call.hub.dead_letters, verb)(key)
+    if not done and not following:
         return see_other(call, back, "nothing")
-    done = await _each(call, key, verb, ids)
-    said = "more" if more else "redriven" if verb == "redrive" else "discarded"
+    said = "more" if following else "redriven" if verb == "redrive" else "discarded"
     return see_other(call, back, said, done)
 
 
-async def _chosen(
-    call: Call, key: str, form: Form, one: str, wanted: str
-) -> tuple[list[str] | None, bool]:
-    if not one and form.text("action").endswith("-all"):
-        if not wanted:
-            return None, False
-        found, number = list[str](), 0
-        async for letter in _all(call, key):
-            number += 1
-            if _fits(letter, wanted):
-                found.append(letter.task.id)
-        return found, number >= _LOOKED_AT
-    ids = [one] if one else form.all("ids")
+async def _sift(call: Call, key: str, verb: str, wanted: str) -> tuple[int, str | None]:
+    letters = call.hub.dead_letters
+    sought = _Sought.by(call, wanted)
+    return await sifting.act(letters, key, sought, getattr(letters, verb), after=None)
+
+
+async def _each(call: Call, key: str, verb: str, ids: list[str]) -> int:
     for task_id in ids:
         check_name("ids", task_id)
-    return list(dict.fromkeys(ids)), False
-
-
-async def _each(call: Call, key: str, verb: str, ids: list[str] | None) -> int:
-    letters_of = call.hub.dead_letters
-    move = letters_of.redrive if verb == "redrive" else letters_of.discard
-    if ids is None:
-        return await move(key)
+    ids = list(dict.fromkeys(ids))
+    move = getattr(call.hub.dead_letters, verb)
     done = 0
     for start in range(0, len(ids), LIMITS.batch):
         done += await move(key, *ids[start : start + LIMITS.batch])
     return done
 
 
-async def _all(call: Call, key: str, after: str | None = None) -> AsyncIterator[DeadLetter]:
-    left = _LOOKED_AT
-    while left > 0:
-        size = min(LIMITS.batch, left)
-        found = await call.hub.dead_letters.list(key, limit=size, after=after)
-        for number, letter in enumerate(found):
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)
-            yield letter
-        if len(found) < size:
-            return
-        left, after = left - size, found[-1].task.id
-
-
-def _fits(letter: DeadLetter, wanted: str) -> bool:
-    texts = [letter.reason, letter.task.id, letter.task.tenant or ""]
-    texts += [failure.error for failure in letter.history]
-    return any(wanted.lower() in text.lower() for text in texts)
-
-
 async def _page(call: Call, key: str, status: int = 200, error: str | None = None) -> Response:
     wanted = call.request.query_params.get("filter", "").strip()[:_FILTER]
     after = call.word("after")
-    found: list[DeadLetter] = []
-    more = False
-    if wanted:
-        async for letter in _all(call, key, after):
-            if _fits(letter, wanted):
-                if len(found) == _PAGE:
-                    more = True
-                    break
-                found.append(letter)
-    else:
-        page = await call.hub.dead_letters.list(key, limit=_PAGE + 1, after=after)
-        found, more = list(page[:_PAGE]), len(page) > _PAGE
+    found, following = await sifting.page(
+        call.hub.dead_letters, key, _Sought.by(call, wanted), limit=_PAGE, after=after
+    )
     sampler = sampler_of(call)
     sample = await sampler.fresh()
     view = View(call, "dead", key)
     ledger = view.total(sample)
-    following = {"filter": wanted, "after": found[-1].task.id} if more else {}
+    on = {"filter": wanted, "after": following} if following else {}
     return await render(
         call,
         "dead.html",
@@ -133,7 +113,7 @@ async def _page(call: Call, key: str, status: int = 200, error: str | None = Non
         letters=found,
         sought=wanted,
         after=after,
-        following=urlencode({name: text for name, text in following.items() if text}),
+        following=urlencode({name: text for name, text in on.items() if text}),
         dead=ledger.dead,
         ledger=figures.raw(ledger),
         texts=view.texts(sample),

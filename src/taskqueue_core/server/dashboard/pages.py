@@ -49,7 +49,7 @@ SAID: Mapping[str, str] = {
     "cancelled": "Cancelled.",
     "not-live": "Nothing was done: the task has ended already.",
     "not-dead": "Nothing was done: the task is not among the dead letters any more.",
-    "nothing": "Nothing was done: no dead letter was chosen.",
+    "nothing": "Nothing was done: no dead letter was chosen, or it is dead no more.",
     "more": "Done for {n}; there are more that fit, so do it again.",
     "signed-out": "Signed out.",
 }
