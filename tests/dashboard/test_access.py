@@ -155,7 +155,7 @@ async def test_a_stream_of_a_token_that_is_taken_away(monkeypatch: pytest.Monkey
                 lines = [line async for line in events]
             assert lines[-3:-1] == ["event: bye", 'data: {"reason":"signed-out"}']
             sampler = _sampler(it)
-            await eventually(lambda: sampler.streams == 0)
+            await eventually(lambda: len(sampler.room) == 0)
 
 
 def _sampler(it: Running) -> dashboard.Sampler:

@@ -14,9 +14,11 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.server.api.problems import ProblemError
 from taskqueue_core.server.dashboard import Sampler, sampler
 from taskqueue_core.server.dashboard.gauges import Gauges
 from taskqueue_core.server.dashboard.samples import HISTORY, History, Look, Sample
+from taskqueue_core.server.room import Room
 from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
@@ -81,7 +83,27 @@ async def test_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
             await anext(events)
             assert len(it.hub.hooks.plugins) == before + 1
         await eventually(lambda: len(it.hub.hooks.plugins) == before)
-        assert one.streams == 0
+        assert len(one.room) == 0
+
+
+async def test_one_token_leaves_pages_to_others() -> None:
+    """Security 22: who has a name may have half of the pages that are kept up to date."""
+    room = Room(4, "too_many_pages", "pages are kept up to date")
+    with room.place("a"), room.place("a"):
+        with pytest.raises(ProblemError) as refused, room.place("a"):
+            pass
+        assert refused.value.problem.status == 429
+        with (
+            room.place("b"),
+            room.place(None),
+            pytest.raises(ProblemError) as full,
+            room.place("c"),
+        ):
+            pass
+        assert full.value.problem.status == 503
+    assert len(room) == 0
+    with room.place(None), room.place(None), room.place(None), room.place(None):
+        assert len(room) == 4
 
 
 async def test_so_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +119,7 @@ async def test_so_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
             assert (await client.get("/")).status_code == 200
-        await eventually(lambda: Sampler.of(it.hub).streams == 0)
+        await eventually(lambda: len(Sampler.of(it.hub).room) == 0)
         async with stream(it) as events:
             await anext(events)
         for view in ("", "nothing", "task", "queue", "task&key=k", "workers&key=k", "queue&key=~"):
@@ -119,7 +141,7 @@ async def test_one_that_does_not_read() -> None:
             numbers = [(await anext(events))["sample"] for _ in range(3)]
         assert numbers == list(range(numbers[0], numbers[0] + 3))
         writer.transport.abort()
-        await eventually(lambda: Sampler.of(it.hub).streams == 0)
+        await eventually(lambda: len(Sampler.of(it.hub).room) == 0)
 
 
 async def test_the_end_is_not_held_up() -> None:

@@ -138,7 +138,7 @@ async def test_a_place_is_given_back(monkeypatch: pytest.MonkeyPatch, version: s
         scope = {"type": "http", "asgi": {"spec_version": version}}
         async with asyncio.timeout(5):
             await answer(scope, never, never)  # type: ignore[arg-type]
-        assert one.streams == 0
+        assert len(one.room) == 0
 
 
 async def test_a_worker_is_no_dead_letter(it: Running, client: httpx2.AsyncClient) -> None:

@@ -55,6 +55,11 @@ class Call:
         self.identity: Identity | None = None
         """who asks; nobody in particular where the operation is for everybody"""
 
+    @property
+    def who(self) -> str | None:
+        """The name of who asks, if anybody is told from anybody here."""
+        return self.identity.name if self.hub.authenticates and self.identity else None
+
     def may(self, key: str) -> bool:
         """Whether who asks may do this with ``key``."""
         verbs, identity = self._verbs, self.identity

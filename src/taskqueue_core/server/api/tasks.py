@@ -151,10 +151,9 @@ async def _waited(call: Call, found: TaskStatus | None, seconds: int) -> bool:
     """Wait as long as the query says, if the task may still end; tell whether anything can have changed."""
     if not seconds or found is None or not found.state.live:
         return False
-    who = call.identity.name if call.hub.authenticates and call.identity else None
     with call.stay() as dismissed:
         gone = _gone(call, dismissed)
-        await call.hub.waiters.wait(found.key, found.task_id, seconds, gone, who)
+        await call.hub.waiters.wait(found.key, found.task_id, seconds, gone, call.who)
     if dismissed.is_set():
         raise unauthenticated()
     return True

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from taskqueue_core.capabilities import Control
 from taskqueue_core.hooks import Hooks, hookimpl
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.server.api.problems import ProblemError
 from taskqueue_core.server.racing import first
+from taskqueue_core.server.room import Room
 from taskqueue_core.tasks import Delivery, Expired
 
 __all__ = ["MAX_WAIT", "Waiters"]
@@ -46,18 +45,16 @@ class Waiters:
         self._control = control
         self._hooks = hooks
         self._draining = draining
-        self._most = most
         self._period = period
         self._futures: dict[_Name, set[asyncio.Future[None]]] = {}
-        self._number = 0
-        self._of_one: Counter[str] = Counter()
+        self._room = Room(most, "too_many_waiters", "wait here")
         self._stirred: set[_Name] = set()
         self._stir = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         """How many wait."""
-        return self._number
+        return len(self._room)
 
     async def wait(
         self,
@@ -74,24 +71,10 @@ class Waiters:
         try:
             if self._draining.is_set():
                 return
-            self._check_room(who)
-            self._of_one[who or ""] += 1
-            try:
+            with self._room.place(who):
                 await self._wait((key, task_id), seconds, gone)
-            finally:
-                self._of_one[who or ""] -= 1
-                self._of_one += Counter()  # forgets who waits no more
         finally:
             gone.close()
-
-    def _check_room(self, who: str | None) -> None:
-        again = {"retry-after": "1"}
-        if self._number >= self._most:
-            detail = f"{self._most} wait here already"
-            raise ProblemError(503, "too_many_waiters", detail, headers=again)
-        if who is not None and self._of_one[who] >= self._most // 2:
-            detail = f"{self._most // 2} wait here with this token already"
-            raise ProblemError(429, "too_many_waiters", detail, headers=again)
 
     async def _wait(self, name: _Name, seconds: float, gone: Coroutine[Any, Any, None]) -> None:
         future = self._enter(name)
@@ -106,7 +89,6 @@ class Waiters:
     def _enter(self, name: _Name) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures.setdefault(name, set()).add(future)
-        self._number += 1
         if self._looking is None:
             self._hooks.register(self)
             self._looking = asyncio.create_task(self._look())
@@ -114,12 +96,11 @@ class Waiters:
         return future
 
     async def _leave(self, name: _Name, future: asyncio.Future[None]) -> None:
-        self._number -= 1
         others = self._futures[name]
         others.discard(future)
         if not others:
             del self._futures[name]
-        if self._number or self._looking is None:
+        if self._futures or self._looking is None:
             return
         looking, self._looking = self._looking, None
         self._hooks.unregister(self)

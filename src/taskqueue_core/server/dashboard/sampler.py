@@ -16,6 +16,7 @@ from taskqueue_core.server.dashboard.figures import of_queue
 from taskqueue_core.server.dashboard.gauges import Gauges, Percentiles
 from taskqueue_core.server.dashboard.samples import LISTED, History, Look, Sample
 from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.room import Room
 from taskqueue_core.tasks import Health
 from taskqueue_core.together import together
 
@@ -50,7 +51,7 @@ class Sampler:
         self.gauges = Gauges(hub.backend.now)
         self.history = History()
         self.latest: Sample | None = None
-        self.streams = 0
+        self.room = Room(MAX_STREAMS, "too_many_pages", "pages are kept up to date", 5)
         self.since = 0.0
         """since when the gauges have measured, by the store's clock"""
         self._begun = 0
@@ -73,18 +74,14 @@ class Sampler:
         return found
 
     @contextmanager
-    def stream(self) -> Iterator[None]:
-        """Count a page that is kept up to date. Raises `ProblemError` when there are too many, or no more."""
+    def stream(self, who: str | None = None) -> Iterator[None]:
+        """Count a page that ``who`` has kept up to date. Raises `ProblemError` when there are too many, or no more."""
         if self._draining.is_set():
             raise _ending()
-        if self.streams >= MAX_STREAMS:
-            detail = f"{MAX_STREAMS} pages are kept up to date already; close one"
-            raise ProblemError(503, "too_many_pages", detail, headers={"retry-after": "5"})
-        self.streams += 1
         try:
-            yield
+            with self.room.place(who):
+                yield
         finally:
-            self.streams -= 1
             self._asked_at = time.monotonic()
 
     def made(self, sample: Sample) -> dict[Hashable, Any]:
@@ -165,7 +162,7 @@ class Sampler:
             self._wake()
 
     def _wanted(self) -> bool:
-        return self.streams > 0 or time.monotonic() - self._asked_at < _LINGER
+        return len(self.room) > 0 or time.monotonic() - self._asked_at < _LINGER
 
     async def _pause(self, took: float, ending: asyncio.Task[bool]) -> None:
         hurry = asyncio.create_task(self._hurry.wait())

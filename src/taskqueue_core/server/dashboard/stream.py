@@ -40,16 +40,19 @@ async def live(call: Call) -> Response:
     if task_id is not None:
         check_name("id", task_id)
     sampler = sampler_of(call)
-    return _Stream(sampler, _events(call, sampler, View(call, name, key, task_id)))
+    return _Stream(sampler, _events(call, sampler, View(call, name, key, task_id)), call.who)
 
 
 class _Stream(StreamingResponse):
     """Has one of the places while it is sent; where there is none left it is a problem instead."""
 
-    def __init__(self, sampler: Sampler, events: AsyncIterator[bytes]) -> None:
+    def __init__(
+        self, sampler: Sampler, events: AsyncIterator[bytes], who: str | None = None
+    ) -> None:
         headers = {"x-accel-buffering": "no"}
         super().__init__(events, headers=headers, media_type="text/event-stream")
         self._sampler = sampler
+        self._who = who
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def patient(message: Message) -> None:
@@ -57,7 +60,7 @@ class _Stream(StreamingResponse):
                 await send(message)
 
         try:
-            with self._sampler.stream(), suppress(TimeoutError, ClientDisconnect):
+            with self._sampler.stream(self._who), suppress(TimeoutError, ClientDisconnect):
                 await super().__call__(scope, receive, patient)
         except ProblemError as error:
             await respond(error)(scope, receive, send)
@@ -87,9 +90,7 @@ async def _events(call: Call, sampler: Sampler, view: View) -> AsyncIterator[byt
                 async with sampler.turn:
                     event = await view.event(sample, before, told, status)
                     told = view.texts(sample)
-                    await asyncio.sleep(
-                        0
-                    )  # whoever is next waits for the turn, and others come in between
+                    await asyncio.sleep(0)  # who is next waits for the turn, and others come in
                 number, before = sample.number, sample
                 yield event
         finally:
