@@ -29,6 +29,8 @@ class MemorySubscription(SubscriptionBase):
         self._store = store
         self.closed = False
         self._waiter: asyncio.Future[None] | None = None
+        self._looked_at = self.since
+        """the time of the last look for work: what opens after it must wake"""
         self._revoked: list[str] = []
         self._revocation = asyncio.Event()
         self._secret = secrets.token_urlsafe(12)
@@ -128,7 +130,7 @@ class MemorySubscription(SubscriptionBase):
         if self.closed:
             return Received()
         self._store.catch_up()
-        now = self._store.clock.now()
+        now = self._looked_at = self._store.clock.now()
         deliveries: list[Delivery] = []
         expired: list[Expired] = []
         held: dict[QueueState, None] = {}
@@ -162,14 +164,15 @@ class MemorySubscription(SubscriptionBase):
         self.wake()
 
     def _due_at(self) -> float | None:
-        now = self._store.clock.now()
+        now = self._looked_at
         dues = [queue.scheduled.next_at() for queue in self._queues]
         dues += [queue.flights.next_at() for queue in self._queues]
         return _first([*dues, *(queue.room(now).opens_at for queue in self.ready)])
 
     def _alarm_at(self) -> float | None:
         """Say when to wake for queues that time alone opens, and for which nobody else wakes."""
-        now, first = self._store.clock.now(), None
+        # As of the last look: a limit that has opened since tells no time any more, and nobody would wake for it.
+        now, first = self._looked_at, None
         for queue in self.ready:
             opens_at = queue.room(now).opens_at
             if opens_at is None or (queue.alarm is not None and queue.alarm_at <= opens_at):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -137,3 +138,33 @@ async def test_nobody_waits_while_there_is_room(steps: list[tuple[str, Any]]) ->
         await history.advance(0.5)
     await history.backend.aclose()
     await hop()
+
+
+class PassingClock(ManualClock):
+    """Time passes between any two looks at the clock."""
+
+    step = 0.0
+
+    def now(self) -> float:
+        """Return Unix seconds, and let some pass."""
+        self._now += self.step
+        return self._now
+
+
+@pytest.mark.parametrize("step", [0.05 * n for n in range(1, 20)])
+async def test_a_limit_that_opens_between_the_look_and_the_wait_wakes(step: float) -> None:
+    """F7, law 5: the look finds no room and the wait begins after there is: it must not go on for ever."""
+    clock = PassingClock()
+    backend = MemoryBackend(clock=clock)
+    await backend.control.configure("k", QueueSettings(rate_limit=RateLimit(max_tokens=1)))
+    await backend.publisher.publish(Task.of("k"), Task.of("k"))
+    subscription = backend.subscribe(["k"], "w")
+    assert len((await subscription.receive(1, None)).deliveries) == 1
+    clock.step = step
+    receive = asyncio.ensure_future(subscription.receive(1, None))
+    await hop()
+    clock.step = 0.0
+    await clock.advance(2)
+    assert receive.done()
+    assert len(receive.result().deliveries) == 1
+    await backend.aclose()
