@@ -144,6 +144,8 @@ class Capability(StrEnum):
     """keeps the order among its queues' settings (fair, with limits per tenant; floor_share), and ordering keys"""
     FAN_OUT = "fan_out"
     """keeps ``bound_to`` among its queues' settings"""
+    SLOTS = "slots"
+    """leases the slots of endpoints"""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,9 @@ __all__ = [
     "check_duration",
     "check_headers",
     "check_json",
+    "check_label",
     "check_name",
+    "check_number",
     "check_time",
     "kind_of",
 ]
@@ -52,6 +54,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """deliveries that one socket may hold"""
     body: int = 16 * 1024 * 1024
     """one HTTP request body"""
+    url: int = 2000
+    """characters of an address"""
+    slots: int = 10_000
+    """slots of one endpoint"""
+    document: int = 64 * 1024
+    """what is kept for one model of a slot pool"""
 
 
 LIMITS = Limits()
@@ -84,6 +92,20 @@ def check_name(field: str, value: object) -> None:
         kind_of(value),
         f"1 to {LIMITS.name} of A-Z a-z 0-9 . _ : @ = + < > ~ -, not starting with a sign or dot",
     )
+
+
+def check_label(field: str, value: object) -> None:
+    """Check the name of a model or a server: any printable text, of the length of other names."""
+    if isinstance(value, str) and 0 < len(value) <= LIMITS.name and value.isprintable():
+        return
+    raise InvalidInput(field, kind_of(value), f"printable text of 1 to {LIMITS.name} characters")
+
+
+def check_number(field: str, value: object, lowest: int, highest: int) -> None:
+    """Check a whole number."""
+    if type(value) is int and lowest <= value <= highest:
+        return
+    raise InvalidInput(field, _number(value), f"a whole number from {lowest} to {highest}")
 
 
 def check_json(field: str, value: object, limit: int) -> None:

@@ -10,8 +10,19 @@ from taskqueue_core.capabilities.require import (
     handover_of,
     has,
     revocation_of,
+    slots_of,
 )
 from taskqueue_core.capabilities.settings import Durability, Order, QueueSettings
+from taskqueue_core.capabilities.slots import (
+    Endpoint,
+    EndpointInfo,
+    Left,
+    Permit,
+    PoolView,
+    Seen,
+    SlotLease,
+    SlotPool,
+)
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 
 __all__ = [
@@ -19,17 +30,26 @@ __all__ = [
     "DeadLettering",
     "DeadLetters",
     "Durability",
+    "Endpoint",
+    "EndpointInfo",
     "Handover",
+    "Left",
     "Maintained",
     "Order",
+    "Permit",
+    "PoolView",
     "QueueSettings",
     "Revocation",
     "RoomBell",
     "RoomBells",
+    "Seen",
+    "SlotLease",
+    "SlotPool",
     "control_of",
     "dead_lettering_of",
     "dead_letters_of",
     "handover_of",
     "has",
     "revocation_of",
+    "slots_of",
 ]

@@ -7,6 +7,7 @@ from typing import cast
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities.control import Control
 from taskqueue_core.capabilities.dead_letters import DeadLetters
+from taskqueue_core.capabilities.slots import SlotPool
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 from taskqueue_core.errors import CapabilityMissing
 
@@ -17,6 +18,7 @@ __all__ = [
     "handover_of",
     "has",
     "revocation_of",
+    "slots_of",
 ]
 
 
@@ -61,3 +63,9 @@ def revocation_of(backend: Backend, subscription: Subscription) -> Revocation:
     """Return the subscription as one that reports revocations, or raise `CapabilityMissing`."""
     _demand(backend, Capability.REVOCATION)
     return cast("Revocation", subscription)
+
+
+def slots_of(backend: Backend) -> SlotPool:
+    """Return the backend's ``slots`` attribute, or raise `CapabilityMissing`."""
+    _demand(backend, Capability.SLOTS)
+    return cast("SlotPool", backend.slots)  # type: ignore[attr-defined]

@@ -1,0 +1,282 @@
+"""``slots``: fenced leases on what endpoints run at once.
+
+An *endpoint* is one model on one server. Each has a number of *slots*; who wants to send it a job takes the lease of
+one first. A lease is in one of three states:
+
+========== ================================================ ==================================================
+unassigned held by somebody who looks for a job             free again when it runs out
+assigned   bound to a job, which may be on the server       when it runs out, free once the server is seen idle
+detached   its job runs on the server without its holder    as assigned, but its time is the job's, not its holder's
+========== ================================================ ==================================================
+
+Laws, which the kit checks:
+
+* A slot has one holder at most, and a job one lease at most: assigning a job that has one already takes that one over.
+* Each lease has a token of its own, with a fence that rises. A stale token changes nothing.
+* ``held + free == slots`` for each endpoint at every instant (where slots were taken away, ``held`` may be more).
+* No slot is lost: what nobody releases comes back by its time or by `SlotPool.reconcile`.
+* No lease with a job ends by arithmetic on times where the server can be asked what it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from taskqueue_core.capabilities.flow import RoomBell
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, check_label, check_number, kind_of
+
+__all__ = [
+    "Endpoint",
+    "EndpointInfo",
+    "Left",
+    "Permit",
+    "PoolView",
+    "Seen",
+    "SlotLease",
+    "SlotPool",
+]
+
+
+class Permit(StrEnum):
+    """The state of a lease."""
+
+    UNASSIGNED = "unassigned"
+    ASSIGNED = "assigned"
+    DETACHED = "detached"
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on one server. Checked when it is made: an invalid one raises `InvalidInput`."""
+
+    model: str
+    """any printable text"""
+    server: str
+    """any printable text; a server may have several models"""
+    url: str
+    slots: int
+    """how many jobs of the model it runs at once"""
+    priority: int = 5
+    """0 to 9; the slots of a higher one are given first"""
+    reports: bool = True
+    """its server tells what it runs: it gets jobs once it was seen healthy, and keeps slots that it says are in use"""
+    together: int | None = None
+    """how many jobs of all its models the server runs at once; what was registered last counts. None: no such limit"""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_label("model", self.model)
+        check_label("server", self.server)
+        if not isinstance(self.url, str) or not 0 < len(self.url) <= LIMITS.url:
+            raise InvalidInput("url", kind_of(self.url), f"1 to {LIMITS.url} characters")
+        check_number("slots", self.slots, 1, LIMITS.slots)
+        check_number("priority", self.priority, 0, 9)
+        if self.together is not None:
+            check_number("together", self.together, 1, LIMITS.slots)
+
+
+class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint at a glance."""
+
+    endpoint: Endpoint
+    healthy: bool
+    """whether it was well when it was last looked at; one that does not report always is"""
+    draining: bool = False
+    """it gets no more jobs; what runs goes on"""
+    removed: bool = False
+    """likewise, and it is forgotten with its last lease"""
+    resting_until: float | None = None
+    """it gets no jobs before this time"""
+    unassigned: int = 0
+    assigned: int = 0
+    """those that are bound to a job, with the ones that ran out"""
+    detached: int = 0
+    overdue: int = 0
+    """how many of those with a job ran out, and wait to be reconciled"""
+    last_model: str | None = None
+    """what its server was given last, of all its models"""
+
+    @property
+    def held(self) -> int:
+        """How many slots have a holder."""
+        return self.unassigned + self.assigned + self.detached
+
+    @property
+    def free(self) -> int:
+        """How many have none."""
+        return max(0, self.endpoint.slots - self.held)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may get jobs, but for a rest."""
+        return self.healthy and not (self.draining or self.removed)
+
+
+class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
+    """One slot, held. Only who has the token can do anything with it."""
+
+    model: str
+    server: str
+    url: str
+    holder: str
+    token: str
+    """opaque and unguessable; it tells the pool that it is of, too, so that a pool that was emptied knows a stranger"""
+    fence: int
+    """rises with each lease of the pool"""
+    state: Permit
+    job: str | None = None
+    expires_at: float
+    """store's time"""
+    switched: bool = False
+    """the server was given another model before: it may have to load this one"""
+    resumed: bool = False
+    """the job had this slot before; another holder may have sent it to the server already"""
+    note: bytes | None = None
+    """what somebody has left for the holder: see `SlotPool.leave`"""
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server said of one of its models."""
+
+    active: int
+    """how many jobs it runs"""
+    jobs: frozenset[str] | None = None
+    """which, where it tells; of others than this pool's too"""
+
+
+class PoolView(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool, read in one step."""
+
+    epoch: str
+    """another one after the pool was emptied"""
+    endpoints: tuple[EndpointInfo, ...] = ()
+    """by model and order of registration"""
+    leases: tuple[SlotLease, ...] = ()
+    """without their tokens, which are their holders' alone: those are empty"""
+
+
+class Left(StrEnum):
+    """What became of a note."""
+
+    TAKEN = "taken"
+    """the holder gets it with its next renewal"""
+    LATE = "late"
+    """the token is not the job's any more: it was put aside, and changes nothing"""
+
+
+class SlotPool(Protocol):
+    """The attribute ``slots`` of a backend with the capability. All of it is one partition: every call is one step.
+
+    Times are in seconds. Models, servers and their names are any printable text; holders and jobs are names as those
+    of tasks. Methods raise `InvalidInput` for what is not, and `BackendUnavailable` where the store is out of reach.
+    """
+
+    async def register(self, endpoint: Endpoint) -> EndpointInfo:
+        """Add an endpoint, or change one: its leases stay, and lowering its slots ends none of them.
+
+        One that was draining or removed is in use again. A new one that ``reports`` is not healthy before it was seen.
+        """
+        ...
+
+    async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
+        """Give it no more jobs, or some again. False if there is no such endpoint."""
+        ...
+
+    async def remove(self, model: str, server: str) -> bool:
+        """Give it no more jobs, and forget it once nothing of it is held. False if there is no such endpoint."""
+        ...
+
+    async def rest(self, model: str, server: str, duration: float) -> bool:
+        """Give it no jobs for so long from now on; 0 ends a rest. False if there is no such endpoint."""
+        ...
+
+    async def configure(self, model: str, document: bytes | None) -> None:
+        """Keep a JSON document for a model, of at most 64 KiB; ``None`` takes it away."""
+        ...
+
+    async def documents(self) -> dict[str, bytes]:
+        """Return the documents by model."""
+        ...
+
+    async def look(self, model: str | None = None) -> PoolView:
+        """Return the pool, or what is of one model."""
+        ...
+
+    async def acquire(
+        self,
+        model: str,
+        holder: str,
+        *,
+        ttl: float,
+        limit: int = 1,
+        releasing: Sequence[SlotLease] = (),
+        idle: float | None = None,
+    ) -> tuple[SlotLease, ...]:
+        """Release some leases, and take up to ``limit`` free slots of a model, unassigned, for ``ttl``.
+
+        Of endpoints that are healthy and not draining, removed or resting, with room on their server: the higher
+        priority first, then those whose server was given this model last, then the least used, then the one registered
+        first. With ``idle``, slots that others have held unassigned for longer than that are taken from them where
+        there are too few. Never an error for want of slots: the answer is shorter, or empty.
+        """
+        ...
+
+    async def assign(
+        self, *pairs: tuple[SlotLease, str], ttl: float
+    ) -> tuple[SlotLease | None, ...]:
+        """Bind leases to jobs, for ``ttl``; ``None`` for a stale lease. Idempotent.
+
+        A job of the model that has a lease already gets that one instead, with a new token and holder, as ``resumed``,
+        and the slot it came with is released: the holder before finds its token stale.
+        """
+        ...
+
+    async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
+        """Say that the jobs of leases run on by themselves, for ``ttl`` at most; ``None`` for a stale lease."""
+        ...
+
+    async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
+        """Keep leases for ``ttl`` from now on, with the notes left for them; ``None`` for a stale one.
+
+        One with a job that the pool has lost whole (`PoolView.epoch` is another one) is made anew where its endpoint is
+        registered and the job has none, even above its slots: that job runs. Its token and fence are new ones.
+        """
+        ...
+
+    async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
+        """Give slots back; False for a stale lease. Wakes who waits for a slot of the model."""
+        ...
+
+    async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
+        """Leave a note (JSON text) for the holder of a job's lease, in place of an earlier one, and ring its bell.
+
+        One with a stale token is put aside: the last 8 of a job, for an hour, the last 1,000 of the pool.
+        """
+        ...
+
+    async def late(self, model: str, job: str) -> tuple[bytes, ...]:
+        """Return the notes of a job that were put aside, oldest first."""
+        ...
+
+    async def reconcile(
+        self, model: str, server: str, seen: Seen | None, *, settled: float
+    ) -> tuple[SlotLease, ...]:
+        """Hold an endpoint's leases against what its server said, ``None`` if it did not answer; return those ended.
+
+        Without an answer the endpoint is not healthy, and keeps its leases. With one it is healthy once no more runs
+        than is held, or as much for a second time (that is others' work).
+
+        A lease with a job is *missed* where ``seen.jobs`` lacks it, or without ``jobs`` where nothing is active, or
+        where less is active than held and it has run out; of those the ones that ran out first come first, as many as
+        there are fewer. It ends when it is missed twice with the same ``active``, at least ``settled`` seconds
+        of the store's time apart, with its token unchanged and nothing to the contrary seen between.
+        """
+        ...
+
+    def bell(self, *models: str) -> RoomBell:
+        """Make a bell that rings when a slot of one of the models may have become free, or a note was left there."""
+        ...
