@@ -27,6 +27,10 @@ class DispatchSettings(BaseSettings):
     """how often servers are asked how they are"""
     settled: _Seconds = 5.0
     """how far apart two equal observations are that end a lease: longer than a server takes to count a job"""
+    partition: _Seconds = 30.0
+    """how long a server with a job may be out of reach before the job is taken for lost with it"""
+    drain: float = Field(default=10.0, ge=0, le=3600, allow_inf_nan=False)
+    """how long a dispatcher that stops waits for what it has on servers"""
     find_timeout: _Seconds = 30.0
     """how long who asked for an endpoint may be queued"""
     endpoints_allowed: tuple[str, ...] = (

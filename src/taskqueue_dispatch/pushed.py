@@ -1,0 +1,42 @@
+"""Notes that are left for the holder of a job's slot: what its server has pushed, or by which id it knows the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from taskqueue_dispatch.calling.answers import Accepted, Answer, Done, Failed
+
+__all__ = ["accepted_note", "answer_of"]
+
+_DONE = frozenset({"success", "completed", "done"})
+_FAILED = frozenset({"failed", "error"})
+
+
+class _Pushed(msgspec.Struct):
+    status: str
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error: Any = None
+    accepted: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Pushed)
+
+
+def accepted_note(remote_id: str) -> bytes:
+    """Return a note that a server knows the job by this id."""
+    return msgspec.json.encode({"status": "accepted", "accepted": remote_id})
+
+
+def answer_of(note: bytes) -> Answer | None:
+    """Return what a note says; ``None`` where that is nothing of use."""
+    try:
+        told = _decoder.decode(note)
+    except msgspec.MsgspecError:
+        return None
+    if told.status in _DONE:
+        return Done(bytes(told.result))
+    if told.status in _FAILED:
+        return Failed(told.error if isinstance(told.error, str) else "the server pushed a failure")
+    return None if told.accepted is None else Accepted(told.accepted)

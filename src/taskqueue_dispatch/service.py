@@ -1,0 +1,202 @@
+"""The dispatcher, put together: registry, slots, runners and callbacks on one backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import re
+import secrets
+import socket
+from collections.abc import Callable, Coroutine
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import control_of, dead_letters_of, slots_of
+from taskqueue_core.config import load_settings
+from taskqueue_core.consuming.housekeeping import keep_house
+from taskqueue_core.consuming.store_link import StoreLink
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.tasks import Task
+from taskqueue_dispatch.callbacks import Sender, callback_task
+from taskqueue_dispatch.calling.breaker import Breaker
+from taskqueue_dispatch.calling.client import Caller
+from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.finding import Finder, Waiters
+from taskqueue_dispatch.jobs import Submission, callback_url_of
+from taskqueue_dispatch.keeping import Keeper
+from taskqueue_dispatch.parts import Parts
+from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.runner import Runner
+from taskqueue_dispatch.status import Jobs
+from taskqueue_dispatch.submit import Estimates, Leased, NoSlots, Queued, Submitter
+
+__all__ = ["Dispatcher"]
+
+_log = logging.getLogger("taskqueue.dispatch")
+
+
+class Dispatcher:
+    """Sends the jobs of every registered model to its servers, while it is open. An async context manager.
+
+    Any number of them may share one backend. It does not own the backend.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: DispatchSettings | None = None,
+        *,
+        caller: Caller | None = None,
+        housekeeping: bool = True,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
+        """Do no input or output. Without ``housekeeping`` somebody else keeps house in the backend, as the server does.
+
+        Raises `CapabilityMissing` for a backend without ``slots``, ``control`` or ``dead_letters``.
+        """
+        self.backend = backend
+        self.settings = settings or load_settings(DispatchSettings)
+        self.control = control_of(backend)
+        self.dead_letters = dead_letters_of(backend)
+        self.pool = slots_of(backend)
+        self.holder = _name()
+        self.caller = caller or Caller(self.settings)
+        self.registry = Registry(backend, self.settings)
+        self.keeper = Keeper(self.pool, self.registry, self.caller, self.settings)
+        self.waiters = Waiters(self.registry)
+        self.estimates = Estimates()
+        self.sender = Sender(backend, self.settings)
+        self.submitter = Submitter(
+            backend, self.registry, self.estimates, check_callback=self.sender.check
+        )
+        self.finder = Finder(
+            self.pool, self.registry, self.keeper, self.waiters, self.settings, holder=self.holder
+        )
+        self.jobs = Jobs(backend, self.registry)
+        self._store = StoreLink(self._tell)
+        self._parts = Parts(
+            backend=backend,
+            control=self.control,
+            pool=self.pool,
+            registry=self.registry,
+            keeper=self.keeper,
+            caller=self.caller,
+            waiters=self.waiters,
+            breaker=Breaker(self.settings),
+            estimates=self.estimates,
+            settings=self.settings,
+            store=self._store,
+            holder=self.holder,
+            report=self._report,
+            uniform=uniform,
+        )
+        self._housekeeping = housekeeping
+        self._runners: dict[str, tuple[Runner, asyncio.Task[None]]] = {}
+        self._chores: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self.registry.listen(self._changed.set)
+
+    @property
+    def running(self) -> dict[str, int]:
+        """How many jobs of each model this dispatcher has on servers."""
+        return {model: runner.running for model, (runner, _) in self._runners.items()}
+
+    async def submit(self, submission: Submission) -> Leased | Queued | NoSlots:
+        """Store a job, or say at once that there is no room for it: see `taskqueue_dispatch.submit`."""
+        return await self.submitter.submit(submission)
+
+    async def __aenter__(self) -> Self:
+        """Begin to work. A store that is out of reach is waited for."""
+        works: list[Coroutine[Any, Any, None]] = [
+            self._keep_up(), self.keeper.run(), self.sender.run()
+        ]  # fmt: skip
+        if self._housekeeping:
+            works.append(keep_house(self.control))
+        await self._refresh()
+        self._chores = [asyncio.create_task(work) for work in works]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop: see `stop`."""
+        await self.stop()
+
+    async def stop(self, seconds: float | None = None) -> None:
+        """Take no more jobs, wait for those on servers up to ``seconds`` (else ``drain``), and hand back the rest.
+
+        Those go on on their servers; another dispatcher takes them over with their slots. Idempotent.
+        """
+        if not self._chores:
+            return
+        keeping_up, *others = self._chores
+        self._chores = []
+        await _ended(keeping_up)
+        runners, self._runners = list(self._runners.values()), {}
+        wait = self.settings.drain if seconds is None else seconds
+        await asyncio.gather(*(self._stop(runner, task, wait) for runner, task in runners))
+        await self.finder.aclose()
+        await _ended(*others)
+        await self.caller.aclose()
+
+    # Models come and go.
+
+    async def _keep_up(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.safety_pass):
+                    await self._changed.wait()
+            self._changed.clear()
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        try:
+            await self._store.insist(self.registry.refresh)
+            known = {view.model for view in self.registry.known()}
+            for model in known - self._runners.keys():
+                runner = Runner(model, self._parts)
+                self._runners[model] = runner, asyncio.create_task(runner.run())
+            for model in self._runners.keys() - known:
+                runner, task = self._runners.pop(model)
+                await self._stop(runner, task, 0)
+        except TaskQueueError as error:
+            _log.warning("the registry cannot be read", extra={"code": error.code})
+
+    async def _stop(self, runner: Runner, task: asyncio.Task[None], seconds: float) -> None:
+        await runner.stop(seconds)
+        await _ended(task)
+
+    # What the runners say.
+
+    async def _report(
+        self, task: Task, status: str, result: bytes | None, error: str | None
+    ) -> None:
+        if callback_url_of(task) is None:
+            return
+        callback = callback_task(task, status, result, error)
+        await self._store.insist(partial(self.backend.publisher.publish, callback))
+
+    async def _tell(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `StoreLink` calls it
+        if ok:
+            _log.info("the store is back")
+        else:
+            _log.warning("the store is out of reach: %s; trying on", reason)
+
+
+def _name() -> str:
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:60].lstrip("._-") or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+async def _ended(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

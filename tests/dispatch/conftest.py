@@ -1,0 +1,42 @@
+"""Backends with slots: memory, and a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from taskqueue_core.backend import Backend
+from taskqueue_memory import MemoryBackend
+from tests.redis.backends import opened
+from tests.redis.conftest import (
+    certificates,
+    engines,
+    make_server,
+    redis_prefix,
+    redis_server,
+    shared_servers,
+)
+
+__all__ = [
+    "certificates",
+    "engines",
+    "make_server",
+    "redis_prefix",
+    "redis_server",
+    "shared_servers",
+]
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    """An empty backend with slots, of each kind in turn; it is closed in the end."""
+    if request.param == "memory":
+        memory = MemoryBackend()
+        yield memory
+        await memory.aclose()
+        return
+    server = request.getfixturevalue("redis_server")
+    prefix = request.getfixturevalue("redis_prefix")
+    async with opened(server.url, prefix) as redis:
+        yield redis

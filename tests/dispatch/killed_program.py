@@ -1,0 +1,130 @@
+"""A dispatcher that ends itself by SIGKILL at a step of a job's way: ``python -m tests.dispatch.killed_program``.
+
+Standard input's first line is what it is told, as JSON; without a step it lives until it is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from functools import wraps
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.service import Dispatcher
+from taskqueue_redis import RedisBackend
+from tests.redis.links import settings_for
+
+__all__ = ["Step", "Told"]
+
+T = TypeVar("T")
+
+
+class Step(StrEnum):
+    """Where it ends: right after this was done for the first time."""
+
+    ACQUIRED = "acquired"
+    """a slot is held, unassigned"""
+    RECEIVED = "received"
+    """a job was handed out, and has no slot yet"""
+    ASSIGNED = "assigned"
+    """a job has a slot, and its server knows nothing"""
+    SENT = "sent"
+    """the server has the job, and has not answered"""
+    POLLED = "polled"
+    """the server was asked once"""
+    ANSWERED = "answered"
+    """the server has answered with the result; the slot is held"""
+    REPORTED = "reported"
+    """the callback is published, the job not settled"""
+    SETTLED = "settled"
+    """all is done but to give the slot back, perhaps"""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What it is told."""
+
+    url: str
+    prefix: str
+    settings: dict[str, Any]
+    step: Step | None = None
+
+
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("killed")
+
+
+def _dying(call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """Return a call that does its work, and ends the process where that has brought anything."""
+
+    @wraps(call)
+    async def dying(*words: Any, **more: Any) -> T:
+        told = await call(*words, **more)
+        if told != () and not (hasattr(told, "deliveries") and not told.deliveries):
+            _die()
+        return told
+
+    return dying
+
+
+def _dying_while(call: Callable[..., Awaitable[T]], seconds: float) -> Callable[..., Awaitable[T]]:
+    """Return a call during which the process ends."""
+
+    @wraps(call)
+    async def dying(*words: Any, **more: Any) -> T:
+        asyncio.get_running_loop().call_later(seconds, _die)
+        return await call(*words, **more)
+
+    return dying
+
+
+def _prepare(dispatcher: Dispatcher, backend: RedisBackend, step: Step) -> None:
+    pool: Any = dispatcher.pool
+    caller: Any = dispatcher.caller
+    publisher: Any = backend.publisher
+    match step:
+        case Step.ACQUIRED:
+            pool.acquire = _dying(pool.acquire)
+        case Step.ASSIGNED:
+            pool.assign = _dying(pool.assign)
+        case Step.SENT:
+            caller.send = _dying_while(caller.send, 0.1)
+        case Step.POLLED:
+            caller.ask = _dying(caller.ask)
+        case Step.ANSWERED:
+            caller.send = _dying(caller.send)
+        case Step.REPORTED:
+            publisher.publish = _dying(publisher.publish)
+        case Step.RECEIVED | Step.SETTLED:
+            subscribe: Any = backend.subscribe
+            verb = "receive" if step is Step.RECEIVED else "ack"
+
+            def subscribed(keys: Any, consumer: str) -> Any:
+                subscription = subscribe(keys, consumer)
+                setattr(subscription, verb, _dying(getattr(subscription, verb)))
+                return subscription
+
+            backend.subscribe = subscribed  # type: ignore[method-assign]
+
+
+async def main() -> None:
+    """Work until killed, by itself or by another."""
+    told = msgspec.json.decode(sys.stdin.readline(), type=Told)
+    backend = RedisBackend(settings=settings_for(told.url, prefix=told.prefix, lease=1.0))
+    dispatcher = Dispatcher(backend, DispatchSettings(_env_file=None, **told.settings))
+    if told.step is not None:
+        _prepare(dispatcher, backend, told.step)
+    async with dispatcher:
+        print("ready", flush=True)  # noqa: T201 - its word to who has started it
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

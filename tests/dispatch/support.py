@@ -1,0 +1,104 @@
+"""Dispatchers with short times, and what a test asks of their jobs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import PoolView, control_of, slots_of
+from taskqueue_core.tasks import Ledger, encode_json
+from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.jobs import Submission
+from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.names import queue_of
+from taskqueue_dispatch.service import Dispatcher
+from taskqueue_dispatch.status import JobState
+from taskqueue_dispatch.submit import NoSlots
+from tests.redis.backends import until
+
+__all__ = [
+    "ASKED",
+    "FAST",
+    "dispatching",
+    "ended",
+    "ledger_of",
+    "send",
+    "serve",
+    "settings",
+    "until",
+]
+
+FAST: dict[str, Any] = {
+    "lease": 2.0,
+    "safety_pass": 0.2,
+    "health_interval": 0.1,
+    "settled": 0.3,
+    "busy_rest": 0.02,
+    "breaker_rest": 0.05,
+    "partition": 1.0,
+    "drain": 0.0,
+}
+ASKED = "/status/{id}"
+"""where a simulated server is asked for a job"""
+
+
+def settings(**values: Any) -> DispatchSettings:
+    """Return settings with short times."""
+    return DispatchSettings(_env_file=None, **(FAST | values))
+
+
+@asynccontextmanager
+async def dispatching(backend: Backend, **values: Any) -> AsyncIterator[Dispatcher]:
+    """Give a dispatcher at work."""
+    async with Dispatcher(backend, settings(**values)) as dispatcher:
+        yield dispatcher
+
+
+async def serve(
+    dispatcher: Dispatcher, model: str, *gpus: SimulatedGpu, config: ModelConfig | None = None
+) -> None:
+    """Register servers for a model, and wait until all of them may get jobs."""
+    if config is not None:
+        await dispatcher.registry.configure(model, config)
+    for gpu in gpus:
+        await dispatcher.registry.register(model, gpu.name, gpu.url, gpu.slots)
+
+    async def all_well() -> bool:
+        view: PoolView = await slots_of(dispatcher.backend).look(model)
+        return all(info.usable for info in view.endpoints)
+
+    await until(all_well, "every server is well")
+
+
+async def send(dispatcher: Dispatcher, model: str, number: int = 1, **fields: Any) -> list[str]:
+    """Submit jobs, each of which must be taken; return their ids."""
+    ids = []
+    for count in range(number):
+        payload = encode_json("payload", {"n": count})
+        told = await dispatcher.submit(Submission(model=model, payload=payload, **fields))
+        assert not isinstance(told, NoSlots), told
+        ids.append(told.job_id)
+    return ids
+
+
+async def ended(
+    dispatcher: Dispatcher, ids: Sequence[str], state: JobState = JobState.DONE, within: float = 10
+) -> None:
+    """Wait until every job has ended in a state."""
+
+    async def all_ended() -> bool:
+        for job_id in reversed(ids):
+            status = await dispatcher.jobs.status(job_id)
+            if status is None or status.state is not state:
+                return False
+        return True
+
+    await until(all_ended, f"{len(ids)} jobs are {state}", within=within)
+
+
+async def ledger_of(backend: Backend, model: str) -> Ledger:
+    """Return the ledger of a model's queue."""
+    return await control_of(backend).ledger(queue_of(model))

@@ -1,0 +1,130 @@
+"""Jobs from their submission to their end, on real servers that are simulated."""
+
+from __future__ import annotations
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import slots_of
+from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.models import ModelConfig, ModelType
+from taskqueue_dispatch.status import JobState
+from tests.dispatch.support import ASKED, dispatching, ended, ledger_of, send, serve, until
+
+POLLED = ModelConfig(
+    model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=5
+)
+
+
+async def all_free(backend: Backend) -> bool:
+    """Whether no slot has a job."""
+    view = await slots_of(backend).look()
+    return all(info.assigned + info.detached == 0 for info in view.endpoints)
+
+
+async def test_jobs_are_done_once_each(backend: Backend) -> None:
+    """Every job of a burst is done once, on as many slots at once as there are, and the ledger balances (C1, C26, R16)."""
+    async with (
+        SimulatedGpu(name="a", slots=2, latency=(0.001, 0.01)) as first,
+        SimulatedGpu(name="b", slots=3, latency=(0.001, 0.01)) as second,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", first, second)
+        ids = await send(dispatcher, "flux", 100)
+        await ended(dispatcher, ids)
+        runs = first.runs + second.runs
+        assert set(runs) == set(ids)
+        assert set(runs.values()) == {1}
+        assert first.most_at_once == 2
+        assert second.most_at_once == 3
+        await until(lambda: all_free(backend), "all slots are free")
+    ledger = await ledger_of(backend, "flux")
+    assert ledger.balanced
+    assert ledger.done == ledger.published == 100
+
+
+async def test_jobs_of_an_asynchronous_model(backend: Backend) -> None:
+    """A server that answers with an id is polled until it has the result, and keeps its slot until then (C3, C4)."""
+    async with (
+        SimulatedGpu(name="a", slots=2, latency=0.08, asynchronous=True) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "trellis", gpu, config=POLLED)
+        ids = await send(dispatcher, "trellis", 6)
+        await until(lambda: gpu.active == 2)
+        view = await dispatcher.pool.look("trellis")
+        assert view.endpoints[0].held == 2
+        await ended(dispatcher, ids)
+        assert set(gpu.runs.values()) == {1}
+        assert gpu.most_at_once == 2
+        await until(lambda: all_free(backend), "all slots are free")
+
+
+async def test_a_busy_server_costs_no_attempt(backend: Backend) -> None:
+    """A job that a busy server refuses goes to another one, as the same attempt (FIX-C3, law 3, fault H5)."""
+    async with (
+        SimulatedGpu(name="busy", slots=4, mode=Mode.BUSY) as busy,
+        SimulatedGpu(name="idle", slots=1, latency=0.01) as idle,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", busy, idle)
+        ids = await send(dispatcher, "flux", 12)
+        await ended(dispatcher, ids)
+        assert busy.refused > 0
+        assert set(idle.runs) == set(ids)
+        for job_id in ids:
+            status = await dispatcher.jobs.status(job_id)
+            assert status is not None
+            assert status.attempt == 1
+
+
+async def test_direct_traffic_takes_all(backend: Backend) -> None:
+    """While a server has no room the jobs wait, at no cost; when it has, they go on (fault H8, FIX-C3)."""
+    async with (
+        SimulatedGpu(name="a", slots=1, mode=Mode.BUSY, latency=0.001) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        ids = await send(dispatcher, "flux", 3)
+        await until(lambda: gpu.refused >= 5)
+        gpu.mode = Mode.OK
+        await ended(dispatcher, ids)
+        statuses = [await dispatcher.jobs.status(job_id) for job_id in ids]
+        assert all(status is not None and status.attempt == 1 for status in statuses)
+
+
+async def test_a_job_that_fails_is_given_up_with_its_reason(backend: Backend) -> None:
+    """After its retries a job is a dead letter, and its status says why (C15, C16, C26)."""
+    async with (
+        SimulatedGpu(name="a", slots=1, mode=Mode.FAIL, latency=0.001) as gpu,
+        dispatching(backend, breaker_failures=100) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu, config=ModelConfig(max_retries=1))
+        ids = await send(dispatcher, "flux", 1)
+        await ended(dispatcher, ids, JobState.FAILED)
+        assert gpu.runs[ids[0]] == 2
+        status = await dispatcher.jobs.status(ids[0])
+        assert status is not None
+        assert status.attempt == 2
+        assert await dispatcher.jobs.redrive(ids[0])
+        gpu.mode = Mode.OK
+        await ended(dispatcher, ids)
+
+
+async def test_a_server_that_crashes_with_a_job(backend: Backend) -> None:
+    """The job of a server that dies is sent again; its slot comes back (C23, fault H4)."""
+    async with (
+        SimulatedGpu(name="a", slots=1, latency=0.3) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(
+            dispatcher,
+            "flux",
+            gpu,
+            config=ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05),
+        )
+        ids = await send(dispatcher, "flux", 2)
+        await until(lambda: gpu.active == 1)
+        await gpu.crash_and_restart()
+        await ended(dispatcher, ids)
+        assert sum(gpu.runs.values()) == 3
+        assert gpu.most_at_once == 1
+        await until(lambda: all_free(backend), "all slots are free")

@@ -1,0 +1,98 @@
+"""Dispatchers that are killed at each step of a job's way: another one sees the job to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.models import ModelConfig, ModelType
+from tests.dispatch import receivers
+from tests.dispatch.killed_program import Step, Told
+from tests.dispatch.receivers import receiving
+from tests.dispatch.support import ASKED, FAST, dispatching, ended, ledger_of, send, serve, until
+from tests.redis.backends import housekept, opened
+from tests.redis.servers import RedisServer
+
+_ROOT = Path(__file__).parents[2]
+_SYNC = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=5)
+_ASYNC = _SYNC.model_copy(update={"model_type": ModelType.ASYNC})
+_CASES = [
+    *((step, _SYNC) for step in Step if step is not Step.POLLED),
+    (Step.POLLED, _ASYNC),
+    (Step.SENT, _ASYNC),
+    (Step.REPORTED, _ASYNC),
+]
+
+
+@asynccontextmanager
+async def process(told: Told) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Give a dispatcher's process, ready."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.dispatch.killed_program",
+        cwd=_ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(msgspec.json.encode(told) + b"\n")
+        assert await child.stdout.readline() == b"ready\n"
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+
+
+@pytest.mark.parametrize(
+    ("step", "config"), _CASES, ids=[f"{step}-{config.model_type}" for step, config in _CASES]
+)
+async def test_killed_at_a_step(
+    step: Step, config: ModelConfig, redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """A dispatcher's SIGKILL loses no job, runs none twice where the server tells, and leaks no slot.
+
+    Every callback is sent at least once, each time with the same id (fault H2, OPEN-C2, FIX-C8, C10, R15, R16).
+    """
+    async with (
+        SimulatedGpu(name="a", slots=2, latency=0.3, asynchronous=config is _ASYNC) as gpu,
+        receiving() as receiver,
+        opened(redis_server.url, redis_prefix) as backend,
+        housekept(backend),
+    ):
+        policy = receivers.settings(receiver).model_dump(include={
+            "callback_http", "callback_networks", "callback_ports"
+        })  # fmt: skip
+        async with dispatching(backend, **policy) as first:
+            await serve(first, "flux/α", gpu, config=config)
+        told = Told(redis_server.url, redis_prefix, FAST | policy, step)
+        async with process(told) as child, dispatching(backend, **policy) as submitting:
+            await submitting.stop()
+            url = f"http://127.0.0.1:{receiver.port}/done"
+            ids = await send(submitting, "flux/α", 3, callback_url=url)
+            async with asyncio.timeout(10):
+                assert await child.wait() < 0
+        async with dispatching(backend, **policy) as heir:
+            await ended(heir, ids)
+            await until(lambda: len({call.body for call in receiver.calls}) == 3)
+
+            async def all_free() -> bool:
+                view = await heir.pool.look()
+                return all(info.assigned + info.detached == 0 for info in view.endpoints)
+
+            await until(all_free, "every slot has come back")
+        assert gpu.most_at_once <= 2
+        assert set(gpu.runs) == set(ids)
+        assert set(gpu.runs.values()) == {1}
+        told_of = Counter(call.headers["webhook-id"] for call in receiver.calls)
+        assert len(told_of) == 3
+        ledger = await ledger_of(backend, "flux/α")
+        assert ledger.balanced
+        assert ledger.done == 3
