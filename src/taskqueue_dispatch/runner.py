@@ -26,7 +26,7 @@ from taskqueue_core.tasks import Delivery, Received
 from taskqueue_dispatch.keeping import Held
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.parts import Parts
-from taskqueue_dispatch.running import Run
+from taskqueue_dispatch.running import Ends, Run
 
 __all__ = ["Runner"]
 
@@ -46,6 +46,7 @@ class Runner:
         self._parts = parts
         self._subscription = parts.backend.subscribe([queue_of(model)], parts.holder)
         self._settlements = Settlements(parts.backend, self._subscription, parts.store)
+        self._ends = Ends(self._subscription, self._settlements, self._let_go)
         self._runs: set[asyncio.Task[None]] = set()
         self._spare: list[Held] = []
         self._freed: list[SlotLease] = []
@@ -235,8 +236,7 @@ class Runner:
             await self._settlements.redeliver(homeless)
 
     def _launch(self, delivery: Delivery, held: Held) -> None:
-        run = Run(delivery, held, self._parts, self._subscription, self._settlements, self._let_go)
-        task = asyncio.create_task(run.go())
+        task = asyncio.create_task(Run(delivery, held, self._parts, self._ends).go())
         self._runs.add(task)
         task.add_done_callback(self._ended)
 

@@ -13,13 +13,14 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import NamedTuple
 
+from taskqueue_core import retry
 from taskqueue_core.backend import Subscription
+from taskqueue_core.capabilities import Permit
 from taskqueue_core.consuming.settlements import Settlements
 from taskqueue_core.consuming.store_link import OUTAGES
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_core import retry
-from taskqueue_core.capabilities import Permit
 from taskqueue_core.retry import Bury, Redeliver, Rejected, RetryPolicy, Verb
 from taskqueue_core.settlement import settle
 from taskqueue_core.tasks import Delivery, Settled
@@ -38,7 +39,7 @@ from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.parts import Parts
 from taskqueue_dispatch.pushed import accepted_note, answer_of
 
-__all__ = ["Run"]
+__all__ = ["Ends", "Run"]
 
 _OVERTIME = "Exceeded max processing time"
 _REFUSED = "refused_by_server"
@@ -52,25 +53,24 @@ _LAST_WORD = 1.0
 _log = logging.getLogger("taskqueue.dispatch")
 
 
+class Ends(NamedTuple):
+    """Where a run gives back what it owns."""
+
+    subscription: Subscription
+    settlements: Settlements
+    free: Callable[[Held], None]
+    """takes the slot back once nothing of the job is on it"""
+
+
 class Run:
     """Owns a delivery and the slot that is bound to it."""
 
-    def __init__(
-        self,
-        delivery: Delivery,
-        held: Held,
-        parts: Parts,
-        subscription: Subscription,
-        settlements: Settlements,
-        free: Callable[[Held], None],
-    ) -> None:
-        """``free`` takes the slot back once nothing of the job is on it."""
+    def __init__(self, delivery: Delivery, held: Held, parts: Parts, ends: Ends) -> None:
+        """Do no input or output."""
         self._delivery = delivery
         self._held = held
         self._parts = parts
-        self._subscription = subscription
-        self._settlements = settlements
-        self._free = free
+        self._ends = ends
         view = parts.registry.view(held.lease.model)
         self._config = ModelConfig() if view is None else view.config
         self._until = time.monotonic() + self._config.max_poll_time
@@ -94,7 +94,7 @@ class Run:
         if isinstance(answer, Done):
             self._parts.estimates.note(self._held.lease.model, time.monotonic() - started)
         await self._after(answer)
-        self._free(self._held)
+        self._ends.free(self._held)
         await self._conclude(answer)
 
     # On the server.
@@ -254,7 +254,7 @@ class Run:
         match answer:
             case Done(result):
                 await self._parts.report(task, "done", result, None)
-                told = await self._settlements.ack([(self._delivery, result)])
+                told = await self._ends.settlements.ack([(self._delivery, result)])
                 if not told[self._delivery.receipt]:
                     await self._note(result)  # late: the job is not this dispatcher's any more
             case Unreachable(sent=True):
@@ -266,14 +266,14 @@ class Run:
                     retry.decide(outcome, self._delivery, policy, self._parts.uniform)
                 )
             case _:
-                await self._settlements.redeliver([self._delivery])
+                await self._ends.settlements.redeliver([self._delivery])
 
     async def _settle(self, verb: Verb) -> None:
         parts, task = self._parts, self._delivery.task
         if isinstance(verb, Bury):  # told first: to tell twice is better than not at all
             await parts.report(task, "failed", None, verb.error or verb.reason)
         settled = await parts.store.insist(
-            partial(settle, parts.backend, self._subscription, self._delivery, verb)
+            partial(settle, parts.backend, self._ends.subscription, self._delivery, verb)
         )
         if settled is Settled.DEAD and isinstance(verb, Redeliver):
             await parts.report(task, "failed", None, _LOST)
@@ -286,7 +286,7 @@ class Run:
 
 
 def _unheard(answer: Answer) -> Answer:
-    """Return what an answer to a question means: a server that is not there, or too busy to answer, may have the job."""
+    """Return what an answer to a question means: a server that is away, or too busy to answer, may have the job."""
     if isinstance(answer, Busy):
         return Running()
     if isinstance(answer, Unreachable):

@@ -21,7 +21,7 @@ async def all_free(backend: Backend) -> bool:
 
 
 async def test_jobs_are_done_once_each(backend: Backend) -> None:
-    """Every job of a burst is done once, on as many slots at once as there are, and the ledger balances (C1, C26, R16)."""
+    """Each job of a burst is done once, on as many slots at once as there are; the ledger balances (C1, C26, R16)."""
     async with (
         SimulatedGpu(name="a", slots=2, latency=(0.001, 0.01)) as first,
         SimulatedGpu(name="b", slots=3, latency=(0.001, 0.01)) as second,

@@ -71,12 +71,12 @@ async def test_killed_at_a_step(
             "callback_http", "callback_networks", "callback_ports"
         })  # fmt: skip
         async with dispatching(backend, **policy) as first:
-            await serve(first, "flux/α", gpu, config=config)
+            await serve(first, "flux/ü {1}", gpu, config=config)
         told = Told(redis_server.url, redis_prefix, FAST | policy, step)
         async with process(told) as child, dispatching(backend, **policy) as submitting:
             await submitting.stop()
             url = f"http://127.0.0.1:{receiver.port}/done"
-            ids = await send(submitting, "flux/α", 3, callback_url=url)
+            ids = await send(submitting, "flux/ü {1}", 3, callback_url=url)
             async with asyncio.timeout(10):
                 assert await child.wait() < 0
         async with dispatching(backend, **policy) as heir:
@@ -93,6 +93,6 @@ async def test_killed_at_a_step(
         assert set(gpu.runs.values()) == {1}
         told_of = Counter(call.headers["webhook-id"] for call in receiver.calls)
         assert len(told_of) == 3
-        ledger = await ledger_of(backend, "flux/α")
+        ledger = await ledger_of(backend, "flux/ü {1}")
         assert ledger.balanced
         assert ledger.done == 3

@@ -1,0 +1,179 @@
+"""What becomes of jobs and slots when dispatchers, servers or the pool change under them."""
+
+from __future__ import annotations
+
+import time
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import Left
+from taskqueue_core.tasks import encode_json
+from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.models import ModelConfig, ModelType
+from taskqueue_dispatch.status import JobState
+from tests.dispatch.support import ASKED, dispatching, ended, ledger_of, send, serve, until
+
+TOLD = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=5)
+
+
+async def test_a_dispatcher_that_stops_leaves_its_jobs_running(backend: Backend) -> None:
+    """Another dispatcher takes a job over with its slot, and nothing runs twice (C23, fault H2)."""
+    async with SimulatedGpu(name="a", slots=1, latency=0.5) as gpu:
+        async with dispatching(backend) as first:
+            await serve(first, "flux", gpu, config=TOLD)
+            ids = await send(first, "flux", 2)
+            await until(lambda: gpu.active == 1)
+        view = await first.pool.look("flux")
+        assert [lease.state for lease in view.leases] == ["detached"]
+        async with dispatching(backend) as second:
+            await ended(second, ids)
+        assert set(gpu.runs.values()) == {1}
+        assert gpu.most_at_once == 1
+
+
+async def test_several_dispatchers_share_the_slots(backend: Backend) -> None:
+    """Two dispatchers do the jobs of one queue, each once, and no server has more than its slots (R16, fault H1)."""
+    async with (
+        SimulatedGpu(name="a", slots=2, latency=(0.001, 0.02)) as gpu,
+        dispatching(backend) as first,
+        dispatching(backend) as second,
+    ):
+        await serve(first, "flux", gpu)
+        ids = [*await send(first, "flux", 30), *await send(second, "flux", 30)]
+        await ended(second, ids)
+        assert set(gpu.runs.values()) == {1}
+        assert gpu.most_at_once == 2
+        assert gpu.refused == 0
+
+
+async def test_a_result_that_is_pushed(backend: Backend) -> None:
+    """A server that can't be asked pushes its result with the token of its slot; a second push is put aside (C7)."""
+    config = ModelConfig(model_type=ModelType.ASYNC, poll_interval=0.5, max_poll_time=5)
+    async with (
+        SimulatedGpu(name="a", slots=1, latency=60, asynchronous=True) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu, config=config)
+        (job_id,) = await send(dispatcher, "flux")
+        await until(lambda: gpu.active == 1)
+        held = next(iter(dispatcher.keeper._held))
+        await until(lambda: held.lease.job == job_id and held.lease.state == "detached")
+        token, note = held.lease.token, encode_json("note", {"status": "done", "result": [1]})
+        assert await dispatcher.pool.leave("flux", job_id, token, note) is Left.TAKEN
+        await ended(dispatcher, [job_id])
+        assert await dispatcher.jobs.result(job_id) == b"[1]"
+        assert await dispatcher.pool.leave("flux", job_id, token, note) is Left.LATE
+        assert await dispatcher.pool.late("flux", job_id) == (note,)
+        assert await dispatcher.jobs.result(job_id) == b"[1]"
+
+
+async def test_a_server_that_lies(backend: Backend) -> None:
+    """A server that says it is idle costs its job its slot, and the job its server; it is not run twice (fault H4)."""
+    async with (
+        SimulatedGpu(name="a", slots=1, latency=1.2) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu, config=TOLD)
+        ids = await send(dispatcher, "flux")
+        await until(lambda: gpu.active == 1)
+        gpu.mode = Mode.LIE_IDLE
+        await ended(dispatcher, ids)
+        assert gpu.runs[ids[0]] == 1
+        assert gpu.most_at_once == 1
+
+
+async def test_a_server_that_says_done_and_did_nothing(backend: Backend) -> None:
+    """What a server gives as a result is the result: there is no other word than its own."""
+    async with (
+        SimulatedGpu(name="a", slots=1, mode=Mode.LIE_DONE) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        ids = await send(dispatcher, "flux")
+        await ended(dispatcher, ids)
+        assert await dispatcher.jobs.result(ids[0]) == b'{"lie":true}'
+
+
+async def test_a_server_that_hangs(backend: Backend) -> None:
+    """A job has failed when its time on a server is over, with that as the reason; no other time ends it (C18, OPEN-C3)."""
+    config = TOLD.model_copy(update={"max_poll_time": 0.5, "max_retries": 0})
+    async with (
+        SimulatedGpu(name="a", slots=1, latency=30) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu, config=config)
+        began = time.monotonic()
+        ids = await send(dispatcher, "flux")
+        await ended(dispatcher, ids, JobState.FAILED)
+        assert time.monotonic() - began >= 0.5
+        status = await dispatcher.jobs.status(ids[0])
+        assert status is not None
+        assert "Exceeded max processing time" in str(status)
+
+
+async def test_a_job_longer_than_the_lease(backend: Backend) -> None:
+    """A job that runs for longer than the lease of a slot keeps its slot to the end (C21, FIX-C7, OPEN-C3)."""
+    async with (
+        SimulatedGpu(name="a", slots=1, latency=1.5) as gpu,
+        dispatching(backend, lease=0.5) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        ids = await send(dispatcher, "flux", 2)
+        await ended(dispatcher, ids)
+        assert set(gpu.runs.values()) == {1}
+        assert gpu.most_at_once == 1
+
+
+async def test_slots_are_taken_away_and_a_server_removed(backend: Backend) -> None:
+    """What runs on a server that loses slots, or is removed, is finished there; it gets nothing new (fault H7)."""
+    async with (
+        SimulatedGpu(name="one-1", slots=2, latency=0.3) as old,
+        SimulatedGpu(name="two-2", slots=1, latency=0.01) as new,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "sd-xl-1.0", old)
+        first = await send(dispatcher, "sd-xl-1.0", 2)
+        await until(lambda: old.active == 2)
+        await dispatcher.registry.register("sd-xl-1.0", "one-1", old.url, 1)
+        more = await send(dispatcher, "sd-xl-1.0", 2)
+        await ended(dispatcher, first)
+        await until(lambda: old.active == 1)
+        await dispatcher.registry.remove("sd-xl-1.0", "one-1")
+        await serve(dispatcher, "sd-xl-1.0", new)
+        await ended(dispatcher, more)
+        assert sum(old.runs.values()) == 3
+        assert sum(new.runs.values()) == 1
+        view = await dispatcher.pool.look("sd-xl-1.0")
+        assert [info.endpoint.server for info in view.endpoints] == ["two-2"]
+
+
+async def test_a_deadline_that_passes_in_the_queue(backend: Backend) -> None:
+    """A job whose deadline passes while it waits is expired, and is not sent (C26, law 8)."""
+    async with (
+        SimulatedGpu(name="a", slots=1, latency=0.4) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        first = await send(dispatcher, "flux")
+        await until(lambda: gpu.active == 1)
+        late = await send(dispatcher, "flux", deadline=backend.now() + 0.1)
+        await ended(dispatcher, late, JobState.EXPIRED)
+        await ended(dispatcher, first)
+        assert late[0] not in gpu.runs
+    assert (await ledger_of(backend, "flux")).balanced
+
+
+async def test_priorities_and_tenants(backend: Backend) -> None:
+    """Higher priorities first, each in its order; with fair order tenants take turns (C14, FIX-C1, OPEN-C6, OPEN-C8)."""
+    order: list[str] = []
+
+    async with dispatching(backend) as dispatcher:
+        async with SimulatedGpu(name="a", slots=1, latency=0.2) as gpu:
+            await serve(dispatcher, "flux", gpu)
+            await send(dispatcher, "flux")
+            await until(lambda: gpu.active == 1)
+            low = await send(dispatcher, "flux", 3, priority=1)
+            high = await send(dispatcher, "flux", 3, priority=9)
+            gpu.latency = 0.001
+            await ended(dispatcher, [*low, *high])
+            order = [job for job in gpu.runs if job in {*low, *high}]
+        assert order == [*high, *low]
