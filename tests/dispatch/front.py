@@ -1,4 +1,4 @@
-"""A front before a server, as clouds have them: under a burst it answers some requests itself, and loses some answers."""
+"""A front before a server, as clouds have them: in a burst it answers some requests itself, and loses some answers."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ async def test_a_server_that_says_done_and_did_nothing(backend: Backend) -> None
 
 
 async def test_a_server_that_hangs(backend: Backend) -> None:
-    """A job has failed when its time on a server is over, with that as the reason; no other time ends it (C18, OPEN-C3)."""
+    """A job has failed when its time on a server is over, and says so; no other time ends it (C18, OPEN-C3)."""
     config = TOLD.model_copy(update={"max_poll_time": 0.5, "max_retries": 0})
     async with (
         SimulatedGpu(name="a", slots=1, latency=30) as gpu,
@@ -162,8 +162,8 @@ async def test_a_deadline_that_passes_in_the_queue(backend: Backend) -> None:
     assert (await ledger_of(backend, "flux")).balanced
 
 
-async def test_priorities_and_tenants(backend: Backend) -> None:
-    """Higher priorities first, each in its order; with fair order tenants take turns (C14, FIX-C1, OPEN-C6, OPEN-C8)."""
+async def test_priorities(backend: Backend) -> None:
+    """Jobs of higher priority come first, and each priority in its order (C14, FIX-C1, OPEN-C6)."""
     order: list[str] = []
 
     async with dispatching(backend) as dispatcher:
