@@ -272,8 +272,10 @@ def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch
         ("chaos --seeds 3", "python -m tests.chaos --seeds 3"),
         (
             "soak",
-            "python -m pytest -m not chaos -k fuzz or million or burst tests/server tests/spark/test_audit.py "
-            "tests/dispatch/test_burst.py",
+            (
+                "python -m pytest -m not chaos -k fuzz or million or burst tests/server "
+                "tests/spark/test_audit.py tests/dispatch/test_burst.py"
+            ),
         ),
     ],
 )
