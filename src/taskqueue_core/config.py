@@ -100,6 +100,8 @@ class Settings(BaseSettings):
     """seconds the server waits at its end for workers to settle what they run"""
     prefect_version: str = Field("3.9.1", pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z.+]{1,32})?$")
     """the version of Prefect that the server gives to task workers which ask for one"""
+    parts: Annotated[frozenset[str], *_Comma] = frozenset()
+    """what other packages bring into the server, such as ``dispatch``"""
     plugins_allow: Annotated[frozenset[str] | None, *_Comma] = None
     """names of the plugins that may be loaded; unset allows all that are installed"""
     plugins_deny: Annotated[frozenset[str], *_Comma] = frozenset()

@@ -56,7 +56,9 @@ class ModelConfig(BaseModel):
     queue_limit: int = Field(default=1000, ge=0, le=1_000_000_000)
     """jobs that may wait in all"""
     order: Order = Order.FIFO
-    """``fair``: tenants take turns, and each may have the capacity's number of jobs waiting"""
+    """``fair``: tenants take turns, and each may have as many jobs waiting as there may wait in all otherwise"""
+    fair_limit: int = Field(default=10_000, ge=1, le=1_000_000_000)
+    """jobs of all tenants that may wait; with fair order"""
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default={}, max_length=1000)
     """turns of a tenant for each turn of the others; with fair order"""
     floor_share: float = Field(default=0.05, ge=0, le=0.5)
@@ -88,7 +90,7 @@ class ModelConfig(BaseModel):
             "result_ttl": self.result_ttl,
             "max_processing_time": self.max_poll_time + _MARGIN,
             "order": self.order,
-            "capacity": None if fair else capacity,
+            "capacity": max(self.fair_limit, capacity) if fair else capacity,
             "tenant_capacity": capacity if fair else None,
             "weights": self.weights if fair else {},
             "floor_share": self.floor_share,

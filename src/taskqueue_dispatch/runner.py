@@ -41,12 +41,12 @@ class Runner:
     """Takes slots of a model, and jobs for them, until stopped. Runs once."""
 
     def __init__(self, model: str, parts: Parts) -> None:
-        """Do no input or output."""
+        """Do no input or output but to open a subscription, which takes nothing yet."""
         self.model = model
         self._parts = parts
         self._subscription = parts.backend.subscribe([queue_of(model)], parts.holder)
         self._settlements = Settlements(parts.backend, self._subscription, parts.store)
-        self._ends = Ends(self._subscription, self._settlements, self._let_go)
+        self._ends = Ends(self._subscription, self._settlements, self._let_go, self._stir_in)
         self._runs: set[asyncio.Task[None]] = set()
         self._spare: list[Held] = []
         self._freed: list[SlotLease] = []
@@ -54,6 +54,7 @@ class Runner:
         self._appetite = 1
         self._stirred = asyncio.Event()
         self._stopping = False
+        self._patience = 0.0
 
     @property
     def running(self) -> int:
@@ -64,40 +65,45 @@ class Runner:
         """Have it look for slots and jobs soon."""
         self._stirred.set()
 
+    def _stir_in(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self.stir)
+
     async def run(self) -> None:
-        """Work until `stop`. Never ends by itself: what goes wrong is logged, and tried again."""
+        """Work until `stop`, then wind up. Never ends otherwise: what goes wrong is logged, and tried again."""
         self._parts.waiters.on_stir(self.model, self.stir)
-        while not self._stopping:
-            try:
-                async with self._parts.pool.bell(self.model) as bell:
-                    await self._turn_around(bell)
-            except TaskQueueError as error:
-                _log.warning("dispatching is held up", extra={"code": error.code})
-                await self._pause()
-            except Exception:  # noqa: BLE001 - the loop must not end silently
-                _log.exception("dispatching failed")
-                await self._pause()
+        try:
+            while not self._stopping:
+                try:
+                    async with self._parts.pool.bell(self.model) as bell:
+                        await self._turn_around(bell)
+                except TaskQueueError as error:
+                    _log.warning("dispatching is held up", extra={"code": error.code})
+                    await self._pause()
+                except Exception:  # noqa: BLE001 - the loop must not end silently
+                    _log.exception("dispatching failed")
+                    await self._pause()
+        finally:
+            self._parts.waiters.on_stir(self.model, None)
+            await self._wind_up()
 
-    async def stop(self, seconds: float) -> None:
-        """Take no more, wait for what runs, up to ``seconds``; hand back the rest, which goes on on its servers.
-
-        `run` has ended before or ends by it.
-        """
+    def stop(self, seconds: float) -> None:
+        """Have `run` take no more, wait for what is on servers up to ``seconds``, hand back the rest, and end."""
+        self._patience = seconds
         self._stopping = True
-        self._parts.waiters.on_stir(self.model, None)
         self.stir()
-        await self._call_off()
+
+    async def _wind_up(self) -> None:
+        with contextlib.suppress(TaskQueueError):  # what it has brought comes back with the rest
+            await self._call_off()
         if self._runs:
-            await asyncio.wait(self._runs, timeout=seconds)
+            await asyncio.wait(self._runs, timeout=self._patience)
         for run in self._runs:
             run.cancel()
         await asyncio.gather(*self._runs, return_exceptions=True)
-        spare, self._spare = self._spare, []
-        for held in spare:
-            self._let_go(held)
-        freed, self._freed = self._freed, []
+        while self._spare:
+            self._let_go(self._spare.pop())
         with contextlib.suppress(TaskQueueError):  # they run out
-            await self._parts.pool.release(*freed)
+            await self._parts.pool.release(*self._freed)
         await close(self._subscription)
 
     # The loop.

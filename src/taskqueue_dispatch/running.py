@@ -60,6 +60,8 @@ class Ends(NamedTuple):
     settlements: Settlements
     free: Callable[[Held], None]
     """takes the slot back once nothing of the job is on it"""
+    look_in: Callable[[float], None]
+    """has slots looked for after some seconds: a rest is over then"""
 
 
 class Run:
@@ -86,6 +88,9 @@ class Run:
         except asyncio.CancelledError:
             await self._leave()
             raise
+        except Exception:  # noqa: BLE001 - whatever it is, neither the slot nor the job is kept for it
+            _log.exception("a job could not be seen to its end")
+            answer = Unreachable("an error in the dispatcher", sent=True)
         if answer is None:
             self._parts.breaker.undecided(self._held.lease.model, self._held.lease.server)
             self._parts.keeper.drop(self._held)
@@ -248,6 +253,7 @@ class Run:
                 parts.keeper.poke(model, server)
         if rest:
             await parts.store.insist(partial(parts.pool.rest, model, server, rest))
+            self._ends.look_in(rest)
 
     async def _conclude(self, answer: Answer) -> None:
         task = self._delivery.task

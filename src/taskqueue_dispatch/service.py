@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import random
@@ -15,20 +16,23 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from msgspec import structs
+
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of, dead_letters_of, slots_of
 from taskqueue_core.config import load_settings
 from taskqueue_core.consuming.housekeeping import keep_house
-from taskqueue_core.consuming.store_link import StoreLink
+from taskqueue_core.consuming.store_link import PATIENCE, StoreLink
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.tasks import Task
-from taskqueue_dispatch.callbacks import Sender, callback_task
+from taskqueue_core.tasks import Published, Task, new_id
+from taskqueue_dispatch.callbacks import Sender, callback_id, callback_task, expiry_task
 from taskqueue_dispatch.calling.breaker import Breaker
 from taskqueue_dispatch.calling.client import Caller
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.finding import Finder, Waiters
-from taskqueue_dispatch.jobs import Submission, callback_url_of
+from taskqueue_dispatch.jobs import Submission, callback_url_of, task_of
 from taskqueue_dispatch.keeping import Keeper
+from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.parts import Parts
 from taskqueue_dispatch.registry import Registry
 from taskqueue_dispatch.runner import Runner
@@ -37,6 +41,8 @@ from taskqueue_dispatch.submit import Estimates, Leased, NoSlots, Queued, Submit
 
 __all__ = ["Dispatcher"]
 
+_STORE_SECONDS = 5.0
+"""for a store that may be away, when a runner ends"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
@@ -108,7 +114,14 @@ class Dispatcher:
 
     async def submit(self, submission: Submission) -> Leased | Queued | NoSlots:
         """Store a job, or say at once that there is no room for it: see `taskqueue_dispatch.submit`."""
-        return await self.submitter.submit(submission)
+        tells = submission.callback_url is not None and submission.deadline is not None
+        if tells and submission.idempotency_key is None:
+            submission = structs.replace(submission, idempotency_key=new_id())
+        outcome = await self.submitter.submit(submission)
+        if tells and not isinstance(outcome, NoSlots):
+            # Who was not answered submits again, and this is done again.
+            await self._publish(expiry_task(task_of(submission)))
+        return outcome
 
     async def __aenter__(self) -> Self:
         """Begin to work. A store that is out of reach is waited for."""
@@ -171,7 +184,8 @@ class Dispatcher:
             _log.warning("the registry cannot be read", extra={"code": error.code})
 
     async def _stop(self, runner: Runner, task: asyncio.Task[None], seconds: float) -> None:
-        await runner.stop(seconds)
+        runner.stop(seconds)
+        await asyncio.wait([task], timeout=seconds + _STORE_SECONDS)
         await _ended(task)
 
     # What the runners say.
@@ -181,8 +195,19 @@ class Dispatcher:
     ) -> None:
         if callback_url_of(task) is None:
             return
-        callback = callback_task(task, status, result, error)
-        await self._store.insist(partial(self.backend.publisher.publish, callback))
+        await self._publish(callback_task(task, status, result, error))
+        if task.deadline is not None:
+            cancel = partial(self.control.cancel, CALLBACKS, callback_id(task.id, "expired"))
+            await self._store.insist(cancel)
+
+    async def _publish(self, callback: Task) -> None:
+        """Store a callback, however long the store has no room: nobody else would tell the client."""
+        for tries in itertools.count(1):
+            publish = partial(self.backend.publisher.publish, callback)
+            (told,) = await self._store.insist(publish)
+            if told.status is not Published.REFUSED:
+                return
+            await asyncio.sleep(PATIENCE.delay(tries))
 
     async def _tell(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `StoreLink` calls it
         if ok:

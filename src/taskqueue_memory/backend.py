@@ -14,6 +14,7 @@ from taskqueue_memory.bells import MemoryRoomBell
 from taskqueue_memory.config import MemorySettings
 from taskqueue_memory.journal import Journal
 from taskqueue_memory.operators import MemoryControl, MemoryDeadLetters
+from taskqueue_memory.slots import MemorySlots
 from taskqueue_memory.store import Store
 from taskqueue_memory.subscription import MemorySubscription
 
@@ -62,6 +63,7 @@ class MemoryBackend:
         self.publisher = MemoryPublisher(self._store)
         self.control = MemoryControl(self._store)
         self.dead_letters = MemoryDeadLetters(self._store)
+        self.slots = MemorySlots(self._store.clock)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> MemorySubscription:
         """See `taskqueue_core.backend.Backend.subscribe`."""

@@ -17,6 +17,7 @@ from taskqueue_redis.control import RedisControl
 from taskqueue_redis.dead_letters import RedisDeadLetters
 from taskqueue_redis.home import Home
 from taskqueue_redis.publisher import RedisPublisher
+from taskqueue_redis.slots import RedisSlots
 from taskqueue_redis.subscription import RedisSubscription
 
 __all__ = ["RedisBackend", "create_backend"]
@@ -35,6 +36,7 @@ class RedisBackend:
         self.publisher = RedisPublisher(self._home)
         self.control = RedisControl(self._home)
         self.dead_letters = RedisDeadLetters(self._home)
+        self.slots = RedisSlots(self._home)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RedisSubscription:
         """See `taskqueue_core.backend.Backend.subscribe`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-__all__ = ["Partitions", "bell", "process_channel", "room_channel"]
+__all__ = ["Partitions", "bell", "process_channel", "room_channel", "slots_channel"]
 
 
 def bell(partition: str, key: str) -> str:
@@ -15,6 +15,11 @@ def bell(partition: str, key: str) -> str:
 def room_channel(partition: str, key: str) -> str:
     """Return the channel that rings when a queue that refused a task may take one in."""
     return f"{partition}:room:{key}"
+
+
+def slots_channel(partition: str, model: str) -> str:
+    """Return the channel that rings when a slot of a model may have become free, or a note was left."""
+    return f"{partition}:slots:{model}"
 
 
 def process_channel(partition: str, process: str) -> str:

@@ -24,6 +24,7 @@ from taskqueue_redis.coalescing import Coalescer
 from taskqueue_redis.envelope import digest, encode
 from taskqueue_redis.failures import AnswerLost, Refused
 from taskqueue_redis.home import Home
+from taskqueue_redis.keys import room_channel
 from taskqueue_redis.receipts import readable
 from taskqueue_redis.room import RedisRoomBell
 from taskqueue_redis.scripts import Word, microseconds
@@ -114,7 +115,9 @@ class RedisPublisher:
     def room_bell(self, *keys: str) -> RedisRoomBell:
         """See `taskqueue_core.capabilities.RoomBells`."""
         self._home.demand_open()
-        return RedisRoomBell(self._home.wakeups, checked_keys(keys))
+        partition_of = self._home.scripts.partitions.of
+        channels = (room_channel(partition_of(key), key) for key in checked_keys(keys))
+        return RedisRoomBell(self._home.wakeups, tuple(channels))
 
     async def sent(self) -> None:
         """Wait until the publishes that were asked for before have been answered."""

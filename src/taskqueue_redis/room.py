@@ -1,4 +1,4 @@
-"""Waiting for room in queues: a bell on the doorbell of the process."""
+"""Waiting for room in queues, or for slots: a bell on the doorbell of the process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["RedisRoomBell"]
 class RedisRoomBell:
     """See `taskqueue_core.capabilities.RoomBell`."""
 
-    def __init__(self, wakeups: Wakeups, keys: tuple[str, ...]) -> None:
+    def __init__(self, wakeups: Wakeups, channels: tuple[str, ...]) -> None:
         """Do no input or output."""
-        self.keys = keys
+        self.channels = channels
         self._wakeups = wakeups
         self._rang = asyncio.Event()
 
@@ -37,12 +37,12 @@ class RedisRoomBell:
         """Return it once no ring can be missed."""
         try:
             with translated():
-                await self._wakeups.attend_room(self)
+                await self._wakeups.attend_bell(self)
         except BaseException:
-            self._wakeups.leave_room(self)
+            self._wakeups.leave_bell(self)
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Ring no more."""
-        self._wakeups.leave_room(self)
+        self._wakeups.leave_bell(self)

@@ -9,7 +9,7 @@ from taskqueue_core.clock import Clock, SystemClock, Timer
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_redis.doorbell import Doorbell
 from taskqueue_redis.failures import Failure
-from taskqueue_redis.keys import bell, process_channel, room_channel
+from taskqueue_redis.keys import bell, process_channel
 from taskqueue_redis.link import Link
 from taskqueue_redis.owned import Owned
 from taskqueue_redis.receipts import Receipts
@@ -38,12 +38,12 @@ class Sleeper(Protocol):
 
 
 class Ringing(Protocol):
-    """A bell that tells of room in queues."""
+    """A bell that rings for what is published on some channels."""
 
-    keys: tuple[str, ...]
+    channels: tuple[str, ...]
 
     def ring(self) -> None:
-        """Say that there may be room."""
+        """Say that there may be what it waits for."""
         ...
 
 
@@ -69,8 +69,8 @@ class Wakeups:
         self._doorbell = Doorbell(link, self._heard, reopened)
         self._attendants: dict[str, dict[Sleeper, None]] = {}
         """subscriptions by key, the one that was not woken for the longest time first"""
-        self._publishers: dict[str, dict[Ringing, None]] = {}
-        """who waits for room, by key"""
+        self._bells: dict[str, dict[Ringing, None]] = {}
+        """those that are open, by channel"""
         self._timers: dict[str, tuple[int, Timer]] = {}
         self._openings: dict[str, tuple[float, Timer]] = {}
         """when queues that a limit holds up may be asked again"""
@@ -119,25 +119,22 @@ class Wakeups:
                 silent.append(key)
         self._doorbell.ignore(*(bell(self._scripts.partitions.of(key), key) for key in silent))
 
-    async def attend_room(self, bell: Ringing) -> None:
-        """Ring a bell when its queues may have room; returns once no ring can be missed."""
-        for key in bell.keys:
-            self._publishers.setdefault(key, {})[bell] = None
-        await self._doorbell.listen(*map(self._room_channel, bell.keys))
+    async def attend_bell(self, bell: Ringing) -> None:
+        """Ring a bell for its channels; returns once no ring can be missed."""
+        for channel in bell.channels:
+            self._bells.setdefault(channel, {})[bell] = None
+        await self._doorbell.listen(*bell.channels)
 
-    def leave_room(self, bell: Ringing) -> None:
+    def leave_bell(self, bell: Ringing) -> None:
         """Ring a bell no more."""
         silent = []
-        for key in bell.keys:
-            bells = self._publishers.get(key, {})
+        for channel in bell.channels:
+            bells = self._bells.get(channel, {})
             bells.pop(bell, None)
             if not bells:
-                self._publishers.pop(key, None)
-                silent.append(key)
-        self._doorbell.ignore(*map(self._room_channel, silent))
-
-    def _room_channel(self, key: str) -> str:
-        return room_channel(self._scripts.partitions.of(key), key)
+                self._bells.pop(channel, None)
+                silent.append(channel)
+        self._doorbell.ignore(*silent)
 
     def ring(self, key: str) -> None:
         """Wake the subscription whose turn it is for a queue. It rings on if it leaves work."""
@@ -213,12 +210,12 @@ class Wakeups:
             self.ring(key)
         elif kind == "bell":
             self.note_due(f"{partition}}}", message)
-        elif kind == "room":
-            for publisher in self._publishers.get(key, ()):
-                publisher.ring()
-        else:
+        elif kind == "process":
             token, fence, key = message.decode().split(" ", 2)
             self._receipts.revoke(token, fence, key)
+        else:
+            for rung in self._bells.get(channel, ()):
+                rung.ring()
 
     def doubt(self) -> None:
         """The store has another history than before: what it confirmed last may be undone."""
@@ -230,8 +227,8 @@ class Wakeups:
         for sleeper in {sleeper: None for some in self._attendants.values() for sleeper in some}:
             if sleeper.asleep:
                 sleeper.wake(None)
-        for bells in self._publishers.values():
-            for publisher in bells:
-                publisher.ring()
+        for bells in self._bells.values():
+            for rung in bells:
+                rung.ring()
         for partition in {self._scripts.partitions.of(key) for key in self._attendants}:
             self._fall_due(partition)

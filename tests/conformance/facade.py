@@ -21,6 +21,8 @@ from taskqueue_core.tasks import (
     Task,
 )
 from taskqueue_memory import MemoryBackend
+from taskqueue_memory.pool import Pool
+from taskqueue_memory.slots import MemorySlots
 from taskqueue_memory.subscription import MemorySubscription
 
 
@@ -63,6 +65,17 @@ class FacadeDeadLetters(Part):
     inner: DeadLetters
 
 
+class FacadeSlots(Part):
+    """The pool of slots."""
+
+    inner: MemorySlots
+
+    @property
+    def pool(self) -> Pool:
+        """What the memory backend keeps."""
+        return self.inner._pool
+
+
 class FacadeSubscription(SubscriptionBase):
     """A subscription."""
 
@@ -102,6 +115,7 @@ class Facade:
     subscription_type: type[FacadeSubscription] = FacadeSubscription
     control_type: type[FacadeControl] = FacadeControl
     dead_letters_type: type[FacadeDeadLetters] = FacadeDeadLetters
+    slots_type: type[FacadeSlots] = FacadeSlots
 
     def __init__(self, clock: ManualClock, inner: MemoryBackend | None = None) -> None:
         """Stand before a fresh memory backend, or share ``inner`` with another facade."""
@@ -115,6 +129,7 @@ class Facade:
         self.publisher = self.publisher_type(self.inner.publisher, self)
         self.control = self.control_type(self.inner.control, self)
         self.dead_letters = self.dead_letters_type(self.inner.dead_letters, self)
+        self.slots = self.slots_type(self.inner.slots, self)
 
     @property
     def capabilities(self) -> Capabilities:

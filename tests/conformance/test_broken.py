@@ -38,14 +38,17 @@ from taskqueue_core.conformance.revocation import RevocationSuite
 from taskqueue_core.conformance.room import RoomSuite
 from taskqueue_core.conformance.schedule import ScheduleSuite
 from taskqueue_core.conformance.settle import SettleSuite
+from taskqueue_core.conformance.slots import SlotsSuite
 from taskqueue_core.conformance.swap import SwapSuite
 from taskqueue_core.conformance.tenants import TenantsSuite
 from taskqueue_core.conformance.tracking import TrackingSuite
 from taskqueue_core.conformance.waiting import WaitingSuite
 from tests.conformance import broken_consumers as consumers
 from tests.conformance import broken_flow as flow
+from tests.conformance import broken_leases as leases
 from tests.conformance import broken_limits as limits
 from tests.conformance import broken_order as order
+from tests.conformance import broken_slots as slots
 from tests.conformance import broken_stores as stores
 from tests.conformance.facade import Facade
 from tests.conformance.runner import laws, outcomes, suite_on
@@ -140,6 +143,46 @@ CASES: tuple[tuple[type[Facade], type[Harness], str, str | None], ...] = (
     (flow.CancelsInSilence, RoomSuite, "test_room_rings", "6"),
     (flow.MissesRings, RoomSuite, "test_no_ring_is_missed", "6"),
     (flow.RingsAllTheTime, RoomSuite, "test_it_does_not_ring_all_the_time", None),
+    (slots.GrantsTwice, SlotsSuite, "test_as_many_as_there_are", None),
+    (slots.ChecksThenTakes, SlotsSuite, "test_many_want_the_same_slots", None),
+    (slots.ChecksThenTakes, SlotsSuite, "test_a_crowd", None),
+    (slots.LosesSlotsOnCancel, SlotsSuite, "test_a_cancelled_acquire_loses_nothing", None),
+    (slots.TakesTheBusy, SlotsSuite, "test_idle_slots_are_taken", None),
+    (slots.InvertedEndpoints, SlotsSuite, "test_higher_priorities_first", None),
+    (slots.ForgetsWhatIsLoaded, SlotsSuite, "test_where_the_model_is_loaded", None),
+    (slots.GivesTheDraining, SlotsSuite, "test_drained", None),
+    (slots.GivesTheDraining, SlotsSuite, "test_removed", None),
+    (slots.GivesTheResting, SlotsSuite, "test_resting", None),
+    (slots.IgnoresTogether, SlotsSuite, "test_models_that_share_a_server", None),
+    (slots.GivesTheUnseen, SlotsSuite, "test_new_ones_are_looked_at_first", None),
+    (slots.GivesTheUnseen, SlotsSuite, "test_no_answer", None),
+    (slots.LowersByForce, SlotsSuite, "test_slots_that_are_taken_away", None),
+    (slots.SplitsNames, SlotsSuite, "test_names_of_any_spelling", None),
+    (leases.ReleasesByName, SlotsSuite, "test_a_released_token_is_stale", None),
+    (leases.RenewsTheStale, SlotsSuite, "test_a_released_token_is_stale", None),
+    (leases.RenewalShortens, SlotsSuite, "test_renewal_shortens_nothing", None),
+    (leases.EndsByArithmetic, SlotsSuite, "test_jobs_outlive_their_time", None),
+    (leases.LeaksAfterRelease, SlotsSuite, "test_release_gives_back", None),
+    (leases.TakeoverForgets, SlotsSuite, "test_a_job_takes_its_slot_over", None),
+    (leases.TakeoverLeaks, SlotsSuite, "test_a_job_takes_its_slot_over", None),
+    (leases.TakeoverSharesTheSlot, SlotsSuite, "test_a_job_takes_its_slot_over", None),
+    (leases.TakeoverSharesTheSlot, SlotsSuite, "test_many_want_the_same_job", None),
+    (leases.TakeoverForgetsNotes, SlotsSuite, "test_a_note_outlives_its_holder", None),
+    (leases.LosesThePool, SlotsSuite, "test_leases_of_a_lost_pool", None),
+    (leases.RemakesAnything, SlotsSuite, "test_what_a_lost_pool_leaves_lost", None),
+    (leases.ClearsAtOnce, SlotsSuite, "test_missed_twice", None),
+    (leases.IgnoresSpacing, SlotsSuite, "test_missed_twice", None),
+    (leases.ForgetsTheContrary, SlotsSuite, "test_the_contrary_between", None),
+    (leases.ClearsTheFresh, SlotsSuite, "test_fresh_leases_are_not_cleared", None),
+    (leases.ClearsTheFresh, SlotsSuite, "test_a_new_holder_between", None),
+    (leases.ClearsTheUnassigned, SlotsSuite, "test_slots_without_a_job_are_not_missed", None),
+    (leases.NeverReconciles, SlotsSuite, "test_missed_twice", None),
+    (leases.ClearsThoseInTime, SlotsSuite, "test_those_in_time_are_not_missed", None),
+    (leases.LateNotesOverwrite, SlotsSuite, "test_a_note_that_comes_late", None),
+    (leases.HoardsLateNotes, SlotsSuite, "test_late_notes_are_bounded", None),
+    (leases.NeverRingsForSlots, SlotsSuite, "test_a_released_slot_rings", None),
+    (leases.NeverRingsForSlots, SlotsSuite, "test_a_note_rings", None),
+    (leases.ShowsTokens, SlotsSuite, "test_states_of_a_lease", None),
 )
 
 FOUND_BY_HISTORIES = (
@@ -164,6 +207,19 @@ FOUND_BY_HISTORIES = (
     flow.EndsTheHealthy,
     flow.HangsForNothing,
     flow.NeverEndsTheHung,
+)
+
+FOUND_BY_HISTORIES_OF_SLOTS = (
+    slots.GrantsTwice,
+    slots.ForgetsWhatIsLoaded,
+    slots.GivesTheResting,
+    slots.IgnoresTogether,
+    leases.RenewalShortens,
+    leases.TakeoverLeaks,
+    leases.LosesThePool,
+    leases.IgnoresSpacing,
+    leases.ClearsTheFresh,
+    leases.LateNotesOverwrite,
 )
 
 
@@ -223,6 +279,15 @@ def test_random_histories_find_it(
         pytest.raises(AssertionError, match=r"law|changed on the way|not delivered|due_at"),
     ):
         play()
+
+
+@pytest.mark.parametrize("backend", FOUND_BY_HISTORIES_OF_SLOTS)
+def test_random_histories_of_slots_find_it(
+    backend: type[Facade], profile: Callable[..., AbstractContextManager[None]]
+) -> None:
+    """The state machine of slots alone finds what is broken (B6, B8, C22; OPEN-C4)."""
+    with profile(phases=[Phase.generate]), pytest.raises(AssertionError):
+        suite_on(backend, SlotsSuite).test_slot_machine()
 
 
 def test_history_is_readable(profile: Callable[..., AbstractContextManager[None]]) -> None:

@@ -21,6 +21,7 @@ from taskqueue_core.conformance.processing import ProcessingSuite
 from taskqueue_core.conformance.replicas import ReplicasSuite
 from taskqueue_core.conformance.room import RoomSuite
 from taskqueue_core.conformance.schedule import ScheduleSuite
+from taskqueue_core.conformance.slots import SlotsSuite
 from taskqueue_core.conformance.tenants import TenantsSuite
 from taskqueue_core.conformance.waiting import WaitingSuite
 from taskqueue_memory import MemoryBackend
@@ -66,6 +67,7 @@ def test_undeclared_capabilities_are_skipped() -> None:
         "order",
         "revocation",
         "shared",
+        "slots",
     }
 
 
@@ -114,6 +116,7 @@ def test_missing_overrides() -> None:
         (EntitiesSuite, 0.1),
         (ProcessingSuite, 0.1),
         (RoomSuite, 0.1),
+        (SlotsSuite, 0.1),
     ],
 )
 def test_real_time(concern: type[Harness], seconds: float) -> None:

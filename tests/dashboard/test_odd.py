@@ -134,7 +134,7 @@ async def test_a_place_is_given_back(monkeypatch: pytest.MonkeyPatch, version: s
 
     async with running() as it:
         one = Sampler.of(it.hub)
-        answer = stream._Stream(one, events())
+        answer = stream.EventStream(one, events())
         scope = {"type": "http", "asgi": {"spec_version": version}}
         async with asyncio.timeout(5):
             await answer(scope, never, never)  # type: ignore[arg-type]

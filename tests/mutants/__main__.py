@@ -3,7 +3,7 @@
 python3 dev.py mutants [SUITE ...] [--sample N] [--seed S] [--all] [--json FILE]
 python3 dev.py mutants --quick
 
-Suites are protocol, memory, redis and lua; without any, all of them. Of each, a sample of 60 mutants is tried
+Suites are protocol, memory, redis, lua and slots; without any, all of them. Of each, a sample of 60 mutants is tried
 unless --sample or --all says otherwise. What survives and is not accepted in tests/mutants/accepted.toml is listed,
 and less than 90 % killed is a failure. With --quick a dozen that must all be killed are tried, as every test run does.
 """

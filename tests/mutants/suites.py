@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from taskqueue_core.conformance.slots import SlotsSuite
+
 __all__ = ["QUICK", "SUITES", "Suite"]
 
 
@@ -71,7 +73,22 @@ SUITES = {
         150,
     ),
     "lua": Suite(
-        ("src/taskqueue_redis/lua/*.lua", "src/taskqueue_redis/lua/lib/*.lua"), _SCRIPTS, 150
+        tuple(
+            f"src/taskqueue_redis/lua/{names}.lua"
+            for names in ("[!s]*", "s[!l]*", "lib/[!s]*", "lib/s[!l]*")
+        ),
+        _SCRIPTS, 150,
+    ),
+    "slots": Suite(
+        (
+            "src/taskqueue_redis/slots.py", "src/taskqueue_redis/slot_books.py",
+            "src/taskqueue_redis/lua/slots_*.lua", "src/taskqueue_redis/lua/lib/slots.lua",
+        ),
+        (
+            "tests/redis/test_slots.py", "tests/redis/test_slots_faults.py",
+            *(f"{_KIT}::TestRedis70::{name}" for name in dir(SlotsSuite) if name.startswith("test_")),
+        ),
+        150,
     ),
 }  # fmt: skip
 

@@ -9,12 +9,14 @@ import re
 from contextlib import AsyncExitStack
 from importlib import resources
 
+import msgspec
 import pytest
 
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Endpoint, Left, QueueSettings, Seen
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Task
+from taskqueue_redis import RedisBackend
 from taskqueue_redis.keys import Partitions
 from taskqueue_redis.rights import CLIENT_COMMANDS, SCRIPT_COMMANDS, access_list
 from taskqueue_redis.scripts import source
@@ -43,6 +45,13 @@ KEYS = (
     "stream_of(",
     "lane_of(",
     "bound.name",
+    "p.name",
+    "POOL",
+    "JOBS",
+    "LAPSES",
+    "NOTES",
+    "LATE",
+    "DATES",
 )
 """what keys of scripts begin with: each is the partition, or begins with it"""
 CONTAINERS = {"XGROUP", "XINFO"}
@@ -119,7 +128,7 @@ def test_loops_end(name: str) -> None:
         for call in re.findall(r"call\('LRANGE'.*", line):
             assert "budget" in call, line
         for call in re.findall(r"call\('HGETALL'.*", line):
-            assert "q.name)" in call, line
+            assert "q.name)" in call or "p.name)" in call or "POOL" in call, line
     assert not re.search(r"'(HKEYS|HVALS|SMEMBERS)', (?!PARTITION|owns)", text)
 
 
@@ -167,6 +176,7 @@ async def test_scripts_keep_to_their_partition(make_server: MakeServer, redis_pr
                 opened(server.url, redis_prefix, clock=clock, partitions=4)
             )
             await everything(Workload(backend, clock, random.Random(7)))
+            await every_transition_of_slots(backend)
         server.call("PING", "the end")
         owner, seen, digests = "", 0, set()
         for words in iter(lambda: monitored(monitor._reader.readline()), ["PING", "the end"]):
@@ -231,6 +241,37 @@ async def everything(workload: Workload) -> None:
     for token in [consumer.token]:  # a sign of life, without waiting for it
         for partition in backend._home.scripts.partitions.names:
             await backend._home.scripts.run("beat", partition, token)
+
+
+async def every_transition_of_slots(backend: RedisBackend) -> None:
+    """Run each script of the slot pool at least once, each way that it has."""
+    slots = backend.slots
+    for model in ("m", "another model"):
+        for server in ("a", "b"):
+            await slots.register(
+                Endpoint(model=model, server=server, url="http://a/", slots=2, together=3)
+            )
+            await slots.reconcile(model, server, Seen(active=0), settled=0)
+    first, second, third = await slots.acquire("m", "h", ttl=5, limit=3)
+    bound, more, resumed = await slots.assign((first, "1"), (second, "2"), (third, "1"), ttl=5)
+    assert bound is not None
+    assert more is not None
+    assert resumed is not None
+    await slots.detach(more, ttl=5)
+    await slots.renew(resumed, msgspec.structs.replace(more, job="3", token="earlier.1.1"), ttl=5)
+    assert await slots.leave("m", "1", resumed.token, b"1") is Left.TAKEN
+    assert await slots.leave("m", "1", first.token, b"1") is Left.LATE
+    assert await slots.late("m", "1") == (b"1",)
+    for _ in range(2):
+        await slots.reconcile("m", "a", Seen(active=0), settled=0)
+    (taken,) = await slots.acquire("m", "h", ttl=5, idle=0.0)
+    await slots.acquire("m", "h", ttl=5, releasing=[taken])
+    await slots.release(more)
+    await slots.rest("m", "a", 1)
+    await slots.remove("another model", "a")
+    await slots.configure("m", b"{}")
+    await slots.documents()
+    await slots.look()
 
 
 def monitored(line: bytes) -> list[str]:

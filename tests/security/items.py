@@ -5,6 +5,8 @@ from __future__ import annotations
 __all__ = ["ITEMS", "LATER"]
 
 _S = "server/test_"
+_E = "dispatch/test_egress"
+_C = "dispatch/test_callback"
 ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
     1: (
         "Workers show a token in a header or the first frame, before accept; hashes, constant time, 5 s, a cap",
@@ -60,6 +62,11 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
             f"{_S}access_clients.py::TestTls.test_bad_certificates",
             f"{_S}access_clients.py::TestTls.test_old_versions",
             "security/test_code.py::test_certificates_are_always_looked_at",
+            f"{_E}_posting.py::TestTls.test_the_name",
+            f"{_E}_posting.py::TestTls.test_bad_certificates",
+            f"{_E}_posting.py::TestTls.test_unknown_authority",
+            f"{_E}_posting.py::TestTls.test_old_versions",
+            f"{_C}s.py::TestDelivered.test_tls",
             "redis/test_addresses.py::test_tls_is_verified_unless_somebody_insists",
             "redis/test_checks.py::test_tls",
         ),
@@ -76,6 +83,47 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
             f"{_S}access_tokens.py::TestFile.test_its_owner_keeps_it",
             f"{_S}access_scopes.py::test_who_waits_is_let_go_with_its_token",
             "cli/test_token.py::test_rotation",
+        ),
+    ),
+    7: (
+        "Callbacks go to public addresses alone, at submit and when they are sent, whatever a name says by then",
+        (
+            f"{_E}.py::test_hosts",
+            f"{_E}.py::test_other_forms",
+            f"{_E}.py::test_other_ports",
+            f"{_E}.py::test_plain_http",
+            f"{_E}.py::test_exceptions",
+            f"{_E}.py::test_submitted_and_called",
+            f"{_E}_posting.py::TestRebinding.test_only_what_was_checked",
+            f"{_E}_posting.py::TestRebinding.test_the_system_is_not_asked",
+            f"{_E}_posting.py::TestRebinding.test_names_share_no_connection",
+            f"{_E}_posting.py::TestRude.test_elsewhere",
+            f"{_E}_posting.py::test_no_proxy",
+            f"{_C}s.py::TestRefused.test_elsewhere",
+            f"{_C}s.py::TestRefused.test_the_default_policy",
+            f"{_C}s.py::TestRefused.test_a_flipping_name",
+        ),
+    ),
+    8: (
+        "What receivers answer goes nowhere: its status and length do",
+        (
+            f"{_C}s.py::TestRefused.test_answers_stay_where_they_are",
+            f"{_C}s_many.py::test_an_error_in_the_sender",
+            f"{_E}_posting.py::TestRude.test_no_answer",
+        ),
+    ),
+    9: (
+        "Webhooks are signed after Standard Webhooks, with each secret of a rotation, and bounded",
+        (
+            f"{_C}_signing.py::*",
+            f"{_C}s.py::TestDelivered.test_signed_and_recorded",
+            f"{_C}s.py::TestRefused.test_and_taken_later",
+            f"{_C}s.py::TestRefused.test_gone",
+            f"{_C}s.py::TestRefused.test_throttled",
+            f"{_C}_tasks.py::test_ids",
+            f"{_C}_tasks.py::test_large_results",
+            f"{_C}_tasks.py::test_odd_results",
+            f"{_C}_kills.py::test_killed_after_the_post",
         ),
     ),
     10: (
@@ -175,6 +223,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
             f"{_S}abuse.py::TestHandshake.test_strangers_are_few",
             f"{_S}access.py::TestSocket.test_strangers_do_not_keep_workers_out",
             f"{_S}abuse.py::TestSlowReaders.test_one_that_never_reads_is_dropped",
+            f"{_C}s_many.py::TestMany.test_hosts_in_turn",
         ),
     ),
     23: (
@@ -188,6 +237,8 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         "Secrets come from the environment or a file, and are in no repr",
         (
             f"{_S}access_tokens.py::TestFinding.test_reprs",
+            f"{_C}_signing.py::test_what_is_no_secret",
+            f"{_C}_signing.py::test_secrets_stay_inside",
             "security/test_canaries.py::test_addresses",
             "redis/test_addresses.py::test_a_password_file_is_read_each_time",
         ),
@@ -218,8 +269,4 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
     ),
     28: ("The policy", ("security/test_code.py::test_the_policy",)),
 }
-LATER = {
-    7: "there are no callbacks yet, and no request names a place that the server would connect to",
-    8: "there are no callbacks yet",
-    9: "there are no webhooks yet",
-}
+LATER: dict[int, str] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from taskqueue_core.config import Settings
 from taskqueue_core.protocol.frames import SUBPROTOCOL
 from taskqueue_core.server import Server
 from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.parts import Part
 from taskqueue_core.tasks import Ledger, State, Task
 from taskqueue_memory import MemoryBackend
 
@@ -186,11 +187,13 @@ class Worker:
 
 
 @asynccontextmanager
-async def running(backend: Backend | None = None, **changes: Any) -> AsyncIterator[Running]:
+async def running(
+    backend: Backend | None = None, *, parts: Sequence[Part] = (), **changes: Any
+) -> AsyncIterator[Running]:
     """Run a server until the end of the block. It must leave nothing behind."""
     before = asyncio.all_tasks()
     behind = backend or MemoryBackend()
-    server = Server(behind, settings(**changes))
+    server = Server(behind, settings(**changes), parts=parts)
     it = Running(server, behind)
     it.ended = asyncio.create_task(server.run())
     ready = asyncio.create_task(server.ready.wait())
@@ -227,6 +230,6 @@ def problem(answer: httpx2.Response, status: int, code: str, field: str | None =
     assert body["status"] == status
     assert body["code"] == code
     assert body.get("field") == field
-    assert set(body) <= {"type", "title", "status", "detail", "code", "field"}
+    assert set(body) <= {"type", "title", "status", "detail", "code", "field", "reason"}
     assert "Traceback" not in answer.text
     return body

@@ -9,6 +9,9 @@ assigned   bound to a job, which may be on the server       when it runs out, fr
 detached   its job runs on the server without its holder    as assigned, but its time is the job's, not its holder's
 ========== ================================================ ==================================================
 
+A lease runs out at its ``expires_at``. One with a job is *overdue* from then on: held all the same, and its token is
+good. Where the server does not report what it runs, nobody can be asked, and it is free by its time alone.
+
 Laws, which the kit checks:
 
 * A slot has one holder at most, and a job one lease at most: assigning a job that has one already takes that one over.
@@ -65,14 +68,16 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     reports: bool = True
     """its server tells what it runs: it gets jobs once it was seen healthy, and keeps slots that it says are in use"""
     together: int | None = None
-    """how many jobs of all its models the server runs at once; what was registered last counts. None: no such limit"""
+    """how many jobs of all its models the server runs at once, unassigned slots included; what was registered last
+    for one of them counts. None: no such limit"""
 
     def __post_init__(self) -> None:
         """Check every field."""
         check_label("model", self.model)
         check_label("server", self.server)
-        if not isinstance(self.url, str) or not 0 < len(self.url) <= LIMITS.url:
-            raise InvalidInput("url", kind_of(self.url), f"1 to {LIMITS.url} characters")
+        url: object = self.url
+        if not isinstance(url, str) or not 0 < len(url) <= LIMITS.url:
+            raise InvalidInput("url", kind_of(url), f"1 to {LIMITS.url} characters")
         check_number("slots", self.slots, 1, LIMITS.slots)
         check_number("priority", self.priority, 0, 9)
         if self.together is not None:
@@ -98,7 +103,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     overdue: int = 0
     """how many of those with a job ran out, and wait to be reconciled"""
     last_model: str | None = None
-    """what its server was given last, of all its models"""
+    """of which model its server was given a job last"""
 
     @property
     def held(self) -> int:
@@ -122,21 +127,29 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     server: str
     url: str
+    """the endpoint's present one"""
     holder: str
     token: str
-    """opaque and unguessable; it tells the pool that it is of, too, so that a pool that was emptied knows a stranger"""
+    """``epoch.fence.random``: unguessable, the same for the life of a lease in one hand; the repr does not show it"""
     fence: int
-    """rises with each lease of the pool"""
+    """rises with each token of the pool"""
     state: Permit
     job: str | None = None
     expires_at: float
     """store's time"""
     switched: bool = False
-    """the server was given another model before: it may have to load this one"""
+    """its server was given a job of another model before: it may have to load this one. Before it has a job: so far"""
     resumed: bool = False
     """the job had this slot before; another holder may have sent it to the server already"""
     note: bytes | None = None
     """what somebody has left for the holder: see `SlotPool.leave`"""
+
+    def __repr__(self) -> str:
+        """Return it without its token, which is a secret, and without its note."""
+        return (
+            f"SlotLease({self.model!r} on {self.server!r}, {self.state.value}, job={self.job!r}, "
+            f"holder={self.holder!r}, fence={self.fence}, expires_at={self.expires_at})"
+        )
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +169,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[EndpointInfo, ...] = ()
     """by model and order of registration"""
     leases: tuple[SlotLease, ...] = ()
-    """without their tokens, which are their holders' alone: those are empty"""
+    """by fence; without their tokens, which are their holders' alone: those are empty; and without notes"""
 
 
 class Left(StrEnum):
@@ -171,14 +184,16 @@ class Left(StrEnum):
 class SlotPool(Protocol):
     """The attribute ``slots`` of a backend with the capability. All of it is one partition: every call is one step.
 
-    Times are in seconds. Models, servers and their names are any printable text; holders and jobs are names as those
-    of tasks. Methods raise `InvalidInput` for what is not, and `BackendUnavailable` where the store is out of reach.
+    Times are in seconds, a ``ttl`` is more than 0. Models and servers are any printable text; holders and jobs are
+    names as those of tasks. A call takes 1,000 leases at most. Methods raise `InvalidInput` for what is not so, and
+    `BackendUnavailable` where the store is out of reach. `taskqueue_core.slot_checks` checks it all.
     """
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         """Add an endpoint, or change one: its leases stay, and lowering its slots ends none of them.
 
-        One that was draining or removed is in use again. A new one that ``reports`` is not healthy before it was seen.
+        One that was draining or removed is in use again; its health, rest and place in the order stay. A new one that
+        ``reports`` is not healthy before it was seen.
         """
         ...
 
@@ -187,11 +202,14 @@ class SlotPool(Protocol):
         ...
 
     async def remove(self, model: str, server: str) -> bool:
-        """Give it no more jobs, and forget it once nothing of it is held. False if there is no such endpoint."""
+        """Give it no more jobs, and forget it once nothing of it is held. False if there is no such endpoint.
+
+        What its server has in common is forgotten with its last endpoint.
+        """
         ...
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
-        """Give it no jobs for so long from now on; 0 ends a rest. False if there is no such endpoint."""
+        """Give it no jobs for so long from now on, whatever was before; 0 ends a rest. False if there is none such."""
         ...
 
     async def configure(self, model: str, document: bytes | None) -> None:
@@ -220,30 +238,36 @@ class SlotPool(Protocol):
 
         Of endpoints that are healthy and not draining, removed or resting, with room on their server: the higher
         priority first, then those whose server was given this model last, then the least used, then the one registered
-        first. With ``idle``, slots that others have held unassigned for longer than that are taken from them where
-        there are too few. Never an error for want of slots: the answer is shorter, or empty.
+        first. With ``idle``, slots that others have held unassigned for longer than that since they took them are
+        taken from them where there are too few, the oldest first, but none that were taken away since. Stale ones
+        among ``releasing`` are passed over. Never an error for want of slots: the answer is shorter, or empty.
         """
         ...
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
-        """Bind leases to jobs, for ``ttl``; ``None`` for a stale lease. Idempotent.
+        """Bind leases to jobs, one after another, for ``ttl``; ``None`` for a stale lease, or one of another job.
 
-        A job of the model that has a lease already gets that one instead, with a new token and holder, as ``resumed``,
-        and the slot it came with is released: the holder before finds its token stale.
+        A job of the model that has a lease already gets that one instead, with a new token and holder, as ``resumed``
+        and with its note, and the slot it came with is released: the holder before finds its token stale. Idempotent:
+        the same pair again answers the same lease, the taken over one too, and makes a detached one assigned.
         """
         ...
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """Say that the jobs of leases run on by themselves, for ``ttl`` at most; ``None`` for a stale lease."""
+        """Say that the jobs of leases run on by themselves, for ``ttl``; ``None`` for one stale or without a job.
+
+        Their tokens stay: who has one may renew and release the lease, and leave notes for it.
+        """
         ...
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """Keep leases for ``ttl`` from now on, with the notes left for them; ``None`` for a stale one.
+        """Keep leases for ``ttl`` from now on at least, with the notes left for them; ``None`` for a stale one.
 
-        One with a job that the pool has lost whole (`PoolView.epoch` is another one) is made anew where its endpoint is
-        registered and the job has none, even above its slots: that job runs. Its token and fence are new ones.
+        No lease ends earlier for it. One with a job that the pool has lost whole (`PoolView.epoch` is another one) is
+        made anew where its endpoint is registered and the job has none, even above its slots: that job runs. Its token
+        and fence are new ones; the same renewal again answers the same lease.
         """
         ...
 
@@ -252,9 +276,11 @@ class SlotPool(Protocol):
         ...
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
-        """Leave a note (JSON text) for the holder of a job's lease, in place of an earlier one, and ring its bell.
+        """Leave a note for the holder of a job's lease, in place of an earlier one, and ring its model's bell.
 
-        One with a stale token is put aside: the last 8 of a job, for an hour, the last 1,000 of the pool.
+        It is JSON text, as large as a result at most, and told with every answer about the lease. One with a stale
+        token is put aside, and so is one whose lease ends by time or by `reconcile`: the last 8 of a job, for an hour,
+        the last 1,000 and 16 MiB of the pool. One whose lease is released is dropped.
         """
         ...
 
@@ -267,16 +293,21 @@ class SlotPool(Protocol):
     ) -> tuple[SlotLease, ...]:
         """Hold an endpoint's leases against what its server said, ``None`` if it did not answer; return those ended.
 
-        Without an answer the endpoint is not healthy, and keeps its leases. With one it is healthy once no more runs
-        than is held, or as much for a second time (that is others' work).
+        Without an answer the endpoint is not healthy, and keeps its leases and what was missed. With one, a healthy
+        endpoint stays so, and another is once no more is active than leases have a job, or no more than was seen
+        ``settled`` seconds ago or before (that is others' work).
 
         A lease with a job is *missed* where ``seen.jobs`` lacks it, or without ``jobs`` where nothing is active, or
-        where less is active than held and it has run out; of those the ones that ran out first come first, as many as
-        there are fewer. It ends when it is missed twice with the same ``active``, at least ``settled`` seconds
-        of the store's time apart, with its token unchanged and nothing to the contrary seen between.
+        where less is active than leases have a job and it has run out; of those the ones that ran out first come first,
+        as many as there are fewer. It ends when it is missed twice with the same ``active``, at least ``settled``
+        seconds of the store's time apart, with its token unchanged and nothing to the contrary seen between. What ended
+        is told by fence and as in a `PoolView`.
         """
         ...
 
     def bell(self, *models: str) -> RoomBell:
-        """Make a bell that rings when a slot of one of the models may have become free, or a note was left there."""
+        """Make a bell that rings when a slot of one of the models may have become free, or a note was left there.
+
+        What time alone does (a rest or a lease runs out) rings once a step comes across it, and not before.
+        """
         ...

@@ -18,7 +18,7 @@ from taskqueue_core.cli.failures import FAILED, INTERRUPTED
 from taskqueue_core.cli.output import AsJson, console, note, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "until_told"]
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ def run(
             print_json(report.told())
 
     try:
-        asyncio.run(_until_told(run_demo(options, view_for(shown), reported)))
+        asyncio.run(until_told(run_demo(options, view_for(shown), reported)))
     except DemoFailed as error:
         if error.logs:
             note(error.logs, "dim")
@@ -118,7 +118,7 @@ def run(
         raise typer.Exit(FAILED)
 
 
-async def _until_told(work: Coroutine[Any, Any, T]) -> T:
+async def until_told(work: Coroutine[Any, Any, T]) -> T:
     """Have SIGTERM and SIGHUP end the work as Ctrl-C does: in order."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()

@@ -19,7 +19,14 @@ import typer.core
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["OPTION", "EmbeddedStore", "ServeCommand", "embedded_store", "opened"]
+__all__ = [
+    "OPTION",
+    "EmbeddedStore",
+    "ServeCommand",
+    "embedded_store",
+    "opened",
+    "with_empty_value",
+]
 
 GROUP = "taskqueue.embedded"
 OPTION = "--embedded-redis"
@@ -47,11 +54,15 @@ class ServeCommand(typer.core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put an empty value where there is none."""
-        args = [
-            f"{word}=" if word == OPTION and after.startswith("-") else word
-            for word, after in pairwise([*args, "-"])
-        ]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, with_empty_value(args))
+
+
+def with_empty_value(args: list[str]) -> list[str]:
+    """Return the words of a command, where the option for an embedded store has an empty value if it had none."""
+    return [
+        f"{word}=" if word == OPTION and after.startswith("-") else word
+        for word, after in pairwise([*args, "-"])
+    ]
 
 
 def embedded_store(backend: str) -> EmbeddedStore | None:

@@ -19,7 +19,7 @@ from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, new_id
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "payload_of"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -111,7 +111,7 @@ def publish(
         raise typer.BadParameter("a key is needed, or --batch FILE", param_hint="KEY")
     task = Task(
         key=key,
-        payload=_payload(payload),
+        payload=payload_of(payload),
         id=new_id() if task_id is None else task_id,
         priority=priority,
         tenant=tenant,
@@ -152,7 +152,8 @@ async def _timed(
     return Task(**fields)
 
 
-def _payload(word: str | None) -> bytes:
+def payload_of(word: str | None) -> bytes:
+    """Return the JSON text that a word on the command line stands for. Raises `InvalidInput`."""
     if word is None:
         return b"null"
     text = _read(word).strip()

@@ -61,6 +61,15 @@ def run(
         ),
     ] = None,
     *,
+    parts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="PART",
+            help="What else to serve, such as dispatch; may be repeated. TASKQUEUE_PARTS.",
+            show_default=False,
+        ),
+    ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         typer.Option(help="What to log, on stderr. TASKQUEUE_LOG_LEVEL.", show_default=False),
@@ -89,6 +98,7 @@ def run(
         "host": host,
         "port": port,
         "processes": processes,
+        "parts": frozenset(parts) | settings.parts if parts else None,
         "log_level": log_level,
         "log_format": log_format,
     }

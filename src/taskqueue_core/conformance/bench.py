@@ -17,14 +17,17 @@ from taskqueue_core.capabilities import (
     QueueSettings,
     RoomBell,
     RoomBells,
+    SlotPool,
     control_of,
     dead_lettering_of,
     dead_letters_of,
     handover_of,
     has,
     revocation_of,
+    slots_of,
 )
 from taskqueue_core.clock import ManualClock
+from taskqueue_core.conformance.slot_moves import check_pool
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Delivery, Ledger, Published, Settled, State, Task
 
@@ -98,6 +101,12 @@ class Bench:
         """The dead letters."""
         self.needs(Capability.DEAD_LETTERS)
         return dead_letters_of(self.backend)
+
+    @property
+    def slots(self) -> SlotPool:
+        """The pool of slots."""
+        self.needs(Capability.SLOTS)
+        return slots_of(self.backend)
 
     def task(self, task_id: str, **fields: Any) -> Task:
         """Make a task, on `KEY` and with its id as the payload unless ``fields`` say otherwise."""
@@ -279,7 +288,7 @@ class Bench:
         return beside
 
     async def check_books(self) -> None:
-        """Fail where a ledger does not balance. A backend that the test has closed may refuse to tell."""
+        """Fail where a ledger or the pool does not balance. A backend that the test has closed may refuse to tell."""
         if has(self.backend, Capability.CONTROL):
             with suppress(BackendUnavailable):
                 for key in await self.control.queues():
@@ -287,6 +296,9 @@ class Bench:
                     assert ledger.balanced, (
                         f"the ledger of {key!r} does not balance: {ledger} (law 1)"
                     )
+        if has(self.backend, Capability.SLOTS):
+            with suppress(BackendUnavailable):
+                check_pool(await self.slots.look())
 
     async def close(self) -> None:
         """End what still waits and close every backend."""

@@ -28,6 +28,7 @@ from taskqueue_core.conformance.revocation import RevocationSuite
 from taskqueue_core.conformance.room import RoomSuite
 from taskqueue_core.conformance.schedule import ScheduleSuite
 from taskqueue_core.conformance.settle import SettleSuite
+from taskqueue_core.conformance.slots import SlotsSuite
 from taskqueue_core.conformance.swap import SwapSuite
 from taskqueue_core.conformance.tenants import TenantsSuite
 from taskqueue_core.conformance.tracking import TrackingSuite
@@ -41,6 +42,7 @@ class BackendSuite(
     ReplicasSuite,
     ConcurrencySuite,
     LedgerSuite,
+    SlotsSuite,
     OrderSuite,
     SwapSuite,
     TenantsSuite,

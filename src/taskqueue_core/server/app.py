@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,24 +18,31 @@ from taskqueue_core.server import dashboard, prefect
 from taskqueue_core.server.access.guard import Guard
 from taskqueue_core.server.api.operations import routes
 from taskqueue_core.server.api.problems import problem_response
-from taskqueue_core.server.api.table import OPERATIONS
+from taskqueue_core.server.api.table import OPERATIONS, Description
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.metrics import operation as scraping
 from taskqueue_core.server.metrics.observer import Metrics
 from taskqueue_core.server.metrics.requests import Noted
+from taskqueue_core.server.parts import Part, check_parts
 from taskqueue_core.server.sockets.socket import socket
 
 __all__ = ["create_app"]
 
 
-def create_app(backend: Backend, settings: Settings) -> Starlette:
-    """Make the server's application. It owns ``backend`` and closes it in the end.
+_OWN = (*OPERATIONS, *scraping.OPERATIONS, *dashboard.OPERATIONS, *prefect.OPERATIONS)
+
+
+def create_app(backend: Backend, settings: Settings, parts: Sequence[Part] = ()) -> Starlette:
+    """Make the server's application, with what ``parts`` bring. It owns ``backend`` and closes it in the end.
 
     The lifespan keeps house and drains. Raises `CapabilityMissing` if the backend lacks ``control`` or
-    ``dead_letters``, and `ConfigurationError` for a tokens file that is no good.
+    ``dead_letters``, or what a part needs, and `ConfigurationError` for a tokens file that is no good, and for parts
+    that do not go together. Which parts ``settings`` name is for who calls to look at: see `load_parts`.
     """
+    check_parts(_OWN, parts)
     hub = Hub(backend, settings)
     metrics = Metrics(hub)
+    opened = [(part.name, part.open(hub)) for part in parts]
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -44,10 +51,16 @@ def create_app(backend: Backend, settings: Settings) -> Starlette:
             asyncio.create_task(hub.access.watch()),
             asyncio.create_task(metrics.keep()),
         )
-        hub.started = True
         try:
-            yield
-            await hub.drain()
+            async with AsyncExitStack() as stack:
+                for name, context in opened:
+                    hub.brought[name] = await stack.enter_async_context(context)
+                hub.started = True
+                yield
+                await hub.drain()
+        except Exception as error:
+            hub.fault = error
+            raise
         finally:
             for chore in chores:
                 chore.cancel()
@@ -58,10 +71,12 @@ def create_app(backend: Backend, settings: Settings) -> Starlette:
         routes=[
             *routes(OPERATIONS),
             *routes(scraping.OPERATIONS),
+            *(route for part in parts for route in routes(part.operations)),
             *dashboard.ROUTES,
             WebSocketRoute("/v1/socket", socket),
             *routes(prefect.OPERATIONS),
             *prefect.SOCKETS,
+            *(route for part in parts for route in dashboard.page_routes(part)),
         ],
         middleware=[Middleware(Noted, local=metrics.local), Middleware(Guard, hub=hub)],
         exception_handlers={HTTPException: problem_response, Exception: problem_response},
@@ -70,4 +85,6 @@ def create_app(backend: Backend, settings: Settings) -> Starlette:
     app.router.redirect_slashes = False
     app.state.hub = hub
     app.state.metrics = metrics
+    app.state.description = Description(parts)
+    app.state.links = tuple(link for part in parts for link in part.links)
     return app

@@ -54,8 +54,12 @@ class Hub:
         self.usage = Usage()
         self.registry = registry if registry is not None else Registry()
         self.started = False
+        self.fault: Exception | None = None
+        """why it could not start, or did not end in order"""
         self.draining = asyncio.Event()
         self.waiters = Waiters(self.control, self.hooks, self.draining)
+        self.brought: dict[str, object] = {}
+        """what parts have brought, by their names: see `taskqueue_core.server.parts.Part.open`"""
         self._drained_at = 0.0
 
     def identify(self, token: str | None, peer: str) -> Identity | None:

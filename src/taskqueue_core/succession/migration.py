@@ -12,7 +12,14 @@ from msgspec import structs
 
 from taskqueue_core.authoring import checked_keys
 from taskqueue_core.backend import Backend, Capability, Publisher
-from taskqueue_core.capabilities import Control, DeadLetters, Maintained, QueueSettings
+from taskqueue_core.capabilities import (
+    Control,
+    DeadLetters,
+    Maintained,
+    QueueSettings,
+    SlotPool,
+    slots_of,
+)
 from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, SettingsConflict
 from taskqueue_core.limits import check_name
 from taskqueue_core.succession.control import JointControl, JointDeadLetters
@@ -47,6 +54,10 @@ class MigratingBackend(Joint):
 
     A receipt of the new side is told as it is and one of the old side with a mark before it, so that none is ever taken
     to the other, and so that the new side alone knows its own when the migration is over.
+
+    Slots are the new side's from the start on, in every phase: endpoints are registered there anew, and a lease of the
+    old side that is renewed here is made anew, as after the loss of a pool. Who still has the old side's pool in hand
+    does not see what is held here: its servers may be busy more often, and say so.
     """
 
     def __init__(
@@ -86,6 +97,13 @@ class MigratingBackend(Joint):
         if Capability.DEAD_LETTERS not in self.capabilities.names:
             raise CapabilityMissing("a side of the migration has no dead letters")
         return JointDeadLetters(self)
+
+    @property
+    def slots(self) -> SlotPool:
+        """The slots of the new side; `CapabilityMissing` unless both have them."""
+        if Capability.SLOTS not in self.capabilities.names:
+            raise CapabilityMissing("a side of the migration has no slots")
+        return slots_of(self._new)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> JointSubscription:
         """See `taskqueue_core.backend.Backend.subscribe`."""

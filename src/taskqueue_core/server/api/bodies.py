@@ -28,14 +28,14 @@ _UNKNOWN = re.compile(r"Object contains unknown field `([a-z_]{1,40})`")
 _decoders: dict[type, msgspec.json.Decoder[object]] = {}
 
 
-async def stream(request: Request, kind: str) -> AsyncIterator[bytes]:
+async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
     """Yield the body as it arrives. Raises `ProblemError`: another content type, too large, too slow."""
     told = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if told != kind:
         raise ProblemError(415, "content_type", f"the body must be {kind}", headers=_CLOSE)
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:_DIGITS]) > LIMITS.body:
-        raise _too_large()
+    if length.isdecimal() and int(length[:_DIGITS]) > limit:
+        raise _too_large(limit)
     size = 0
     end = asyncio.get_running_loop().time() + BODY_SECONDS
     chunks = request.stream()
@@ -46,8 +46,8 @@ async def stream(request: Request, kind: str) -> AsyncIterator[bytes]:
             if chunk is None:
                 return
             size += len(chunk)
-            if size > LIMITS.body:
-                raise _too_large()
+            if size > limit:
+                raise _too_large(limit)
             yield chunk
     except TimeoutError:
         raise ProblemError(408, "too_slow", "the body did not arrive", headers=_CLOSE) from None
@@ -82,6 +82,6 @@ def decode(kind: type[T], body: bytes) -> T:
         raise ProblemError(400, "not_json", "the body must be one JSON text in UTF-8") from None
 
 
-def _too_large() -> ProblemError:
-    detail = f"a body may have {LIMITS.body} bytes at the most"
+def _too_large(limit: int) -> ProblemError:
+    detail = f"a body may have {limit} bytes at the most"
     return ProblemError(413, "too_large", detail, headers=_CLOSE)

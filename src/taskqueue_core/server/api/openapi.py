@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from taskqueue_core.server.api.bodies import JSON, NDJSON
 from taskqueue_core.server.api.operations import Operation, Query
 from taskqueue_core.server.api.problems import PROBLEM_TYPE, Problem
-from taskqueue_core.server.api.schemas import NAME
+from taskqueue_core.server.api.schemas import LABEL, NAME
 
 __all__ = ["document"]
 
@@ -56,19 +56,27 @@ _OF_STATUS = {
 _NEEDS_BODY = (400, 408, 413, 415)
 _NEEDS_TOKEN = (401, 403, 429)
 _ALWAYS = (403, 421, 422, 500)
+_IN_PATH = re.compile(r"{(\w+)(:path)?}")
 _PATTERNED = {"moved_to": (), "bound_to": ("items",), "weights": ("propertyNames",)}
 
 
 def document(
-    operations: Sequence[Operation], version: str, *, open_to_all: bool = True
+    operations: Sequence[Operation],
+    version: str,
+    *,
+    open_to_all: bool = True,
+    tags: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Describe every operation, its bodies and its problems; ``open_to_all``: nobody needs a token."""
+    """Describe every operation, its bodies and its problems; ``open_to_all``: nobody needs a token.
+
+    ``tags`` are headings beside those that it knows.
+    """
     kinds = [Problem, *(kind for operation in operations for kind in _kinds(operation))]
     schemas, components = _schemas(kinds)
     _name_settings(components["QueueSettings"]["properties"])
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        methods = paths.setdefault(operation.path, {})
+        methods = paths.setdefault(operation.address, {})
         methods[operation.method.lower()] = _describe(operation, schemas, open_to_all=open_to_all)
     used = {operation.tag for operation in operations}
     return {
@@ -81,7 +89,9 @@ def document(
         },
         "servers": [{"url": "/", "description": "the server that answers with this"}],
         "tags": [
-            {"name": name, "description": text} for name, text in _TAGS.items() if name in used
+            {"name": name, "description": text}
+            for name, text in {**_TAGS, **(tags or {})}.items()
+            if name in used
         ],
         "paths": paths,
         "components": {
@@ -171,7 +181,7 @@ def _describe(
     }
     if description:
         described["description"] = description
-    parameters = [_in_path(name) for name in re.findall(r"{(\w+)}", operation.path)]
+    parameters = [_in_path(*found) for found in _IN_PATH.findall(operation.path)]
     parameters += [_parameter("query", one) for one in operation.query]
     parameters += [_parameter("header", one) for one in operation.headers]
     if parameters:
@@ -229,14 +239,15 @@ def _parameter(where: str, told: Query) -> dict[str, Any]:
     return described
 
 
-def _in_path(name: str) -> dict[str, Any]:
-    text = {"key": "the queue's key", "id": "the task's id"}.get(name, f"the {name}")
+def _in_path(name: str, whatever: str) -> dict[str, Any]:
+    words = {"key": "the queue's key", "id": "the task's id", "job_id": "the job's id"}
+    text = words.get(name, f"the {name}")
     example = {"key": "emails", "id": "order-4711"}.get(name, name)
     return {
         "name": name,
         "in": "path",
         "required": True,
         "description": text,
-        "schema": NAME,
+        "schema": LABEL if whatever else NAME,
         "example": example,
     }

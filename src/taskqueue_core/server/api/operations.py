@@ -132,27 +132,27 @@ class Call:
         if (told := self.request.query_params.get("confirm")) != expected:
             raise InvalidInput("confirm", _got(told), f"confirm={expected}")
 
-    async def stream(self, kind: str) -> AsyncIterator[bytes]:
+    async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, for as long as who asks has its rights. Raises `ProblemError`."""
         if self.identity is None:
-            async for chunk in bodies.stream(self.request, kind):
+            async for chunk in bodies.stream(self.request, kind, limit):
                 yield chunk
             return
         with self.stay() as dismissed:
-            async for chunk in bodies.stream(self.request, kind):
+            async for chunk in bodies.stream(self.request, kind, limit):
                 if dismissed.is_set():
                     raise unauthenticated()
                 yield chunk
             if dismissed.is_set():
                 raise unauthenticated()
 
-    async def read(self, kind: str = bodies.JSON) -> bytes:
-        """Return the whole body. Raises `ProblemError`."""
-        return b"".join([chunk async for chunk in self.stream(kind)])
+    async def read(self, kind: str = bodies.JSON, limit: int = LIMITS.body) -> bytes:
+        """Return the whole body, of ``limit`` bytes at the most. Raises `ProblemError`."""
+        return b"".join([chunk async for chunk in self.stream(kind, limit)])
 
-    async def body(self, kind: type[T]) -> T:
+    async def body(self, kind: type[T], limit: int = LIMITS.body) -> T:
         """Return the decoded JSON body. Raises `ProblemError`."""
-        return bodies.decode(kind, await self.read())
+        return bodies.decode(kind, await self.read(limit=limit))
 
 
 def _got(text: str | None) -> str:
@@ -206,11 +206,18 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """a body"""
     tells: tuple[str, ...] = ()
     """further headers of an answer of success"""
+    strict: bool | None = None
+    """whether a parameter of the query that it does not know is refused; unless said, below ``/v1/`` only"""
 
     @property
     def verbs(self) -> tuple[str, ...]:
         """Those of which one is needed; none where everybody may."""
         return (self.verb,) if isinstance(self.verb, str) else self.verb or ()
+
+    @property
+    def address(self) -> str:
+        """Its path as people are told it: a part of it that may have slashes looks as the others."""
+        return self.path.replace(":path}", "}")
 
 
 def routes(operations: Sequence[Operation]) -> list[Route]:
@@ -259,7 +266,10 @@ def _authorize(call: Call, operation: Operation) -> None:
 
 
 def _check_query(request: Request, operation: Operation) -> None:
-    if not (operation.path.startswith(_STRICT) and request.query_params):
+    strict = operation.strict
+    if strict is None:
+        strict = operation.path.startswith(_STRICT)
+    if not (strict and request.query_params):
         return
     names = [name for name, _ in request.query_params.multi_items()]
     known = {query.name for query in operation.query}

@@ -73,6 +73,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """stable, for programs"""
     field: str | None = None
     """what of the request is wrong"""
+    reason: str | None = None
+    """why not now, where there are several reasons for the same code"""
 
 
 class ProblemError(Exception):
@@ -85,11 +87,17 @@ class ProblemError(Exception):
         detail: str,
         *,
         field: str | None = None,
+        reason: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.problem = Problem(
-            title=HTTPStatus(status).phrase, status=status, detail=detail, code=code, field=field
+            title=HTTPStatus(status).phrase,
+            status=status,
+            detail=detail,
+            code=code,
+            field=field,
+            reason=reason,
         )
         self.headers = headers or {}
 

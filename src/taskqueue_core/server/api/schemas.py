@@ -11,10 +11,12 @@ from taskqueue_core.limits import LIMITS
 __all__ = [
     "CENTURY",
     "END_OF_TIME",
+    "LABEL",
     "NAME",
     "Attempts",
     "HeadersField",
     "Instant",
+    "Label",
     "Name",
     "Priority",
     "Seconds",
@@ -39,6 +41,9 @@ def _told(**schema: Any) -> Meta:
 _BOUNDS = {"minLength": 1, "maxLength": LIMITS.name}
 Name = Annotated[str, Meta(extra_json_schema={**_BOUNDS, "pattern": NAME["pattern"]})]
 """a key, id, tenant or ordering key"""
+LABEL: dict[str, Any] = {"type": "string", **_BOUNDS}
+Label = Annotated[str, _told(**_BOUNDS)]
+"""a model or a server: any printable text"""
 Priority = Annotated[int, _told(minimum=0, maximum=9)]
 Attempts = Annotated[int, _told(minimum=1, maximum=1000)]
 Instant = Annotated[float, _told(minimum=0, exclusiveMaximum=END_OF_TIME + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -21,19 +22,33 @@ from taskqueue_core.server.api import (
 from taskqueue_core.server.api.openapi import document
 from taskqueue_core.server.api.operations import Call, Operation, answer
 from taskqueue_core.server.hub import VERSION
+from taskqueue_core.server.parts import Part
 from taskqueue_core.server.sockets import asyncapi
 
-__all__ = ["OPERATIONS"]
+__all__ = ["OPERATIONS", "Description"]
 
 
 async def describe(call: Call) -> Response:
     """Return this description."""
-    return answer(_described(open_to_all=not call.hub.authenticates))
+    known: Description = call.request.app.state.description
+    return answer(known.told(open_to_all=not call.hub.authenticates))
 
 
-@cache
-def _described(*, open_to_all: bool) -> dict[str, Any]:
-    return document(OPERATIONS, VERSION, open_to_all=open_to_all)
+class Description:
+    """What a server tells of itself, with its parts."""
+
+    def __init__(self, parts: Sequence[Part] = ()) -> None:
+        self._operations = (*OPERATIONS, *(one for part in parts for one in part.operations))
+        self._tags = {name: text for part in parts for name, text in part.tags.items()}
+        self._told: dict[bool, dict[str, Any]] = {}
+
+    def told(self, *, open_to_all: bool) -> dict[str, Any]:
+        """Return the document, which is made when it is first asked for."""
+        if open_to_all not in self._told:
+            self._told[open_to_all] = document(
+                self._operations, VERSION, open_to_all=open_to_all, tags=self._tags
+            )
+        return self._told[open_to_all]
 
 
 async def describe_socket(_: Call) -> Response:

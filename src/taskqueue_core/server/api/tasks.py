@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from msgspec import UNSET
 from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.queue import instant
+from taskqueue_core.server.api.awaited import WAIT, seconds, waited
 from taskqueue_core.server.api.bodies import JSON
 from taskqueue_core.server.api.idempotency import IDEMPOTENCY_KEY, id_maker, reused
 from taskqueue_core.server.api.models import AgainIn, Cancelled, ConfirmationOut, RetryIn, TaskIn
-from taskqueue_core.server.api.operations import (
-    Call,
-    Operation,
-    Query,
-    Scope,
-    answer,
-    unauthenticated,
-)
+from taskqueue_core.server.api.operations import Call, Operation, Scope, answer
 from taskqueue_core.server.api.problems import ProblemError, refusal_status, retry_after
-from taskqueue_core.server.api.waiting import MAX_WAIT
-from taskqueue_core.server.racing import first
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Task, TaskStatus
 
 __all__ = ["OPERATIONS"]
@@ -117,9 +107,9 @@ async def status(call: Call) -> Response:
     With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
     """
     key, task_id = call.name("key"), call.name("id")
-    seconds = _seconds(call)
+    most = seconds(call)
     (found,) = await call.hub.control.statuses(key, task_id)
-    if await _waited(call, found, seconds):
+    if await waited(call, found, most):
         (found,) = await call.hub.control.statuses(key, task_id)
     if found is None:
         raise ProblemError(404, "unknown_task", "no such task, or forgotten")
@@ -132,45 +122,15 @@ async def result(call: Call) -> Response:
     With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
     """
     key, task_id = call.name("key"), call.name("id")
-    seconds = _seconds(call)
+    most = seconds(call)
     (found,) = await call.hub.control.results(key, task_id)
-    if found is None and seconds:
+    if found is None and most:
         (known,) = await call.hub.control.statuses(key, task_id)
-        await _waited(call, known, seconds)
+        await waited(call, known, most)
         (found,) = await call.hub.control.results(key, task_id)
     if found is None:
         raise ProblemError(404, "no_result", "no result, not yet or not any more")
     return Response(found, media_type=JSON)
-
-
-def _seconds(call: Call) -> int:
-    return call.number("wait", 0, MAX_WAIT, lowest=0)
-
-
-async def _waited(call: Call, found: TaskStatus | None, seconds: int) -> bool:
-    """Wait as long as the query says, if the task may still end; tell whether anything can have changed."""
-    if not seconds or found is None or not found.state.live:
-        return False
-    with call.stay() as dismissed:
-        gone = _gone(call, dismissed)
-        await call.hub.waiters.wait(found.key, found.task_id, seconds, gone, call.who)
-    if dismissed.is_set():
-        raise unauthenticated()
-    return True
-
-
-async def _gone(call: Call, dismissed: asyncio.Event) -> None:
-    """Return when nobody is there any more who would read the answer, or who may."""
-    await first(_hung_up(call), _set(dismissed))
-
-
-async def _hung_up(call: Call) -> None:
-    while (await call.request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _set(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 async def cancel(call: Call) -> Response:
@@ -183,12 +143,6 @@ async def cancel(call: Call) -> Response:
 
 _EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}}
 _RETRIED = {201: ConfirmationOut, 200: ConfirmationOut}
-_WAIT = Query(
-    "wait",
-    {"type": "integer", "minimum": 0, "maximum": MAX_WAIT, "default": 0},
-    "how many seconds to wait for the end of the task",
-    example=20,
-)
 OPERATIONS = (
     Operation(
         method="POST",
@@ -232,7 +186,7 @@ OPERATIONS = (
         handler=status,
         verb=("publish", "admin"),
         tag="tasks",
-        query=(_WAIT,),
+        query=(WAIT,),
         answers={200: TaskStatus},
         problems=(404, 429, 503),
     ),
@@ -242,7 +196,7 @@ OPERATIONS = (
         handler=result,
         verb=("publish", "admin"),
         tag="tasks",
-        query=(_WAIT,),
+        query=(WAIT,),
         answers={200: None},
         problems=(404, 429, 503),
     ),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from starlette.routing import Route
+
 from taskqueue_core.server.api.operations import Handler, Operation, Scope, routes
 from taskqueue_core.server.dashboard import dead, overview, queues, sessions, tasks
-from taskqueue_core.server.dashboard.pages import as_pages
+from taskqueue_core.server.dashboard.pages import add_templates, as_pages
 from taskqueue_core.server.dashboard.statics import static
 from taskqueue_core.server.dashboard.stream import live
+from taskqueue_core.server.parts import Part
 
-__all__ = ["OPERATIONS", "ROUTES"]
+__all__ = ["OPERATIONS", "ROUTES", "page_routes"]
 
 
 def _operation(method: str, path: str, handler: Handler, verb: str | None = "admin") -> Operation:
@@ -37,3 +40,10 @@ OPERATIONS = (
     _operation("GET", "/static/{name}", static, None),
 )
 ROUTES = as_pages(routes(OPERATIONS))
+
+
+def page_routes(part: Part) -> list[Route]:
+    """Return the routes of a part's pages, once their templates are known."""
+    if part.templates is not None:
+        add_templates(part.templates)
+    return as_pages(routes(part.pages))

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,7 +22,16 @@ from taskqueue_core.server.dashboard.sampler import Sampler
 from taskqueue_core.server.dashboard.statics import address
 from taskqueue_core.server.hub import VERSION
 
-__all__ = ["SAID", "as_pages", "local_path", "path", "render", "sampler_of", "see_other"]
+__all__ = [
+    "SAID",
+    "add_templates",
+    "as_pages",
+    "local_path",
+    "path",
+    "render",
+    "sampler_of",
+    "see_other",
+]
 
 _HEADERS = {
     "content-security-policy": (
@@ -59,8 +68,9 @@ _PIECE = 0.004
 """seconds of a page that are made at one go"""
 _PATH = 2000
 _problem = msgspec.json.Decoder(Problem)
+_loader = ChoiceLoader([PackageLoader("taskqueue_core.server.dashboard")])
 _environment = Environment(
-    loader=PackageLoader("taskqueue_core.server.dashboard"),
+    loader=_loader,
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -83,6 +93,16 @@ for _name in _environment.list_templates(extensions=["html"]):
     _environment.get_template(_name)
 
 
+def add_templates(package: str) -> None:
+    """Have a package's templates, which may extend ``base.html``, found after those of this one. Idempotent."""
+    known = {one.package_name for one in _loader.loaders if isinstance(one, PackageLoader)}
+    if package not in known:
+        added = PackageLoader(package)
+        _loader.loaders = [*_loader.loaders, added]
+        for name in added.list_templates():
+            _environment.get_template(name)
+
+
 def sampler_of(call: Call) -> Sampler:
     """Return the one sampler of this server."""
     return Sampler.of(call.hub)
@@ -100,6 +120,7 @@ async def render(call: Call, template: str, status: int = 200, **names: Any) -> 
         "live": None,
         "shape": None,
         "here": request.url.path,
+        "links": request.app.state.links,
         "query": "",
         **names,
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
@@ -19,7 +19,7 @@ from taskqueue_core.server.dashboard.samples import Sample
 from taskqueue_core.server.dashboard.views import View, encoded
 from taskqueue_core.tasks import TaskStatus
 
-__all__ = ["live"]
+__all__ = ["EventStream", "live", "moments"]
 
 _OF_ALL, _OF_ONE = {"overview", "workers"}, {"queue", "dead", "task"}
 _PATIENCE = 5.0
@@ -40,10 +40,10 @@ async def live(call: Call) -> Response:
     if task_id is not None:
         check_name("id", task_id)
     sampler = sampler_of(call)
-    return _Stream(sampler, _events(call, sampler, View(call, name, key, task_id)), call.who)
+    return EventStream(sampler, _events(call, sampler, View(call, name, key, task_id)), call.who)
 
 
-class _Stream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Has one of the places while it is sent; where there is none left it is a problem instead."""
 
     def __init__(
@@ -55,6 +55,8 @@ class _Stream(StreamingResponse):
         self._who = who
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, as any response of an ASGI application."""
+
         async def patient(message: Message) -> None:
             async with asyncio.timeout(_READS):
                 await send(message)
@@ -66,9 +68,9 @@ class _Stream(StreamingResponse):
             await respond(error)(scope, receive, send)
 
 
-async def _events(call: Call, sampler: Sampler, view: View) -> AsyncIterator[bytes]:
-    before: Sample | None = None
-    told: dict[str, str] = {}
+async def moments(call: Call) -> AsyncGenerator[Sample | str]:
+    """Yield each new sample, for as long as who asks has its rights; at last why there are no more."""
+    sampler = sampler_of(call)
     number = sampler.newest
     with call.stay() as revoked:
         leaving = asyncio.create_task(revoked.wait())
@@ -78,23 +80,35 @@ async def _events(call: Call, sampler: Sampler, view: View) -> AsyncIterator[byt
                 try:
                     await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
                     if leaving.done():
-                        yield encoded("bye", {"reason": "signed-out"})
+                        yield "signed-out"
                         return
                     sample = waiting.result()
                 finally:
                     waiting.cancel()
                 if sample is None:
-                    yield encoded("bye", {"reason": "ending"})
+                    yield "ending"
                     return
-                status = await _status(call, view)
-                async with sampler.turn:
-                    event = await view.event(sample, before, told, status)
-                    told = view.texts(sample)
-                    await asyncio.sleep(0)  # who is next waits for the turn, and others come in
-                number, before = sample.number, sample
-                yield event
+                number = sample.number
+                yield sample
         finally:
             leaving.cancel()
+
+
+async def _events(call: Call, sampler: Sampler, view: View) -> AsyncIterator[bytes]:
+    before: Sample | None = None
+    told: dict[str, str] = {}
+    async with aclosing(moments(call)) as samples:
+        async for sample in samples:
+            if isinstance(sample, str):
+                yield encoded("bye", {"reason": sample})
+                return
+            status = await _status(call, view)
+            async with sampler.turn:
+                event = await view.event(sample, before, told, status)
+                told = view.texts(sample)
+                await asyncio.sleep(0)  # who is next waits for the turn, and others come in
+            before = sample
+            yield event
 
 
 async def _status(call: Call, view: View) -> TaskStatus | None:

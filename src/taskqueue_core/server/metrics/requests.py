@@ -62,7 +62,7 @@ class Noted:
         finally:
             seconds = time.perf_counter() - start
             found = scope.get("taskqueue.operation")
-            method, path = (OTHER, OTHER) if found is None else (found.method, found.path)
+            method, path = (OTHER, OTHER) if found is None else (found.method, found.address)
             self._local.request(method, path, status, seconds)
             level = _level(status, path)
             if _log.isEnabledFor(level):

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -24,6 +24,7 @@ from taskqueue_core.server.access.tls import server_context
 from taskqueue_core.server.app import create_app
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.logs import set_up_logs
+from taskqueue_core.server.parts import Part, load_parts
 from taskqueue_core.server.racing import first
 from taskqueue_core.server.running import notify
 from taskqueue_core.server.running.listening import listen, url_of
@@ -77,9 +78,11 @@ class Server:
         on_ready: Callable[[str], None] | None = None,
         read: Reread | None = None,
         listener: socket.socket | None = None,
+        parts: Sequence[Part] = (),
     ) -> None:
         """Raises `ConfigurationError` for a host that others can reach where nothing authenticates, and for TLS files.
 
+        ``parts`` come beside those that the settings name, whose faults are raised too.
         ``read`` has SIGHUP read the settings anew. ``listener`` is a bound socket, if it is one of several processes:
         then whoever made it decides when it ends at once, and a second signal does not.
         """
@@ -92,6 +95,7 @@ class Server:
         self._on_ready = on_ready
         self._read = read
         self._listener = listener
+        self._parts = (*load_parts(settings.parts), *parts)
         self._program: _Program | None = None
         self._stops = 0
         self.url = ""
@@ -104,7 +108,11 @@ class Server:
 
         Raises `ConfigurationError` for a store that refuses its configuration; one that is away is waited for.
         """
-        app = create_app(self._backend, self._settings)
+        try:
+            app = create_app(self._backend, self._settings, self._parts)
+        except BaseException:
+            await self._backend.aclose()
+            raise
         self.hub = hub = app.state.hub
         self._program = program = _Program(app, hub, self._accepting, self._tls)
         for _ in range(self._stops):
@@ -193,7 +201,12 @@ class _Program(uvicorn.Server):
         yield  # they are the server's
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            if self._hub.fault is not None:
+                raise self._hub.fault from None
+            raise
         let_wait(sockets or ())
         if self.started and not self.should_exit:
             self._accepting()

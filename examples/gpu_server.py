@@ -1,0 +1,37 @@
+"""A model server that shares its GPU between a dispatcher and whoever calls it directly.
+
+    python examples/gpu_server.py 9000
+
+Register it as an endpoint, http://127.0.0.1:9000/generate with 2 slots, or try it as a direct caller:
+
+    curl http://127.0.0.1:9000/generate -d '{"prompt": "a sunset"}'
+    curl http://127.0.0.1:9000/status/<the job_id that came back>
+"""
+
+import sys
+import time
+
+import uvicorn
+
+from taskqueue_dispatch.gpu.component import GpuServer
+from taskqueue_dispatch.gpu.jobs import Job, JobRefused
+
+SLOTS = 2
+STEPS = 4
+
+
+def generate(job: Job) -> dict[str, object]:
+    """Run the model: a plain function runs in a thread, an async one in the event loop."""
+    prompt = job.payload.get("prompt") if isinstance(job.payload, dict) else None
+    if not isinstance(prompt, str):
+        raise JobRefused("prompt: a text is wanted")  # no other attempt can do better
+    for step in range(STEPS):
+        time.sleep(0.01)  # what a GPU would do
+        job.progress = (step + 1) / STEPS
+    return {"prompt": prompt, "image": f"https://images.example/{job.id}.png"}
+
+
+app = GpuServer(generate, max_concurrent=SLOTS)
+
+if __name__ == "__main__":
+    uvicorn.run(app, port=int(sys.argv[1]) if sys.argv[1:] else 9000)

@@ -1,0 +1,5 @@
+"""The dispatcher over HTTP: what it brings into the server."""
+
+from taskqueue_dispatch.api.part import part
+
+__all__ = ["part"]

@@ -1,0 +1,97 @@
+"""How a model's jobs are done, as a resource that operators change while it runs."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, kind_of
+from taskqueue_core.server.api import bodies
+from taskqueue_core.server.api.operations import Call, Operation, Scope
+from taskqueue_dispatch.api.calls import dispatcher_of, model_of
+from taskqueue_dispatch.models import ModelConfig
+
+__all__ = ["OPERATIONS"]
+
+
+async def config(call: Call) -> Response:
+    """Return the configuration in force; of a model that nobody has configured, the defaults."""
+    return _answer(await dispatcher_of(call).registry.config(model_of(call)))
+
+
+async def configure(call: Call) -> Response:
+    """Replace the configuration. It acts at once, on what waits as well; what is not told is as by default."""
+    model = model_of(call)
+    body = await call.read(limit=LIMITS.document)
+    bodies.decode(object, body)  # what is not JSON has the answer that it has everywhere
+    return _answer(await dispatcher_of(call).registry.configure(model, _read(body)))
+
+
+async def revert(call: Call) -> Response:
+    """Return to the defaults, and tell them. Idempotent."""
+    return _answer(await dispatcher_of(call).registry.configure(model_of(call), None))
+
+
+def _read(text: bytes) -> ModelConfig:
+    """Read a JSON object. Raises `InvalidInput`, which never repeats a value, nor what a stranger calls a field."""
+    try:
+        return ModelConfig.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
+    if fault["type"] == "extra_forbidden":
+        known = ", ".join(ModelConfig.model_fields)
+        raise InvalidInput("config", "a field that is not known", known)
+    field = str(fault["loc"][0]) if fault["loc"] else "config"
+    allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    raise InvalidInput(field, kind_of(fault["input"]), allowed)
+
+
+def _answer(found: ModelConfig) -> Response:
+    return Response(found.model_dump_json(), media_type=bodies.JSON)
+
+
+_PATH = "/admin/model-configs/{model:path}"
+_EXAMPLE = {
+    "model_type": "async",
+    "poll_endpoint_template": "/status/{id}",
+    "poll_interval": 3,
+    "max_poll_time": 1200,
+}
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path=_PATH,
+        handler=config,
+        verb="admin",
+        tag="models",
+        scope=Scope.HANDLER,
+        strict=True,
+        answers={200: ModelConfig},
+        problems=(503,),
+    ),
+    Operation(
+        method="PUT",
+        path=_PATH,
+        handler=configure,
+        verb="admin",
+        tag="models",
+        scope=Scope.HANDLER,
+        strict=True,
+        body=ModelConfig,
+        example=_EXAMPLE,
+        answers={200: ModelConfig},
+        problems=(409, 503),
+    ),
+    Operation(
+        method="DELETE",
+        path=_PATH,
+        handler=revert,
+        verb="admin",
+        tag="models",
+        scope=Scope.HANDLER,
+        strict=True,
+        answers={200: ModelConfig},
+        problems=(409, 503),
+    ),
+)

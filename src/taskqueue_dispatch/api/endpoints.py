@@ -1,0 +1,157 @@
+"""Endpoints: register, list, drain, remove."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.server.api.operations import Call, Operation, Query, Scope, answer
+from taskqueue_core.server.api.paging import LIMIT, link
+from taskqueue_core.server.api.problems import ProblemError
+from taskqueue_core.server.api.schemas import LABEL
+from taskqueue_dispatch.api.calls import dispatcher_of, label_of
+from taskqueue_dispatch.api.models import (
+    EndpointIn,
+    EndpointOut,
+    ModelOut,
+    ModelsOut,
+    RegisterIn,
+    Removed,
+)
+from taskqueue_dispatch.names import queue_of
+
+__all__ = ["OPERATIONS"]
+
+_PAGE = 100
+
+
+async def register(call: Call) -> Response:
+    """Add an endpoint, or change one: a model on a server, at a URL, with so many slots. It acts at once.
+
+    The capacity of the model's queue follows. One that was draining or removed is in use again. What ``together`` says
+    holds for the whole server; so one that has other models takes a token that is for these as well.
+    """
+    told = await call.body(RegisterIn)
+    call.demand(queue_of(told.model))
+    registry = dispatcher_of(call).registry
+    for view in await registry.models():
+        if any(info.endpoint.server == told.server for info in view.endpoints):
+            call.demand(view.key)
+    info = await registry.register(
+        told.model,
+        told.server,
+        told.endpoint,
+        told.slots,
+        priority=told.priority,
+        reports=told.reports,
+        together=told.together,
+    )
+    return answer(EndpointOut.of(info))
+
+
+async def endpoints(call: Call) -> Response:
+    """Return models by name, page by page, with their endpoints and what is held of each: those the token is for.
+
+    Ask again with ``next`` as ``after`` until there is none; the header ``Link`` says the same.
+    """
+    limit, after = call.number("limit", _PAGE, LIMITS.batch), label_of(call, "after")
+    if (model := label_of(call, "model")) is not None:
+        call.demand(queue_of(model))
+    views = sorted(
+        (
+            view
+            for view in await dispatcher_of(call).registry.models()
+            if call.may(view.key)
+            and (after is None or view.model > after)
+            and (model is None or view.model == model)
+        ),
+        key=lambda view: view.model,
+    )
+    following = views[limit - 1].model if len(views) > limit else None
+    page = [ModelOut.of(view) for view in views[:limit]]
+    return answer(ModelsOut(models=page, next=following), headers=link(call, following))
+
+
+async def drain(call: Call) -> Response:
+    """Give an endpoint no more jobs; what runs there goes on. Registering it again ends that. Idempotent."""
+    told = await _named(call)
+    if not await dispatcher_of(call).registry.drain(told.model, told.server):
+        raise ProblemError(404, "unknown_endpoint", "the model has no such server")
+    views = await dispatcher_of(call).registry.models()
+    for view in views:
+        for info in view.endpoints:
+            if (view.model, info.endpoint.server) == (told.model, told.server):
+                return answer(EndpointOut.of(info))
+    raise ProblemError(404, "unknown_endpoint", "the model has no such server any more")
+
+
+async def remove(call: Call) -> Response:
+    """Take an endpoint away; what runs there goes on, and what waits in the model's queue stays. Idempotent."""
+    told = await _named(call)
+    removed = await dispatcher_of(call).registry.remove(told.model, told.server)
+    return answer(Removed(removed))
+
+
+async def _named(call: Call) -> EndpointIn:
+    told = await call.body(EndpointIn)
+    call.demand(queue_of(told.model))
+    return told
+
+
+_MODEL = Query("model", LABEL, "this model alone", example="zimg")
+_AFTER = Query("after", LABEL, "where the page before said `next`", example="zimg")
+_NAMED = {"model": "zimg", "server": "gpu-1"}
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/admin/register",
+        handler=register,
+        verb="admin",
+        tag="models",
+        scope=Scope.HANDLER,
+        strict=True,
+        body=RegisterIn,
+        example={**_NAMED, "endpoint": "http://10.0.0.4:9000/generate", "slots": 2},
+        answers={200: EndpointOut},
+        problems=(503,),
+    ),
+    Operation(
+        method="GET",
+        path="/admin/endpoints",
+        handler=endpoints,
+        verb="admin",
+        tag="models",
+        scope=Scope.HANDLER,
+        strict=True,
+        query=(_MODEL, LIMIT, _AFTER),
+        answers={200: ModelsOut},
+        tells=("Link",),
+        problems=(503,),
+    ),
+    Operation(
+        method="POST",
+        path="/admin/drain",
+        handler=drain,
+        verb="admin",
+        tag="models",
+        scope=Scope.HANDLER,
+        strict=True,
+        body=EndpointIn,
+        example=_NAMED,
+        answers={200: EndpointOut},
+        problems=(404, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/admin/remove",
+        handler=remove,
+        verb="admin",
+        tag="models",
+        scope=Scope.HANDLER,
+        strict=True,
+        body=EndpointIn,
+        example=_NAMED,
+        answers={200: Removed},
+        problems=(503,),
+    ),
+)

@@ -1,0 +1,200 @@
+"""Jobs: submit, look up, wait for, cancel."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from taskqueue_core.errors import IdConflict, InvalidInput
+from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.server.api.awaited import WAIT, seconds, waited
+from taskqueue_core.server.api.bodies import JSON
+from taskqueue_core.server.api.idempotency import IDEMPOTENCY_KEY, id_maker, reused
+from taskqueue_core.server.api.models import Cancelled
+from taskqueue_core.server.api.operations import Call, Operation, Scope, answer
+from taskqueue_core.server.api.problems import ProblemError, retry_after
+from taskqueue_dispatch.api.calls import dispatcher_of, job_of, unknown_job
+from taskqueue_dispatch.api.models import HandleIn, JobOut, LeasedOut, QueuedOut, SubmissionIn
+from taskqueue_dispatch.callbacks.records import record_of
+from taskqueue_dispatch.names import queue_of
+from taskqueue_dispatch.status import JobState
+from taskqueue_dispatch.submit import Leased, NoSlots, Queued
+
+__all__ = ["OPERATIONS"]
+
+_BODY = LIMITS.payload + 16 * 1024
+"""bytes: the largest payload, and what is said of it"""
+_LIVE = {JobState.QUEUED, JobState.RUNNING}
+
+
+async def submit(call: Call) -> Response:
+    """Submit a job. It is stored once this is answered with 202, and ends done, failed, expired or cancelled.
+
+    ``leased``: a slot is free for it. ``queued``: it waits behind others. 503 with a ``reason``: nothing was stored,
+    for the model has no slots (``no_endpoints``) or no room now; again after ``Retry-After`` seconds.
+
+    Sending it again with the same ``idempotency_key``, or the same header ``Idempotency-Key``, is harmless, and is
+    answered with what has become of the job. The same key with another payload is refused: 409, and 422 with the
+    header. Without an answer, or with one of 502, 503 or 504, send it again with the same key.
+    """
+    told = await call.body(SubmissionIn, _BODY)
+    key = queue_of(told.model)
+    call.demand(key)
+    header = id_maker(call)(key, None, 0)
+    if header is None:
+        return await _submit(call, told, told.idempotency_key)
+    if told.idempotency_key is not None:
+        both = f"a key beside the header {IDEMPOTENCY_KEY.name}"
+        raise InvalidInput("idempotency_key", both, "one of them")
+    try:
+        return await _submit(call, told, header)
+    except IdConflict:
+        raise reused() from None
+
+
+async def handle(call: Call) -> Response:
+    """Take a job that a queue upstream pushes. Its ``job_id`` there is its key: pushed again, it is the same job.
+
+    Otherwise as submit. Any answer of success means that the queue upstream may forget it.
+    """
+    told = await call.body(HandleIn, _BODY)
+    call.demand(queue_of(told.model))
+    if told.idempotency_key is not None:
+        raise InvalidInput("idempotency_key", "a key beside job_id", "job_id alone")
+    check_name("job_id", told.job_id)
+    return await _submit(call, told, told.job_id)
+
+
+async def _submit(call: Call, told: SubmissionIn, idempotency_key: str | None) -> Response:
+    submission = told.told(call.hub.backend.now(), idempotency_key)
+    match await dispatcher_of(call).submitter.submit(submission):
+        case Leased(job_id=job_id, server=server):
+            return answer(LeasedOut(job_id=job_id, server=server), 202)
+        case Queued() as queued:
+            out = QueuedOut(
+                job_id=queued.job_id,
+                position=queued.position,
+                estimated_wait=queued.estimated_wait,
+            )
+            return answer(out, 202)
+        case NoSlots() as refused:
+            raise ProblemError(
+                503,
+                "no_slots",
+                refused.detail,
+                reason=refused.reason,
+                headers={"retry-after": retry_after(refused.retry_after)},
+            )
+
+
+async def status(call: Call) -> Response:
+    """Say what is known of a job, and of the callback that told of its end.
+
+    With ``wait`` the answer comes once it has ended, or so many seconds have passed.
+    """
+    most = seconds(call)
+    known = await job_of(call)
+    await waited(call, known, most)
+    found = await dispatcher_of(call).jobs.status(known.task_id)
+    if found is None:
+        raise unknown_job()
+    callback = None
+    if found.state not in _LIVE:
+        callback = await record_of(call.hub.backend, known.task_id)
+    return answer(JobOut(**msgspec.structs.asdict(found), callback=callback))
+
+
+async def result(call: Call) -> Response:
+    """Return a job's result, as its server wrote it.
+
+    With ``wait`` the answer comes once it has ended, or so many seconds have passed.
+    """
+    most = seconds(call)
+    known = await job_of(call)
+    await waited(call, known, most)
+    found = await dispatcher_of(call).jobs.result(known.task_id)
+    if found is None:
+        raise ProblemError(404, "no_result", "no result, not yet or not any more")
+    return Response(found, media_type=JSON)
+
+
+async def cancel(call: Call) -> Response:
+    """End a live job as cancelled. One that runs is let go of; its server may go on with it for nothing."""
+    known = await job_of(call)
+    cancelled = await dispatcher_of(call).jobs.cancel(known.task_id)
+    call.hub.waiters.stir(known.key, known.task_id)
+    return answer(Cancelled(cancelled))
+
+
+_EXAMPLE = {
+    "model": "zimg",
+    "payload": {"prompt": "a boat"},
+    "callback_url": "https://app.example.com/gpu-results",
+    "idempotency_key": "order-4711",
+}
+_JOB = "/queue/jobs/{job_id}"
+_VERBS = ("publish", "admin")
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/queue/submit",
+        handler=submit,
+        verb="publish",
+        tag="jobs",
+        scope=Scope.HANDLER,
+        strict=True,
+        headers=(IDEMPOTENCY_KEY,),
+        body=SubmissionIn,
+        example=_EXAMPLE,
+        answers={202: (LeasedOut, QueuedOut)},
+        problems=(409, 503),
+    ),
+    Operation(
+        method="GET",
+        path=_JOB,
+        handler=status,
+        verb=_VERBS,
+        tag="jobs",
+        scope=Scope.HANDLER,
+        strict=True,
+        query=(WAIT,),
+        answers={200: JobOut},
+        problems=(404, 503),
+    ),
+    Operation(
+        method="GET",
+        path=f"{_JOB}/result",
+        handler=result,
+        verb=_VERBS,
+        tag="jobs",
+        scope=Scope.HANDLER,
+        strict=True,
+        query=(WAIT,),
+        answers={200: None},
+        problems=(404, 503),
+    ),
+    Operation(
+        method="DELETE",
+        path=_JOB,
+        handler=cancel,
+        verb=_VERBS,
+        tag="jobs",
+        scope=Scope.HANDLER,
+        strict=True,
+        answers={200: Cancelled},
+        problems=(404, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/tasks/handle",
+        handler=handle,
+        verb="publish",
+        tag="jobs",
+        scope=Scope.HANDLER,
+        strict=True,
+        body=HandleIn,
+        example={"job_id": "upstream-17", "model": "zimg", "payload": {"prompt": "a boat"}},
+        answers={202: (LeasedOut, QueuedOut)},
+        problems=(409, 503),
+    ),
+)

@@ -1,0 +1,118 @@
+"""``taskqueue dispatch demo``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from taskqueue_core.cli.demo import until_told
+from taskqueue_core.cli.embedded import embedded_store
+from taskqueue_core.cli.failures import FAILED, INTERRUPTED
+from taskqueue_core.cli.output import AsJson, console, paragraphs, print_json
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import ConfigurationError
+
+__all__ = ["add_to"]
+
+_EMBEDDED = "embedded"
+"""the word for Redis with a store of its own for the run, whatever the settings name"""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="demo", help=paragraphs(run.__doc__))(run)
+
+
+def run(
+    *,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=50, max=100_000, help="How many jobs. Default: 200.", show_default=False),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1, max=3600, help="So many jobs as take about so long.", show_default=False
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="memory|redis|embedded|WORD",
+            help="What jobs are stored in: a name, a module path or module:attr; embedded is Redis with a "
+            "store of its own for the run. TASKQUEUE_BACKEND.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the jobs, and of what goes wrong.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Of the dashboard; 0 takes a free one.")
+    ] = 0,
+    keep_going: Annotated[
+        bool,
+        typer.Option("--keep-going", help="Leave everything running afterwards, until Ctrl-C."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Dispatch jobs of three models to five simulated servers, with failures on purpose.
+
+    One model answers at once, one is asked for its results, one pushes them. Some jobs fail once, three always;
+    some are submitted twice; some are told to a receiver of callbacks, which refuses a few at first. Midway one
+    server crashes with jobs in hand, and another says that it is idle while it is not. At the end every job must
+    be accounted for, and every result equal a direct computation; else it exits with 1.
+    """
+    from taskqueue_dispatch.demo import (  # noqa: PLC0415 - no other command needs it
+        DemoOptions,
+        Report,
+        run_demo,
+        view_for,
+    )
+    from taskqueue_dispatch.demo.plan import jobs_for  # noqa: PLC0415 - as above
+
+    if jobs is not None and seconds is not None:
+        raise typer.BadParameter("either --jobs or --seconds", param_hint="--jobs")
+    word, embedded = _store(backend or load_settings(Settings).backend)
+    options = DemoOptions(
+        backend=word,
+        embedded=embedded,
+        jobs=jobs_for(seconds) if seconds is not None else jobs or DemoOptions(backend="").jobs,
+        seed=seed,
+        port=port,
+        keep_going=keep_going,
+    )
+    shown = Console(stderr=True, highlight=False) if as_json else console
+    reports: list[Report] = []
+
+    def reported(report: Report) -> None:
+        reports.append(report)
+        if as_json:
+            print_json(report.told())
+
+    for name in ("taskqueue", "uvicorn"):
+        logging.getLogger(name).addHandler(logging.NullHandler())  # the view tells what happens
+    try:
+        asyncio.run(until_told(run_demo(options, view_for(shown), reported)))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        if not reports:
+            raise typer.Exit(INTERRUPTED) from None
+    if not all(report.ok for report in reports):
+        raise typer.Exit(FAILED)
+
+
+def _store(word: str) -> tuple[str, bool]:
+    """Return the word of the backend, and whether it gets a store of its own."""
+    own = word == _EMBEDDED
+    name = "redis" if own else word
+    store = embedded_store(name)
+    if store is None:
+        if own:
+            raise ConfigurationError("there is no embedded redis in this installation")
+        return name, False
+    embedded = own or store.wanted()
+    if embedded:
+        store.prepare()  # which may take a while, and be a download
+    return name, embedded

@@ -1,0 +1,240 @@
+"""``taskqueue dispatch register``, ``endpoints``, ``drain`` and ``remove``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import box
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from taskqueue_core.cli.output import AsJson, console, print_json
+from taskqueue_dispatch.cli.asking import NotFound, Server, Url, asked
+
+__all__ = ["add_to"]
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", show_default=False)]
+Machine = Annotated[
+    str, typer.Argument(metavar="SERVER", help="The server's name.", show_default=False)
+]
+_EVERY = 1.0
+_REGISTERED = ("model", "server", "endpoint", "slots", "priority", "reports", "together")
+
+
+class _Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    server: str
+    endpoint: str
+    slots: int
+    priority: int = 5
+    reports: bool = True
+    together: int | None = None
+    healthy: bool
+    draining: bool
+    removed: bool
+    resting_until: float | None = None
+    free: int
+    unassigned: int
+    assigned: int
+    detached: int
+    overdue: int
+
+
+class _Model(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    endpoints: list[_Endpoint]
+
+
+class _Models(msgspec.Struct, frozen=True, kw_only=True):
+    models: list[_Model]
+    next: str | None = None
+
+
+class _Removed(msgspec.Struct, frozen=True):
+    removed: bool
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(register)
+    app.command(name="endpoints")(listing)
+    app.command()(drain)
+    app.command()(remove)
+
+
+def register(
+    model: Model,
+    machine: Machine,
+    endpoint: Annotated[
+        str,
+        typer.Argument(metavar="ENDPOINT", help="Where jobs are POSTed to.", show_default=False),
+    ],
+    *,
+    slots: Annotated[
+        int, typer.Option(min=1, help="How many jobs of the model it runs at once.")
+    ] = 1,
+    priority: Annotated[
+        int, typer.Option(min=0, max=9, help="Slots of a higher one are given first.")
+    ] = 5,
+    together: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many jobs of all its models the server runs at once.",
+            show_default=False,
+        ),
+    ] = None,
+    no_reports: Annotated[
+        bool,
+        typer.Option("--no-reports", help="Its server has no health page that tells what it runs."),
+    ] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Register an endpoint, a model on a server, or change one. One that was drained is in use again."""
+    body: dict[str, Any] = {
+        "model": model,
+        "server": machine,
+        "endpoint": endpoint,
+        "slots": slots,
+        "priority": priority,
+        "reports": not no_reports,
+        "together": together,
+    }
+    made = asked(url, lambda server: server.ask("POST", "/admin/register", _Endpoint, body=body))
+    if as_json:
+        print_json(made)
+    else:
+        _say(made, f"{made.slots:,} slot{'' if made.slots == 1 else 's'}")
+
+
+def listing(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="This one alone.", show_default=False)
+    ] = None,
+    *,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it anew each second, until Ctrl-C.")
+    ] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show all endpoints with their slots by state."""
+    if watch and as_json:
+        raise typer.BadParameter("--json prints one value: without --watch", param_hint="--watch")
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            asked(url, lambda server: _watch(server, model))
+        return
+    found = asked(url, lambda server: _all(server, model))
+    if as_json:
+        print_json(found)
+    elif found:
+        console.print(_table(found))
+    else:
+        console.print("No endpoints. Register one: taskqueue dispatch register MODEL SERVER URL")
+
+
+async def _watch(server: Server, model: str | None) -> None:
+    """Show the table anew each second; where lines cannot be taken back, only when it has changed."""
+    shown: list[_Endpoint] | None = None
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            found = await _all(server, model)
+            if console.is_terminal:
+                live.update(_table(found), refresh=True)
+            elif found != shown:
+                console.print(_table(found))
+            shown = found
+            await asyncio.sleep(_EVERY)
+
+
+async def _all(server: Server, model: str | None) -> list[_Endpoint]:
+    found: list[_Endpoint] = []
+    query: dict[str, str | int] = {} if model is None else {"model": model}
+    while True:
+        page = await server.ask("GET", "/admin/endpoints", _Models, query=query)
+        found += [endpoint for one in page.models for endpoint in one.endpoints]
+        if page.next is None:
+            return found
+        query["after"] = page.next
+
+
+def _table(found: list[_Endpoint]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model", style="bold", overflow="fold")
+    table.add_column("server", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for name in ("slots", "free", "unassigned", "assigned", "detached", "overdue"):
+        table.add_column(name, justify="right")
+    table.add_column("endpoint", style="dim", overflow="fold")
+    for one in found:
+        counts = (one.slots, one.free, one.unassigned, one.assigned, one.detached, one.overdue)
+        numbers = (Text(f"{count:,}", "" if count else "dim") for count in counts)
+        table.add_row(one.model, one.server, _state(one), *numbers, one.endpoint)
+    return table
+
+
+def _state(one: _Endpoint) -> Text:
+    if one.removed:
+        return Text("removed", "yellow")
+    if one.draining:
+        return Text("draining", "yellow")
+    if not one.healthy:
+        return Text("not healthy", "red")
+    resting = one.resting_until is not None and one.resting_until > time.time()
+    return Text("resting", "yellow") if resting else Text("ready", "green")
+
+
+def drain(
+    model: Model,
+    machine: Machine,
+    *,
+    undo: Annotated[bool, typer.Option("--undo", help="Give it jobs again.")] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give an endpoint no more jobs. What runs there goes on."""
+
+    async def work(server: Server) -> _Endpoint:
+        if not undo:
+            named = {"model": model, "server": machine}
+            return await server.ask("POST", "/admin/drain", _Endpoint, body=named)
+        for one in await _all(server, model):
+            if one.server == machine and not one.removed:
+                body = {name: getattr(one, name) for name in _REGISTERED}
+                return await server.ask("POST", "/admin/register", _Endpoint, body=body)
+        raise NotFound("the model has no such server")
+
+    done = asked(url, work)
+    if as_json:
+        print_json(done)
+    else:
+        _say(done, "in use again" if undo else f"draining, {_running(done)}")
+
+
+def remove(model: Model, machine: Machine, *, url: Url = None, as_json: AsJson = False) -> None:
+    """Take an endpoint away. What runs there goes on, and what waits in the model's queue stays."""
+    body = {"model": model, "server": machine}
+    done = asked(url, lambda server: server.ask("POST", "/admin/remove", _Removed, body=body))
+    if not done.removed:
+        raise NotFound("the model has no such server")
+    if as_json:
+        print_json(done)
+    else:
+        console.print(Text.assemble(("✔ ", "green"), f"{model} on {machine}: removed"))
+
+
+def _say(one: _Endpoint, words: str) -> None:
+    console.print(Text.assemble(("✔ ", "green"), f"{one.model} on {one.server}: {words}"))
+
+
+def _running(one: _Endpoint) -> str:
+    held = one.assigned + one.detached
+    return f"{held:,} job{'' if held == 1 else 's'} running there"

@@ -1,0 +1,244 @@
+"""``taskqueue dispatch submit`` and ``job``."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from taskqueue_core.cli.lookup import moment
+from taskqueue_core.cli.output import AsJson, console, note, print_json
+from taskqueue_core.cli.publish import payload_of
+from taskqueue_core.errors import BackendUnavailable, TaskQueueError
+from taskqueue_core.limits import check_name
+from taskqueue_core.remote.problems import problem_of
+from taskqueue_core.tasks import DEFAULT_PRIORITY
+from taskqueue_dispatch.cli.asking import NotFound, Server, Url, asked
+
+__all__ = ["JobEnded", "NoSlots", "NotEnded", "add_to"]
+
+_TRIES, _PAUSE = 4, 0.25
+_LONGEST_WAIT = 30
+"""seconds of one request that waits for a job's end"""
+_DONE = "done"
+_LIVE = {"queued", "running"}
+_COLOURS = {"done": "green", "failed": "bold red", "running": "cyan"}
+
+
+class NoSlots(TaskQueueError):
+    """A job was not stored: its model has no slots, or no room now."""
+
+    code = "no_slots"
+
+
+class JobEnded(TaskQueueError):
+    """A job has ended otherwise than done."""
+
+    code = "job_ended"
+
+
+class NotEnded(TaskQueueError):
+    """A job has not ended in the time for which it was waited."""
+
+    code = "not_ended"
+
+
+class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    outcome: str
+    job_id: str
+    server: str | None = None
+    position: int | None = None
+    estimated_wait: float | None = None
+
+
+class _Job(msgspec.Struct, frozen=True, kw_only=True):
+    job_id: str
+    model: str | None = None
+    state: str
+    attempt: int
+    losses: int
+    updated_at: float
+    progress: float | str | None = None
+    server: str | None = None
+    reason: str | None = None
+    error: str | None = None
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(submit)
+    app.command(name="job")(show)
+
+
+def submit(
+    model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False)],
+    payload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PAYLOAD|-|@FILE",
+            help="JSON text; - reads it from stdin, @FILE from a file. Without it: null.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    callback_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Who is told how it ended.", show_default=False),
+    ] = None,
+    priority: Annotated[
+        int, typer.Option(min=0, max=9, help="A higher one is sent first.")
+    ] = DEFAULT_PRIORITY,
+    tenant: Annotated[
+        str | None, typer.Option(help="Who it belongs to.", show_default=False)
+    ] = None,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Submitting with the same one again is harmless. Default: random.",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Wait so long for its end, and print its result."
+        ),
+    ] = 0,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit one job. Exits with 1 where there are no slots, and with --wait unless it is done in time."""
+    key = secrets.token_hex(16) if idempotency_key is None else idempotency_key
+    given = {"callback_url": callback_url, "tenant": tenant}
+    body = {
+        "model": model,
+        "payload": msgspec.Raw(payload_of(payload)),
+        "priority": priority,
+        "idempotency_key": key,
+        **{name: value for name, value in given.items() if value is not None},
+    }
+
+    async def work(server: Server) -> tuple[_Outcome, _Job | None, Any]:
+        outcome = await _submitted(server, body)
+        if not wait:
+            return outcome, None, None
+        if not as_json:
+            note(_told(outcome), "dim")
+        job, result = await _ended(server, outcome.job_id, wait)
+        return outcome, job, result
+
+    outcome, job, result = asked(url, work)
+    if job is None:
+        if as_json:
+            print_json(outcome)
+        else:
+            console.print(Text.assemble(("✔ ", "green"), _told(outcome)))
+    elif as_json:
+        print_json(msgspec.to_builtins(job) | {"outcome": outcome.outcome, "result": result})
+    else:
+        print_json(result)
+
+
+async def _submitted(server: Server, body: dict[str, Any]) -> _Outcome:
+    """Submit until it is confirmed. With its key it is stored once, however often it is sent."""
+    for tried in range(1, _TRIES + 1):
+        try:
+            answer = await server.fetch("POST", "/queue/submit", body=body)
+            if answer.ok:
+                return server.decode(answer.body, _Outcome)
+            problem = problem_of(answer.status, answer.body)
+            if problem.code == NoSlots.code:
+                raise NoSlots(f"no slots for the job: {problem.detail}")
+            raise server.error(answer)
+        except BackendUnavailable as error:
+            if tried == _TRIES:
+                key = body["idempotency_key"]
+                raise BackendUnavailable(
+                    f"{error}; whether it was stored is open: again with --idempotency-key {key}"
+                ) from None
+            await asyncio.sleep(_PAUSE * tried)
+    raise AssertionError  # the last try returns or raises
+
+
+async def _ended(server: Server, job_id: str, seconds: float) -> tuple[_Job, Any]:
+    """Wait for the end of a job; return it with its result. Raises `JobEnded` and `NotEnded`."""
+    until = time.monotonic() + seconds
+    while True:
+        left = max(0.0, until - time.monotonic())
+        wait = min(math.ceil(left), _LONGEST_WAIT)
+        job = await server.ask("GET", _path(job_id), _Job, query={"wait": wait} if wait else None)
+        if job.state == _DONE:
+            return job, await _result(server, job_id)
+        if job.state not in _LIVE:
+            why = ": ".join(filter(None, (job.reason, job.error))) or "no reason given"
+            raise JobEnded(f"the job {job_id} is {job.state}: {why}")
+        if not left:
+            raise NotEnded(f"the job {job_id} is {job.state} after {seconds:g} s")
+
+
+async def _result(server: Server, job_id: str) -> Any:
+    try:
+        return await server.ask("GET", f"{_path(job_id)}/result", msgspec.Raw)
+    except NotFound:  # it was dropped in time
+        return None
+
+
+def show(
+    job_id: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
+    *,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is known of one job, with its result once it is done. Exits with 1 if nothing is known."""
+
+    async def work(server: Server) -> tuple[_Job, Any]:
+        job = await server.ask("GET", _path(job_id), _Job)
+        return job, await _result(server, job_id) if job.state == _DONE else None
+
+    job, result = asked(url, work)
+    if as_json:
+        print_json(msgspec.to_builtins(job) | {"result": result})
+        return
+    rows: dict[str, str | None] = {
+        "job": job.job_id,
+        "model": job.model,
+        "state": job.state,
+        "server": job.server,
+        "attempt": str(job.attempt),
+        "losses": str(job.losses) if job.losses else None,
+        "since": moment(job.updated_at),
+        "progress": None if job.progress is None else str(job.progress),
+        "reason": job.reason,
+        "error": job.error,
+        "result": None if result is None else bytes(result).decode(),
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        if value:
+            style = _COLOURS.get(value, "") if name == "state" else ""
+            table.add_row(Text(name, "dim"), Text(value, style))
+    console.print(table)
+
+
+def _path(job_id: str) -> str:
+    check_name("ID", job_id)
+    return f"/queue/jobs/{quote(job_id, safe='')}"
+
+
+def _told(outcome: _Outcome) -> str:
+    words = f"{outcome.outcome}  {outcome.job_id}"
+    if outcome.server:
+        words += f"  on {outcome.server}"
+    if outcome.position is not None:
+        words += f"  {outcome.position:,} before it"
+    if outcome.estimated_wait is not None:
+        words += f", about {outcome.estimated_wait:,.1f} s"
+    return words

@@ -1,0 +1,211 @@
+"""What a run shows while it goes on."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from taskqueue_dispatch.demo.board import Board, Line, Rack
+from taskqueue_dispatch.demo.options import DemoOptions
+from taskqueue_dispatch.demo.plan import Plan
+from taskqueue_dispatch.demo.report import Report
+from taskqueue_dispatch.demo.summary import summary
+
+__all__ = ["LiveView", "PlainView", "View", "view_for"]
+
+_EVERY = 2.0
+_BAR = 20
+_LEGEND = Text.assemble(
+    ("■", "cyan"), " runs a job  ", ("▣", "magenta"), " runs by itself  ", ("▲", "red"),
+    " overdue  ", ("▪", "yellow"), " held for the next job  ", ("□", "dim"), " free",
+)  # fmt: skip
+
+
+class View(Protocol):
+    """Hears what happens, in order."""
+
+    def begin(self, options: DemoOptions, plan: Plan) -> None:
+        """Say what is going to be done."""
+        ...
+
+    def event(self, text: str, style: str = "") -> None:
+        """Tell something that happened."""
+        ...
+
+    def update(self, board: Board) -> None:
+        """Show slots and queues."""
+        ...
+
+    def end(self, report: Report) -> None:
+        """Show the account."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def view_for(console: Console) -> View:
+    """Return the view that suits a console: live on a terminal, lines now and then elsewhere."""
+    return LiveView(console) if console.is_terminal else PlainView(console)
+
+
+def heading(options: DemoOptions, plan: Plan) -> Text:
+    """Return the first lines."""
+    manners = "  ·  ".join(f"{one.name} ({one.told})" for one in plan.manners)
+    return Text.assemble(
+        ("taskqueue dispatch demo", "bold"),
+        f"  {len(plan.jobs):,} jobs, {len(plan.manners)} models, {len(plan.machines)} simulated servers\n",
+        (f"backend {options.backend}  ·  seed {options.seed}  ·  {manners}", "dim"),
+    )
+
+
+def slots(rack: Rack) -> Text:
+    """Return one mark for each slot of an endpoint."""
+    return Text.assemble(
+        ("■" * rack.running, "cyan"),
+        ("▣" * rack.detached, "magenta"),
+        ("▲" * rack.overdue, "bold red"),
+        ("▪" * rack.unassigned, "yellow"),
+        ("□" * rack.free, "dim"),
+    )
+
+
+class PlainView:
+    """Lines: each event, and the counts every two seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = time.monotonic()
+        self._last = self._began
+
+    def begin(self, options: DemoOptions, plan: Plan) -> None:
+        """See `View`."""
+        self._console.print(heading(options, plan), soft_wrap=True)
+
+    def event(self, text: str, style: str = "") -> None:
+        """See `View`."""
+        elapsed = time.monotonic() - self._began
+        self._console.print(Text(f"{elapsed:6.1f} s  {text}", style), soft_wrap=True)
+
+    def update(self, board: Board) -> None:
+        """See `View`."""
+        if time.monotonic() - self._last < _EVERY:
+            return
+        self._last = time.monotonic()
+        busy = sum(rack.running + rack.detached for rack in board.racks)
+        lines = " · ".join(
+            f"{line.name} {line.ended:,}/{line.jobs:,}, {line.queued:,} queued"
+            for line in board.lines
+        )
+        self.event(f"{lines} · {busy} slots busy · {board.callbacks:,} callbacks")
+
+    def end(self, report: Report) -> None:
+        """See `View`."""
+        self._console.print(summary(report))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Do nothing."""
+
+
+class LiveView:
+    """Events as lines, and under them the slots and the queues, which change in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=12, transient=True)
+
+    def begin(self, options: DemoOptions, plan: Plan) -> None:
+        """See `View`."""
+        self._console.print(heading(options, plan))
+        self._console.print()
+
+    def event(self, text: str, style: str = "") -> None:
+        """See `View`."""
+        elapsed = time.monotonic() - self._began
+        self._console.print(Text.assemble((f"{elapsed:6.1f} s  ", "dim"), (text, style)))
+
+    def update(self, board: Board) -> None:
+        """See `View`."""
+        self._live.update(Padding(_board(board), (1, 0, 0, 0)))
+
+    def end(self, report: Report) -> None:
+        """See `View`."""
+        self._live.stop()
+        self._console.print(summary(report))
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take the live part away."""
+        self._live.stop()
+
+
+def _board(board: Board) -> RenderableType:
+    told = Text.assemble(("callbacks delivered  ", "dim"), _count(board.callbacks, "green"))
+    return Group(_racks(board), "", _LEGEND, "", _lines(board), told)
+
+
+def _racks(board: Board) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for rack in board.racks:
+        table.add_row(Text(rack.server, "bold"), rack.model, slots(rack), Text(rack.state, "red"))
+    return table
+
+
+def _lines(board: Board) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name in ("", "", "ended", "queued", "retried", "redelivered", "failed"):
+        table.add_column(Text(name, "dim"), justify="left" if not name else "right")
+    table.show_header = True
+    for line in board.lines:
+        table.add_row(Text(line.name, "bold"), _bar(line), *_counts(line))
+    return table
+
+
+def _bar(line: Line) -> ProgressBar:
+    style = "green" if line.ended >= line.jobs else "cyan"
+    return ProgressBar(line.jobs, line.ended, _BAR, complete_style=style, finished_style=style)
+
+
+def _counts(line: Line) -> tuple[Text, ...]:
+    return (
+        Text(f"{line.ended:,} / {line.jobs:,}"),
+        _count(line.queued, "yellow"),
+        _count(line.retried, "yellow"),
+        _count(line.redelivered, "magenta"),
+        _count(line.ledger.dead, "red"),
+    )
+
+
+def _count(number: int, style: str) -> Text:
+    return Text(f"{number:,}", f"bold {style}" if number else "dim")

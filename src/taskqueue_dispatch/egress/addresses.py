@@ -1,0 +1,91 @@
+"""Which addresses are of the public network, so that anybody may name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+
+__all__ = ["Address", "Network", "may_be_reached"]
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_NEVER: tuple[Network, ...] = tuple(
+    map(
+        ip_network,
+        (
+            "0.0.0.0/8",  # "this host": some systems connect to themselves
+            "224.0.0.0/4",  # multicast
+            "255.255.255.255/32",  # broadcast
+            "::/128",
+            "ff00::/8",
+        ),
+    )
+)
+"""no receiver can be there, whatever an operator allows"""
+
+_SPECIAL: tuple[Network, ...] = tuple(
+    map(
+        ip_network,
+        (
+            "10.0.0.0/8",  # private
+            "100.64.0.0/10",  # of carriers, and of some clouds' own services
+            "127.0.0.0/8",  # loopback
+            "168.63.129.16/32",  # a cloud's own service, though its address is a public one
+            "169.254.0.0/16",  # link-local: metadata of clouds
+            "172.16.0.0/12",  # private
+            "192.0.0.0/24",  # protocols, and a cloud's metadata
+            "192.0.2.0/24",  # documentation
+            "192.88.99.0/24",  # relays of 6to4
+            "192.168.0.0/16",  # private
+            "198.18.0.0/15",  # benchmarks
+            "198.51.100.0/24",  # documentation
+            "203.0.113.0/24",  # documentation
+            "240.0.0.0/4",  # reserved
+            "2001::/23",  # protocols: Teredo, benchmarks, ORCHID
+            "2001:db8::/32",  # documentation
+            "2002::/16",  # 6to4
+            "3fff::/20",  # documentation
+        ),
+    )
+)
+_UNICAST = IPv6Network("2000::/3")
+"""outside of it no IPv6 address is public: loopback, mapped, NAT64, ULA, link-local, site-local"""
+_HOLDERS = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")))
+"""whose last 32 bits are an IPv4 address: compatible, mapped, NAT64"""
+_OWN = (IPv6Address("::"), IPv6Address("::1"))
+_LOW = 0xFFFF_FFFF
+_ISATAP, _ISATAP_MASK = 0x0000_5EFE, 0xFCFF_FFFF
+
+
+def may_be_reached(address: Address, exceptions: Iterable[Network] = ()) -> bool:
+    """Whether an address is a public one, or in a network that an operator allows.
+
+    An IPv6 address that leads to an IPv4 one, as those of NAT64 do, is good only if both are.
+    """
+    exceptions = tuple(exceptions)
+    if _in(address, _NEVER):
+        return False
+    inner = _inner(address)
+    if inner is not None and not may_be_reached(inner, exceptions):
+        return False
+    return _in(address, exceptions) or _public(address)
+
+
+def _public(address: Address) -> bool:
+    if isinstance(address, IPv6Address) and (address not in _UNICAST or address.scope_id):
+        return False
+    return not _in(address, _SPECIAL)
+
+
+def _in(address: Address, networks: Iterable[Network]) -> bool:
+    return any(address.version == network.version and address in network for network in networks)
+
+
+def _inner(address: Address) -> Address | None:
+    if isinstance(address, IPv4Address) or address in _OWN:
+        return None
+    isatap = (int(address) >> 32) & _ISATAP_MASK == _ISATAP
+    if isatap or _in(address, _HOLDERS):
+        return IPv4Address(int(address) & _LOW)
+    return address.sixtofour or (address.teredo[1] if address.teredo else None)

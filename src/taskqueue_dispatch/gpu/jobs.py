@@ -1,0 +1,206 @@
+"""The jobs of one model server: those that run, direct ones that wait, and those that have ended, for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import encode_json
+
+__all__ = ["Handler", "Job", "JobFailed", "JobRefused", "Jobs", "Phase"]
+
+_KEPT = 64 * 1024 * 1024
+"""bytes of results that are remembered at most"""
+_log = logging.getLogger("taskqueue.gpu")
+
+
+class JobFailed(Exception):
+    """Raised by a handler: the job has failed, and its sender is told this text. Another attempt may succeed."""
+
+
+class JobRefused(Exception):
+    """Raised by a handler: as `JobFailed`, but no attempt can succeed."""
+
+
+class Phase(StrEnum):
+    """Where a job is; the words of ``/status``."""
+
+    QUEUED = "queued"
+    PROCESSING = "processing"
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+class Job:
+    """One job, as the handler gets it."""
+
+    def __init__(self, job_id: str, payload: Any, *, attempt: int, direct: bool) -> None:
+        self.id = job_id
+        self.payload = payload
+        self.attempt = attempt
+        """from 1; of the dispatcher's"""
+        self.direct = direct
+        """whether it did not come from a dispatcher"""
+        self.progress: float | str | None = None
+        """what ``/status`` tells while it runs; the handler's to set"""
+        self.token: str | None = None
+        self.digest = b""
+        self.phase = Phase.QUEUED
+        self.result = b""
+        self.error = ""
+        self.refused = False
+        self.ended = asyncio.Event()
+        self.ended_at = 0.0
+
+    def report(self) -> bytes:
+        """Return what there is to say of it, as JSON text."""
+        told: dict[str, Any] = {"status": self.phase, "job_id": self.id}
+        if self.phase is Phase.SUCCESS:
+            told["result"] = msgspec.Raw(self.result)
+        elif self.phase is Phase.FAILED:
+            told |= {"error": self.error, "final": self.refused}
+        elif self.progress is not None:
+            told["progress"] = self.progress
+        return msgspec.json.encode(told)
+
+
+Handler = Callable[[Job], Any | Awaitable[Any]]
+"""Returns the result, which JSON can express; a plain function runs in a thread"""
+
+
+class Jobs:
+    """Runs jobs, so many at once; direct ones wait for their turn. One event loop."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        max_concurrent: int,
+        direct_queue: int,
+        keep_seconds: float,
+        keep_count: int,
+        on_end: Callable[[Job], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._handler = handler
+        self._plain = not (
+            inspect.iscoroutinefunction(handler)
+            or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - of an object
+        )
+        self._threads = ThreadPoolExecutor(max_concurrent, "gpu") if self._plain else None
+        self._max = max_concurrent
+        self._direct = direct_queue
+        self._keep_seconds, self._keep_count = keep_seconds, keep_count
+        self._on_end = on_end
+        self._now = now
+        self._waiting: deque[Job] = deque()
+        self._ended: dict[str, Job] = {}
+        self._kept = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.active: dict[str, Job] = {}
+        """those that run, by id"""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a dispatcher's job has to go elsewhere: all slots are in use, or direct calls wait."""
+        return len(self.active) >= self._max or bool(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether another direct call has no place to wait."""
+        return len(self.active) >= self._max and len(self._waiting) >= self._direct
+
+    def find(self, job_id: str) -> Job | None:
+        """Return a job that runs, waits or has ended not long ago."""
+        self._forget()
+        found = self.active.get(job_id) or self._ended.get(job_id)
+        return found or next((job for job in self._waiting if job.id == job_id), None)
+
+    def position(self, job: Job) -> int:
+        """Return the place of a direct job, from 1; 0 once it runs."""
+        return self._waiting.index(job) + 1 if job in self._waiting else 0
+
+    def add(self, job: Job) -> None:
+        """Run a job as soon as a slot is free, which is at once where `busy` is false."""
+        self._drop(job.id)
+        self._waiting.append(job)
+        self._go_on()
+
+    async def aclose(self) -> None:
+        """Cancel what runs and drop what waits; a plain function runs on in its thread, of which nobody hears."""
+        self._waiting.clear()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _go_on(self) -> None:
+        while self._waiting and len(self.active) < self._max:
+            job = self._waiting.popleft()
+            job.phase = Phase.PROCESSING
+            self.active[job.id] = job
+            task = asyncio.create_task(self._run(job))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, job: Job) -> None:
+        try:
+            job.result = encode_json("result", await self._handled(job))
+            job.phase = Phase.SUCCESS
+        except (JobFailed, JobRefused) as told:
+            self._fail(job, str(told), refused=isinstance(told, JobRefused))
+        except InvalidInput as error:
+            self._fail(job, f"the handler's result is {error.got}: {error.allowed}")
+        except asyncio.CancelledError:
+            self._fail(job, "the server has ended")
+            raise
+        except Exception as error:  # noqa: BLE001 - what a model raises is its own
+            # What an error of the model's own says may hold what the client has sent.
+            _log.exception("a job has failed", extra={"job_id": job.id})
+            self._fail(job, f"the model has failed ({type(error).__name__})")
+        finally:
+            del self.active[job.id]
+            job.payload, job.ended_at = None, self._now()
+            self._ended[job.id] = job
+            self._kept += len(job.result)
+            self._forget()
+            job.ended.set()
+            self._go_on()
+            self._on_end(job)
+
+    async def _handled(self, job: Job) -> Any:
+        if self._threads is None:
+            return await self._handler(job)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._handler, job)
+
+    @staticmethod
+    def _fail(job: Job, error: str, *, refused: bool = False) -> None:
+        job.phase, job.error, job.refused = Phase.FAILED, error[: LIMITS.text], refused
+
+    def _forget(self) -> None:
+        old = self._now() - self._keep_seconds
+        while self._ended:
+            job_id, job = next(iter(self._ended.items()))
+            many = len(self._ended) > self._keep_count or self._kept > _KEPT
+            if not many and job.ended_at > old:
+                return
+            self._drop(job_id)
+
+    def _drop(self, job_id: str) -> None:
+        job = self._ended.pop(job_id, None)
+        if job is not None:
+            self._kept -= len(job.result)

@@ -1,0 +1,94 @@
+"""A job as its client submits it, and as the task that it is."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, check_label, check_name, kind_of
+from taskqueue_core.tasks import DEFAULT_PRIORITY, Task
+from taskqueue_dispatch.names import JOBS, job_id, queue_of
+
+__all__ = ["Submission", "callback_url_of", "model_of", "model_of_queue", "task_of"]
+
+_MODEL = "model"
+_CALLBACK = "callback-url"
+_CUT = "~"
+_ESCAPED = re.compile(r"(?:=[0-9A-F]{2})+")
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client wants done. Checked by `task_of`."""
+
+    model: str
+    payload: bytes = b"null"
+    """JSON text, which goes to the server as it is"""
+    callback_url: str | None = None
+    """who is told how it ended"""
+    priority: int = DEFAULT_PRIORITY
+    deadline: float | None = None
+    """it is not begun at or after this time, Unix seconds of the store's clock"""
+    not_before: float | None = None
+    tenant: str | None = None
+    """who it belongs to, for fair order"""
+    idempotency_key: str | None = None
+    """makes submitting it again harmless"""
+
+
+def task_of(submission: Submission) -> Task:
+    """Return the task that a job is; with an idempotency key always the same one. Raises `InvalidInput`."""
+    model, url = submission.model, submission.callback_url
+    headers = {_MODEL: model}
+    if url is not None:
+        if not 0 < len(url) <= LIMITS.url or not url.isprintable():
+            raise InvalidInput(
+                "callback_url", kind_of(url), f"a URL of at most {LIMITS.url} characters"
+            )
+        headers[_CALLBACK] = url
+    key = queue_of(model)
+    if submission.tenant is not None:
+        check_name("tenant", submission.tenant)
+    return Task(
+        key=key,
+        id=job_id(model, submission.idempotency_key, submission.tenant),
+        payload=submission.payload,
+        headers=headers,
+        priority=submission.priority,
+        deadline=submission.deadline,
+        not_before=submission.not_before,
+        tenant=submission.tenant,
+    )
+
+
+def callback_url_of(task: Task) -> str | None:
+    """Return the URL that is told how a job ended."""
+    return task.headers.get(_CALLBACK)
+
+
+def model_of(task: Task) -> str:
+    """Return a job's model. Raises `InvalidInput` for a task that is no job."""
+    model = task.headers.get(_MODEL)
+    if model and queue_of(model) == task.key:
+        return model
+    found = model_of_queue(task.key)
+    if found is None:
+        raise InvalidInput("task", "a task without its model", "a job of the dispatcher")
+    return found
+
+
+def model_of_queue(key: str) -> str | None:
+    """Return the model of a queue; ``None`` where its name does not tell."""
+    if not key.startswith(JOBS) or _CUT in key:
+        return None
+    try:
+        model = _ESCAPED.sub(_unescaped, key.removeprefix(JOBS))
+        check_label(_MODEL, model)
+    except ValueError:  # InvalidInput is one, too
+        return None
+    return model if queue_of(model) == key else None
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return bytes.fromhex(found[0].replace("=", "")).decode()

@@ -1,0 +1,85 @@
+--@ base room slots
+-- Releases some leases, and takes free slots of a model.
+-- ARGV: model, holder, microseconds, how many at most, microseconds after which what others hold unassigned is taken ("": never),
+-- a random seed, "1" where the same was sent before and its answer was lost, tokens to release.
+-- Answers the epoch, when they run out, and per lease its endpoint's id, fence, secret, server, URL, and 1 where its server was
+-- given another model before.
+local model, holder, ttl, most, idle, seed = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
+lift_refusal()
+demand_pool()
+sweep(SWEPT)
+for i = 10, #ARGV do
+  local p, l = current(ARGV[i])
+  if l then finish(p, l, false) end
+end
+
+local answer, taken, open = {EPOCH, text(now + ttl)}, 0, {}
+
+local function add(p, l)
+  p.url = p.url or call('HGET', p.name, 'u')
+  taken = taken + 1
+  local at = #answer
+  answer[at + 1], answer[at + 2], answer[at + 3] = p.id, l.fence, l.secret
+  answer[at + 4], answer[at + 5], answer[at + 6] = p.server, p.url, yes(l.switched)
+end
+
+local ids = ids_of(model)
+for i = 1, #ids do
+  local p = place(ids[i])
+  if p and may_give(p) then open[#open + 1] = p end
+  if p and ARGV[9] == '1' and p.unassigned > 0 then
+    local fences = call('ZRANGE', p.name .. ':u', 0, -1)
+    for j = 1, #fences do
+      local l = lease_at(p, fences[j])
+      if l and l.secret == secret_of(seed, l.fence) then
+        answer[2] = text(l.expires)
+        add(p, l)
+      end
+    end
+  end
+end
+if taken > 0 then most = taken end -- this is what the answer had said that was lost
+
+local function better(a, b)
+  if a.priority ~= b.priority then return a.priority > b.priority end
+  local first, second = server_of(a.server).last == model, server_of(b.server).last == model
+  if first ~= second then return first end
+  return held(a) < held(b) -- those that were registered first come first
+end
+
+local best = true
+while taken < most and best do
+  best = nil
+  for i = 1, #open do
+    local p = open[i]
+    if held(p) < p.slots and (not best or better(p, best)) and room_of(server_of(p.server)) > 0 then best = p end
+  end
+  if best then add(best, give(best, server_of(best.server), holder, ttl, seed)) end
+end
+
+if taken < most and idle then
+  local found = {}
+  for i = 1, #open do
+    local p, at, of_others = open[i], 0, 0
+    local may_replace = held(p) <= p.slots and room_of(server_of(p.server)) >= 0
+    while may_replace and at < p.unassigned and of_others < most - taken do
+      local fences = call('ZRANGEBYSCORE', p.name .. ':u', '-inf', '(' .. text(now - idle), 'LIMIT', at, 100)
+      for j = 1, #fences do
+        local l = lease_at(p, fences[j])
+        if l and l.holder ~= holder then
+          of_others = of_others + 1
+          found[#found + 1] = {tonumber(l.fence), p, l}
+        end
+      end
+      at = #fences == 100 and at + 100 or p.unassigned
+    end
+  end
+  table.sort(found, function(a, b) return a[1] < b[1] end)
+  for i = 1, math.min(#found, most - taken) do
+    local p = found[i][2]
+    finish(p, found[i][3], false)
+    add(p, give(p, server_of(p.server), holder, ttl, seed))
+  end
+end
+save_places()
+return answer

@@ -1,0 +1,387 @@
+"""Backends that break one promise each about whose a slot is, when it is free again, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import structs
+
+from taskqueue_core.capabilities import Left, Permit, PoolView, Seen, SlotLease
+from taskqueue_memory.bells import Bells, MemoryRoomBell
+from taskqueue_memory.leases import Lease
+from tests.conformance.facade import Facade, FacadeSlots
+
+# Whose a slot is
+
+
+class _Unfenced(FacadeSlots):
+    def of_place(self, shown: SlotLease) -> Lease | None:
+        """Return any lease of the endpoint, by whatever token."""
+        place = self.pool.place(shown.model, shown.server)
+        return next(iter(place.leases.values()), None) if place else None
+
+    async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
+        there = [self.of_place(lease) for lease in leases]
+        found = tuple(lease.told() if lease else leases[0] for lease in there)
+        return await self.inner.release(*found)
+
+
+class ReleasesByName(Facade):
+    """Who knows an endpoint may give its slot back: the token is not looked at."""
+
+    slots_type = _Unfenced
+
+
+class _RenewsAll(FacadeSlots):
+    async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
+        kept = await self.inner.renew(*leases, ttl=ttl)
+        return tuple(one or shown for one, shown in zip(kept, leases, strict=True))
+
+
+class RenewsTheStale(Facade):
+    """A renewal always says yes."""
+
+    slots_type = _RenewsAll
+
+
+class _Shortening(FacadeSlots):
+    async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
+        kept = await self.inner.renew(*leases, ttl=ttl)
+        for lease in filter(None, kept):
+            self.pool.keep(self.pool.leases[lease.token], self.facade.now() + ttl)
+        found = [one and self.pool.leases[one.token].told() for one in kept]
+        return tuple(one if isinstance(one, SlotLease) else None for one in found)
+
+
+class RenewalShortens(Facade):
+    """A renewal sets the time, also to less."""
+
+    slots_type = _Shortening
+
+
+class _EndsByArithmetic(FacadeSlots):
+    async def look(self, model: str | None = None) -> PoolView:
+        now = self.facade.now()
+        for lease in tuple(self.pool.leases.values()):
+            if lease.expires_at <= now:
+                self.pool.end(lease)
+        return await self.inner.look(model)
+
+
+class EndsByArithmetic(Facade):
+    """A lease with a job ends by its time, whatever its server runs."""
+
+    slots_type = _EndsByArithmetic
+
+
+class _Leaks(FacadeSlots):
+    async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
+        there = [self.pool.leases.get(lease.token) for lease in leases]
+        gone = [lease.told() for lease in there if lease is not None and lease.job is None]
+        await self.inner.release(*gone)
+        return tuple(lease is not None for lease in there)
+
+
+class LeaksAfterRelease(Facade):
+    """The slot of a job that was given back stays held."""
+
+    slots_type = _Leaks
+
+
+class _NoTakeover(FacadeSlots):
+    async def assign(
+        self, *pairs: tuple[SlotLease, str], ttl: float
+    ) -> tuple[SlotLease | None, ...]:
+        for _, job in pairs:
+            had = next((o for o in self.pool.leases.values() if o.job == job), None)
+            if had is not None and had.token not in {lease.token for lease, _ in pairs}:
+                self.pool.jobs.pop((had.place.endpoint.model, job), None)
+        return await self.inner.assign(*pairs, ttl=ttl)
+
+
+class TakeoverForgets(Facade):
+    """A job that has a slot gets another one."""
+
+    slots_type = _NoTakeover
+
+
+class _LeakyTakeover(FacadeSlots):
+    async def assign(
+        self, *pairs: tuple[SlotLease, str], ttl: float
+    ) -> tuple[SlotLease | None, ...]:
+        bound = await self.inner.assign(*pairs, ttl=ttl)
+        for (shown, _), lease in zip(pairs, bound, strict=True):
+            if lease is not None and lease.resumed:
+                place = self.pool.models[shown.model][shown.server]
+                self.pool.grant(place, "nobody", self.facade.now(), ttl)
+        return bound
+
+
+class TakeoverLeaks(Facade):
+    """The slot that a job came with, and does not need, stays held."""
+
+    slots_type = _LeakyTakeover
+
+
+class _TwoHands(FacadeSlots):
+    async def assign(
+        self, *pairs: tuple[SlotLease, str], ttl: float
+    ) -> tuple[SlotLease | None, ...]:
+        before = {lease.job: token for token, lease in self.pool.leases.items()}
+        bound = await self.inner.assign(*pairs, ttl=ttl)
+        for lease in bound:
+            if lease is not None and lease.resumed:
+                self.pool.leases[before[lease.job]] = self.pool.leases[lease.token]
+        return bound
+
+
+class TakeoverSharesTheSlot(Facade):
+    """Who had a job's slot before has it still."""
+
+    slots_type = _TwoHands
+
+
+class _ForgetsNotes(FacadeSlots):
+    async def assign(
+        self, *pairs: tuple[SlotLease, str], ttl: float
+    ) -> tuple[SlotLease | None, ...]:
+        bound = await self.inner.assign(*pairs, ttl=ttl)
+        return tuple(one and structs.replace(one, note=None) for one in bound)
+
+
+class TakeoverForgetsNotes(Facade):
+    """A note that was left for the holder before is not told to the next one."""
+
+    slots_type = _ForgetsNotes
+
+
+class _LostForGood(FacadeSlots):
+    async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
+        epoch = self.pool.epoch
+        known = [one if one.token.startswith(epoch) else _nobodys(one) for one in leases]
+        return await self.inner.renew(*known, ttl=ttl)
+
+
+class LosesThePool(Facade):
+    """What was lost with the pool is not made anew."""
+
+    slots_type = _LostForGood
+
+
+class _Generous(FacadeSlots):
+    async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
+        kept = list(await self.inner.renew(*leases, ttl=ttl))
+        for number, lease in enumerate(leases):
+            place = self.pool.place(lease.model, lease.server)
+            if kept[number] is None and place and not lease.token.startswith(self.pool.epoch):
+                made = self.pool.grant(place, lease.holder, self.facade.now(), ttl)
+                kept[number] = made.told()
+        return tuple(kept)
+
+
+class RemakesAnything(Facade):
+    """Every token of a pool that is no more is worth a slot."""
+
+    slots_type = _Generous
+
+
+# What servers say
+
+
+class _Hasty(FacadeSlots):
+    async def reconcile(
+        self, model: str, server: str, seen: Seen | None, *, settled: float
+    ) -> tuple[SlotLease, ...]:
+        first = await self.inner.reconcile(model, server, seen, settled=settled)
+        return first + await self.inner.reconcile(model, server, seen, settled=0)
+
+
+class ClearsAtOnce(Facade):
+    """One look at an idle server ends its leases."""
+
+    slots_type = _Hasty
+
+
+class _Unspaced(FacadeSlots):
+    async def reconcile(
+        self, model: str, server: str, seen: Seen | None, *, settled: float
+    ) -> tuple[SlotLease, ...]:
+        del settled
+        return await self.inner.reconcile(model, server, seen, settled=0)
+
+
+class IgnoresSpacing(Facade):
+    """Two looks end a lease, however close to each other."""
+
+    slots_type = _Unspaced
+
+
+class _Stubborn(FacadeSlots):
+    async def reconcile(
+        self, model: str, server: str, seen: Seen | None, *, settled: float
+    ) -> tuple[SlotLease, ...]:
+        place = self.pool.place(model, server)
+        marks = {o.token: o.missed for o in place.with_job} if place else {}
+        ended = await self.inner.reconcile(model, server, seen, settled=settled)
+        for token, missed in marks.items():
+            if token in self.pool.leases and missed:
+                self.pool.leases[token].missed = missed
+        return ended
+
+
+class ForgetsTheContrary(Facade):
+    """What was missed once stays missed, though it was seen after."""
+
+    slots_type = _Stubborn
+
+
+class _MarksTheSlot(FacadeSlots):
+    marks: dict[str, tuple[int, float]]
+
+    def __init__(self, inner: Any, facade: Facade) -> None:
+        super().__init__(inner, facade)
+        self.marks = {}
+
+    async def reconcile(
+        self, model: str, server: str, seen: Seen | None, *, settled: float
+    ) -> tuple[SlotLease, ...]:
+        place = self.pool.place(model, server)
+        for lease in place.with_job if place else ():
+            lease.missed = self.marks.get(server)
+        ended = await self.inner.reconcile(model, server, seen, settled=settled)
+        if seen and not seen.active:
+            self.marks.setdefault(server, (0, self.facade.now()))
+        return ended
+
+
+class ClearsTheFresh(Facade):
+    """What was missed is noted for the slot, not for the lease on it."""
+
+    slots_type = _MarksTheSlot
+
+
+class _MissesAll(FacadeSlots):
+    async def reconcile(
+        self, model: str, server: str, seen: Seen | None, *, settled: float
+    ) -> tuple[SlotLease, ...]:
+        ended = await self.inner.reconcile(model, server, seen, settled=settled)
+        place = self.pool.place(model, server)
+        if place and seen and not seen.active:
+            for lease in tuple(place.leases.values()):
+                if lease.state is Permit.UNASSIGNED:
+                    self.pool.end(lease)
+        return ended
+
+
+class ClearsTheUnassigned(Facade):
+    """A server that runs nothing frees the slots that wait for a job, too."""
+
+    slots_type = _MissesAll
+
+
+class _Deaf(FacadeSlots):
+    async def reconcile(
+        self, model: str, server: str, seen: Seen | None, *, settled: float
+    ) -> tuple[SlotLease, ...]:
+        await self.inner.reconcile(model, server, seen, settled=settled)
+        for lease in self.pool.leases.values():
+            lease.missed = None
+        return ()
+
+
+class NeverReconciles(Facade):
+    """What a server says of its health counts, and nothing else."""
+
+    slots_type = _Deaf
+
+
+class _EndsTheYoung(FacadeSlots):
+    async def reconcile(
+        self, model: str, server: str, seen: Seen | None, *, settled: float
+    ) -> tuple[SlotLease, ...]:
+        place = self.pool.place(model, server)
+        until = {o.token: o.expires_at for o in place.with_job} if place else {}
+        for token, end in until.items():
+            self.pool.leases[token].expires_at = min(end, self.facade.now())
+        ended = await self.inner.reconcile(model, server, seen, settled=settled)
+        for token in until.keys() & self.pool.leases.keys():
+            self.pool.leases[token].expires_at = until[token]
+        return ended
+
+
+class ClearsThoseInTime(Facade):
+    """Where less runs than is held, leases end that have not run out."""
+
+    slots_type = _EndsTheYoung
+
+
+class _Overwriting(FacadeSlots):
+    async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
+        left = await self.inner.leave(model, job, token, note)
+        if left is Left.LATE and (model, job) in self.pool.jobs:
+            self.pool.jobs[model, job].note = note
+        return left
+
+
+class LateNotesOverwrite(Facade):
+    """A note with a stale token takes the place of the good one."""
+
+    slots_type = _Overwriting
+
+
+class _Hoarding(FacadeSlots):
+    notes: dict[tuple[str, str], list[bytes]]
+
+    def __init__(self, inner: Any, facade: Facade) -> None:
+        super().__init__(inner, facade)
+        self.notes = {}
+
+    async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
+        left = await self.inner.leave(model, job, token, note)
+        if left is Left.LATE:
+            self.notes.setdefault((model, job), []).append(note)
+        return left
+
+    async def late(self, model: str, job: str) -> tuple[bytes, ...]:
+        return tuple(self.notes.get((model, job), ()))
+
+
+class HoardsLateNotes(Facade):
+    """Late notes are kept for ever."""
+
+    slots_type = _Hoarding
+
+
+# Who is told
+
+
+class _Silent(FacadeSlots):
+    def bell(self, *models: str) -> MemoryRoomBell:
+        return MemoryRoomBell(Bells(self.facade.clock), models)
+
+
+class NeverRingsForSlots(Facade):
+    """A bell that nobody rings."""
+
+    slots_type = _Silent
+
+
+class _Talkative(FacadeSlots):
+    async def look(self, model: str | None = None) -> PoolView:
+        view = await self.inner.look(model)
+        tokens = {lease.fence: token for token, lease in self.pool.leases.items()}
+        leases: Sequence[SlotLease] = [
+            structs.replace(o, token=tokens[o.fence]) for o in view.leases
+        ]
+        return structs.replace(view, leases=tuple(leases))
+
+
+class ShowsTokens(Facade):
+    """Who looks at the pool is shown the tokens of others."""
+
+    slots_type = _Talkative
+
+
+def _nobodys(lease: SlotLease) -> SlotLease:
+    return structs.replace(lease, token="")

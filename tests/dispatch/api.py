@@ -1,0 +1,73 @@
+"""A server with the dispatcher in it, and a client of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import httpx2
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.server.hub import Hub
+from taskqueue_dispatch.api import part
+from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.service import Dispatcher
+from tests.dispatch.support import settings, until
+from tests.server.support import http, problem, running
+
+__all__ = ["Api", "problem", "serving"]
+
+
+class Api:
+    """Both ends of it."""
+
+    def __init__(self, client: httpx2.AsyncClient, hub: Hub, url: str) -> None:
+        self.client = client
+        self.hub = hub
+        self.dispatcher = cast("Dispatcher", hub.brought["dispatch"])
+        self.url = url
+
+    async def register(self, model: str, *gpus: SimulatedGpu, **fields: Any) -> None:
+        """Register simulated servers, and wait until they may get jobs."""
+        for gpu in gpus:
+            told = {"model": model, "server": gpu.name, "endpoint": gpu.url, "slots": gpu.slots}
+            answer = await self.client.post("/admin/register", json=told | fields)
+            assert answer.status_code == 200, answer.text
+        await until(lambda: self._well(model), "every server is well")
+
+    async def submit(self, model: str, payload: object = None, **fields: Any) -> str:
+        """Submit a job that must be taken; return its id."""
+        told = {"model": model, "payload": payload} | fields
+        answer = await self.client.post("/queue/submit", json=told)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["job_id"])
+
+    async def state(self, job_id: str, wait: int = 0) -> dict[str, Any]:
+        """Return what is said of a job."""
+        answer = await self.client.get(f"/queue/jobs/{job_id}?wait={wait}", timeout=wait + 5)
+        assert answer.status_code == 200, answer.text
+        return cast("dict[str, Any]", answer.json())
+
+    async def endpoints(self, **query: str) -> dict[str, dict[str, Any]]:
+        """Return all endpoints by ``model/server``."""
+        answer = await self.client.get("/admin/endpoints", params=query)
+        assert answer.status_code == 200, answer.text
+        return {
+            f"{one['model']}/{one['server']}": one
+            for model in answer.json()["models"]
+            for one in model["endpoints"]
+        }
+
+    async def _well(self, model: str) -> bool:
+        return all(one["healthy"] for one in (await self.endpoints(model=model)).values())
+
+
+@asynccontextmanager
+async def serving(backend: Backend, *, tokens: Any = None, **values: Any) -> AsyncIterator[Api]:
+    """Give a server with a dispatcher of short times; ``tokens`` is a tokens file."""
+    async with (
+        running(backend, parts=[part(settings(**values))], tokens_file=tokens) as it,
+        http(it) as client,
+    ):
+        yield Api(client, it.hub, it.server.url)

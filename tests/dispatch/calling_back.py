@@ -1,0 +1,69 @@
+"""Callbacks of jobs, published and waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import QueueSettings, control_of
+from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.tasks import Published, Task
+from taskqueue_dispatch.callbacks import CallbackRecord, Sender, callback_task
+from taskqueue_dispatch.names import CALLBACKS, job_id, queue_of
+from tests.dispatch.receivers import Call, Receiver
+from tests.server.support import eventually
+
+__all__ = ["CANARY", "QUICK", "ended", "failed_once", "ids", "job_for", "quick", "tell"]
+
+QUICK = RetryPolicy(base=0.01, cap=0.02, jitter=0)
+CANARY = "canary-of-the-receiver"
+
+
+def job_for(
+    receiver: Receiver, name: str = "one", host: str = "127.0.0.1", path: str = "/"
+) -> Task:
+    """A job whose client listens there."""
+    url = f"http://{host}:{receiver.port}{path}"
+    return Task(key=queue_of("m"), id=job_id("m", name), headers={"callback-url": url})
+
+
+async def tell(backend: Backend, *jobs: Task, result: bytes = b'{"a":1}') -> None:
+    """Publish the callbacks of jobs that are done."""
+    calls = [callback_task(job, "done", result, None) for job in jobs]
+    told = await backend.publisher.publish(*calls)
+    assert all(one.status is Published.ACCEPTED for one in told)
+
+
+async def quick(backend: Backend, **changes: Any) -> None:
+    """Have attempts follow each other quickly, as an operator may."""
+    settled = QueueSettings(retry=QUICK, **changes)
+    await control_of(backend).configure(CALLBACKS, settled)
+
+
+async def ended(sender: Sender, *jobs: Task, seconds: float = 5.0) -> list[CallbackRecord]:
+    """Wait until callbacks have ended."""
+
+    async def records() -> list[CallbackRecord] | None:
+        found = [await sender.record(job.id) for job in jobs]
+        whole = [one for one in found if one is not None and one.state != "pending"]
+        return whole if len(whole) == len(jobs) else None
+
+    found: list[CallbackRecord] = await eventually(records, seconds)
+    return found
+
+
+async def failed_once(sender: Sender, job: Task) -> CallbackRecord:
+    """Wait until a first attempt has failed and the next is due later."""
+
+    async def record() -> CallbackRecord | None:
+        found = await sender.record(job.id)
+        return found if found is not None and found.error else None
+
+    found: CallbackRecord = await eventually(record)
+    return found
+
+
+def ids(calls: Iterable[Call]) -> set[str]:
+    """The webhook ids of calls."""
+    return {call.headers["webhook-id"] for call in calls}

@@ -1,0 +1,103 @@
+"""Who finds endpoints in tests, with what a runner does for who waits."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import SlotPool, slots_of
+from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.finding import Finder, FoundLeased, FoundNone, FoundQueued, Permit, Waiters
+from taskqueue_dispatch.keeping import Keeper
+from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.submit import Reason
+from tests.dispatch.desk import URL, Failing, Servers, free, registry_of, settings, well
+
+__all__ = ["Desk", "awaited", "desk_of", "is_free", "reason"]
+
+
+class Desk:
+    """Who finds endpoints in one process. `serve` does what a runner does for who waits."""
+
+    def __init__(self, backend: Backend, registry: Registry, options: DispatchSettings) -> None:
+        """Start with nobody in line."""
+        self.backend = backend
+        self.registry = registry
+        self.pool: SlotPool = slots_of(backend)
+        self.failing = Failing(self.pool)
+        self.kept: list[Permit] = []
+        pool = cast("Any", self.failing)
+        self.keeper = Keeper(pool, registry, Servers(), options)
+        self.waiters = Waiters(registry)
+        self.finder = Finder(pool, registry, self.keeper, self.waiters, options, holder="me")
+
+    async def find(self, model: str = "flux", **more: Any) -> FoundLeased | FoundQueued | FoundNone:
+        """Find an endpoint."""
+        return await self.finder.find_endpoint(model, **more)
+
+    async def permit(self, model: str = "flux", **more: Any) -> Permit:
+        """Find an endpoint that is free."""
+        found = await self.find(model, **more)
+        assert isinstance(found, FoundLeased)
+        return found.permit
+
+    async def permit_kept(self) -> None:
+        """Take a slot, and keep it."""
+        self.kept.append(await self.permit())
+
+    async def place(self, model: str = "flux", **more: Any) -> FoundQueued:
+        """Get in line."""
+        found = await self.find(model, **more)
+        assert isinstance(found, FoundQueued)
+        return found
+
+    async def serve(self, model: str = "flux") -> int:
+        """Hand out what is free to who waits, as a runner does; return how many got one."""
+        given = 0
+        while wanted := self.waiters.wanting(model):
+            leases = await self.pool.acquire(model, "me", ttl=60, limit=wanted)
+            if not leases:
+                break
+            for lease in leases:
+                held = self.keeper.hold(lease)
+                if self.waiters.give(model, held):
+                    given += 1
+                else:
+                    self.keeper.drop(held)
+                    await self.pool.release(lease)
+        return given
+
+
+async def desk_of(
+    backend: Backend,
+    slots: int = 1,
+    config: ModelConfig | None = None,
+    model: str = "flux",
+    **more: Any,
+) -> Desk:
+    """Return a desk with one endpoint that is well."""
+    options = settings(find_timeout=60, **more)
+    registry = await registry_of(backend)
+    if config is not None:
+        await registry.configure(model, config)
+    await registry.register(model, "a", URL, slots)
+    await well(backend, model, "a")
+    await registry.refresh()
+    return Desk(backend, registry, options)
+
+
+async def awaited(place: FoundQueued) -> Permit:
+    """Wait for a permit, as a task can."""
+    return await place
+
+
+async def is_free(desk: Desk, number: int) -> bool:
+    """Whether so many slots are free."""
+    return await free(desk.pool, "flux") == number
+
+
+async def reason(desk: Desk, tenant: str) -> Reason | None:
+    """Return why a tenant is turned away; ``None`` where it is not."""
+    found = await desk.find(tenant=tenant)
+    return found.reason if isinstance(found, FoundNone) else None

@@ -1,0 +1,98 @@
+"""A model whose jobs end when they are told to, and its server on a port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+
+from taskqueue_dispatch.calling.client import Caller
+from taskqueue_dispatch.gpu.component import GpuServer
+from taskqueue_dispatch.gpu.jobs import Handler, Job, JobFailed, JobRefused
+from tests.dispatch.gpu_support import SYNC, calling, lease_of, served, task_of
+
+__all__ = ["Model", "Served", "serving"]
+
+
+class Model:
+    """A model that ends its jobs when it is told to."""
+
+    def __init__(self) -> None:
+        self.runs: Counter[str] = Counter()
+        self.order: list[str] = []
+        self.running: set[str] = set()
+        self.most = 0
+        self._gate = asyncio.Semaphore(0)
+
+    async def __call__(self, job: Job) -> object:
+        """Run a job."""
+        self.runs[job.id] += 1
+        self.order.append(job.id)
+        self.running.add(job.id)
+        self.most = max(self.most, len(self.running))
+        try:
+            await self._gate.acquire()
+        finally:
+            self.running.discard(job.id)
+        if job.payload == "fail":
+            raise JobFailed("out of memory")
+        if job.payload == "refuse":
+            raise JobRefused("no prompt")
+        if job.payload == "break":
+            raise ValueError("canary of the payload")
+        return {"job": job.id, "attempt": job.attempt}
+
+    def end(self, number: int = 1) -> None:
+        """Let jobs end, those that come later too."""
+        for _ in range(number):
+            self._gate.release()
+
+
+class Served:
+    """A component on a port, and those who call it."""
+
+    def __init__(
+        self, origin: str, model: Model, caller: Caller, client: httpx2.AsyncClient
+    ) -> None:
+        self.origin, self.url, self.model = origin, origin + "/generate", model
+        self.caller, self.client = caller, client
+
+    async def send(self, job: str = "job-1", payload: object = None, attempt: int = 1) -> Any:
+        """A dispatcher's POST."""
+        task = task_of(job, payload)
+        async with asyncio.timeout(10):
+            return await self.caller.send(lease_of(self.url), task, SYNC, attempt=attempt)
+
+    async def direct(self, job: str | None = None, payload: object = 0) -> httpx2.Response:
+        """A direct caller's POST."""
+        headers = {"Idempotency-Key": job} if job else {}
+        return await self.client.post(self.url, json=payload, headers=headers)
+
+    async def health(self) -> dict[str, Any]:
+        """What it says of itself."""
+        found: dict[str, Any] = (await self.client.get(self.origin + "/health")).json()
+        return found
+
+    async def status(self, job: str) -> Any:
+        """What a dispatcher hears of a job."""
+        return await self.caller.ask(self.url, job, SYNC)
+
+
+@asynccontextmanager
+async def serving(handler: Handler | None = None, **options: Any) -> AsyncIterator[Served]:
+    """A component on a port."""
+    model = Model()
+    app = GpuServer(handler or model, **options)
+    async with (
+        served(app) as origin,
+        calling() as caller,
+        httpx2.AsyncClient(trust_env=False) as client,
+    ):
+        try:
+            yield Served(origin, model, caller, client)
+        finally:
+            await app.aclose()

@@ -1,0 +1,341 @@
+"""The dispatcher over HTTP: a real server on a port, simulated servers of models, memory and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.server.api.waiting import MAX_WAIT
+from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.names import queue_of
+from tests.dispatch.api import Api, problem, serving
+from tests.dispatch.support import ledger_of, until
+
+
+class TestSubmit:
+    """One of three answers, and the job is stored before two of them."""
+
+    async def test_the_three_outcomes(self, backend: Backend) -> None:
+        """Leased where a slot is free, queued with its place, and no slots with the reason (C6, B9, B13)."""
+        async with serving(backend) as api, SimulatedGpu(name="a", mode=Mode.HANG) as gpu:
+            answer = await api.client.post("/queue/submit", json={"model": "zimg"})
+            told = problem(answer, 503, "no_slots")
+            assert told["reason"] == "no_endpoints"
+            assert int(answer.headers["retry-after"]) >= 1
+            gpu.mode = Mode.OK
+            await api.register("zimg", gpu)
+            gpu.mode = Mode.HANG
+            answer = await api.client.post("/queue/submit", json={"model": "zimg"})
+            first = answer.json()
+            assert answer.status_code == 202
+            assert first == {"outcome": "leased", "job_id": first["job_id"], "server": None}
+            await until(lambda: gpu.posts == 1)
+            for place in range(2):
+                answer = await api.client.post("/queue/submit", json={"model": "zimg"})
+                told = answer.json()
+                assert answer.status_code == 202
+                assert told == {
+                    "outcome": "queued",
+                    "job_id": told["job_id"],
+                    "position": place,
+                    "estimated_wait": None,
+                }
+
+    async def test_a_full_queue_is_told_at_once(self, backend: Backend) -> None:
+        """As many jobs wait as the slots allow, and one more is refused with its reason (B4, B13, OPEN-A2)."""
+        async with serving(backend) as api, SimulatedGpu(name="a", latency=30) as gpu:
+            path = "/admin/model-configs/zimg"
+            assert (await api.client.put(path, json={"queue_per_slot": 2})).status_code == 200
+            await api.register("zimg", gpu)
+            await api.submit("zimg")
+            await until(lambda: gpu.active == 1)
+            for _ in range(2):
+                await api.submit("zimg")
+            answer = await api.client.post("/queue/submit", json={"model": "zimg"})
+            assert problem(answer, 503, "no_slots")["reason"] == "queue_full"
+            assert int(answer.headers["retry-after"]) >= 1
+            assert (await ledger_of(backend, "zimg")).waiting == 2
+
+    async def test_the_payload_goes_through_byte_for_byte(self, backend: Backend) -> None:
+        """Neither numbers nor spaces nor the order of names change on the way to the server (C6, law 4)."""
+        payload = b'{"z" : 1.10, "a":[1e400, 12345678901234567890123],  "\\u00e9":"\xc3\xa9"}'
+        got: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            size = int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
+            got.put_nowait(head + await reader.readexactly(size))
+            answer = b'{"status":"success","result":1}'
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+            writer.write(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(answer) + answer)
+            await writer.drain()
+            writer.close()
+
+        async with serving(backend) as api, await asyncio.start_server(take, "127.0.0.1") as gpu:
+            host, port = gpu.sockets[0].getsockname()
+            await api.dispatcher.registry.register(
+                "zimg", "raw", f"http://{host}:{port}/", 1, reports=False
+            )
+            answer = await api.client.post(
+                "/queue/submit",
+                content=b'{"payload":' + payload + b', "model": "zimg"}',
+                headers={"content-type": "application/json"},
+            )
+            job_id = answer.json()["job_id"]
+            sent = await asyncio.wait_for(got.get(), 5)
+            head, _, body = sent.partition(b"\r\n\r\n")
+            assert body == payload
+            assert b"idempotency-key: " + job_id.encode() in head
+            assert b"x-source: dispatcher" in head
+            assert (await api.state(job_id, wait=10))["state"] == "done"
+
+    async def test_a_job_and_its_result(self, backend: Backend) -> None:
+        """Who asks for a job waits for its end, and gets its result as the server wrote it (C1, C6, C26)."""
+        async with serving(backend) as api, SimulatedGpu(name="gpu-1", latency=0.3) as gpu:
+            await api.register("zimg", gpu)
+            job_id = await api.submit("zimg", {"prompt": "a boat"})
+            await until(lambda: gpu.active == 1)
+            told = await api.state(job_id)
+            assert (told["state"], told["attempt"], told["server"]) == ("running", 1, "gpu-1")
+            missing = await api.client.get(f"/queue/jobs/{job_id}/result")
+            problem(missing, 404, "no_result")
+            told = await api.state(job_id, wait=10)
+            assert told["state"] == "done"
+            assert told["callback"] is None
+            answer = await api.client.get(f"/queue/jobs/{job_id}/result")
+            assert answer.status_code == 200
+            assert json.loads(answer.content) is not None
+            assert gpu.runs[job_id] == 1
+
+    async def test_who_waits_for_a_result_is_woken(self, backend: Backend) -> None:
+        """The answer comes with the end of the job, not with the end of the wait (C7)."""
+        async with serving(backend) as api, SimulatedGpu(name="a", latency=0.3) as gpu:
+            await api.register("zimg", gpu)
+            job_id = await api.submit("zimg")
+            where = f"/queue/jobs/{job_id}/result?wait={MAX_WAIT}"
+            answer = await asyncio.wait_for(api.client.get(where, timeout=60), 8)
+            assert answer.status_code == 200
+
+    async def test_again_with_the_same_key(self, backend: Backend) -> None:
+        """The same key is the same job, in the body or in the header; another payload with it is refused (OPEN-C1)."""
+        async with serving(backend) as api, SimulatedGpu(name="a", latency=0.01) as gpu:
+            await api.register("zimg", gpu)
+            same = [await api.submit("zimg", 1, idempotency_key="order-1") for _ in range(3)]
+            assert len(set(same)) == 1
+            other = {"model": "zimg", "payload": 2, "idempotency_key": "order-1"}
+            problem(await api.client.post("/queue/submit", json=other), 409, "id_conflict")
+
+            async def post(payload: int, key: str = '"order 2"', **fields: Any) -> Any:
+                told = {"model": "zimg", "payload": payload, **fields}
+                headers = {"idempotency-key": key}
+                return await api.client.post("/queue/submit", json=told, headers=headers)
+
+            ids = {(await post(1)).json()["job_id"] for _ in range(3)}
+            assert len(ids) == 1
+            assert ids.isdisjoint(same)
+            problem(await post(2), 422, "idempotency_key_reused", "Idempotency-Key")
+            both = await post(1, idempotency_key="order-1")
+            problem(both, 422, "invalid_input", "idempotency_key")
+            problem(await post(1, key=""), 422, "invalid_input", "Idempotency-Key")
+            for job_id in (*same, *ids):
+                assert (await api.state(job_id, wait=10))["state"] == "done"
+            assert set(gpu.runs.values()) == {1}
+            assert (await api.submit("zimg", 1, idempotency_key="order-1")) == same[0]
+            assert (await ledger_of(backend, "zimg")).published == 2
+
+    async def test_a_deadline_is_a_time_or_a_while(self, backend: Backend) -> None:
+        """A job that was not begun in time ends as expired, and says so (C26, A23)."""
+        async with serving(backend) as api, SimulatedGpu(name="a", mode=Mode.BUSY) as gpu:
+            await api.register("zimg", gpu)
+            soon = await api.submit("zimg", expires_in=0.2, tenant="t1", priority=9)
+            late = await api.submit("zimg", deadline=backend.now() + 0.2)
+            for job_id in (soon, late):
+                assert (await api.state(job_id, wait=10))["state"] == "expired"
+            told = {"model": "zimg", "deadline": 1, "expires_in": 1}
+            answer = await api.client.post("/queue/submit", json=told)
+            problem(answer, 422, "invalid_input", "expires_in")
+
+    async def test_cancelled(self, backend: Backend) -> None:
+        """A job that waits is cancelled, once, and never sent (C26)."""
+        async with serving(backend) as api, SimulatedGpu(name="a", mode=Mode.BUSY) as gpu:
+            await api.register("zimg", gpu)
+            job_id = await api.submit("zimg", delay=60)
+            for expected in (True, False):
+                answer = await api.client.delete(f"/queue/jobs/{job_id}")
+                assert answer.json() == {"cancelled": expected}
+            assert (await api.state(job_id))["state"] == "cancelled"
+            assert gpu.posts == 0
+
+
+async def test_a_queue_upstream_pushes(backend: Backend) -> None:
+    """However often a job is pushed, it is one, and it is answered as a submitted one (C8)."""
+    async with serving(backend) as api, SimulatedGpu(name="a", latency=0.01) as gpu:
+        told = {"job_id": "upstream-7", "model": "zimg", "payload": {"n": 1}}
+        answer = await api.client.post("/tasks/handle", json=told)
+        assert problem(answer, 503, "no_slots")["reason"] == "no_endpoints"
+        await api.register("zimg", gpu)
+        ids = set()
+        for _ in range(3):
+            answer = await api.client.post("/tasks/handle", json=told)
+            assert answer.status_code == 202
+            ids.add(answer.json()["job_id"])
+        (job_id,) = ids
+        assert (await api.state(job_id, wait=10))["state"] == "done"
+        answer = await api.client.post("/tasks/handle", json=told)
+        assert (answer.status_code, answer.json()["job_id"]) == (202, job_id)
+        assert gpu.runs == {job_id: 1}
+        for wrong, field in (
+            ({"idempotency_key": "k"}, "idempotency_key"),
+            ({"job_id": "no way"}, "job_id"),
+        ):
+            answer = await api.client.post("/tasks/handle", json=told | wrong)
+            problem(answer, 422, "invalid_input", field)
+        del told["job_id"]
+        assert (await api.client.post("/tasks/handle", json=told)).status_code == 422
+
+
+async def empty(api: Api) -> bool:
+    """Whether no endpoint is left."""
+    return await api.endpoints() == {}
+
+
+class TestModels:
+    """What is registered and configured acts at once, and is the same at every replica."""
+
+    async def test_register_list_drain_remove(self, backend: Backend) -> None:
+        """Endpoints come and go at run time, and the queue's capacity with their slots (C12, B4)."""
+        async with serving(backend) as api, SimulatedGpu(name="a", slots=2) as gpu:
+
+            async def capacity() -> Any:
+                answer = await api.client.get(f"/v1/queues/{queue_of('flux')}/settings")
+                return answer.json()["capacity"]
+
+            told = {"model": "flux", "server": "s1", "endpoint": gpu.url, "slots": 2}
+            answer = await api.client.post("/admin/register", json=told | {"priority": 7})
+            assert answer.status_code == 200
+            one = answer.json()
+            assert {name: one[name] for name in told} == told
+            assert (one["priority"], one["free"], one["healthy"]) == (7, 2, False)
+            assert await capacity() == 200
+            answer = await api.client.post("/admin/register", json=told | {"slots": 4})
+            assert answer.json()["slots"] == 4
+            assert await capacity() == 400
+            await api.client.post("/admin/register", json=told | {"server": "s2"})
+            assert set(await api.endpoints()) == {"flux/s1", "flux/s2"}
+
+            named = {"model": "flux", "server": "s1"}
+            answer = await api.client.post("/admin/drain", json=named)
+            assert (answer.status_code, answer.json()["draining"]) == (200, True)
+            assert await capacity() == 200
+            unknown = named | {"server": "s3"}
+            answer = await api.client.post("/admin/drain", json=unknown)
+            problem(answer, 404, "unknown_endpoint")
+            answer = await api.client.post("/admin/remove", json=named)
+            assert answer.json() == {"removed": True}
+
+            async def gone() -> bool:
+                answer = await api.client.post("/admin/remove", json=named)
+                return bool(answer.json() == {"removed": False})
+
+            await until(gone, "nothing of it is held any more")
+            assert set(await api.endpoints()) == {"flux/s2"}
+            answer = await api.client.post("/admin/remove", json=named | {"server": "s2"})
+            await until(lambda: empty(api), "nothing is left")
+
+    async def test_configurations(self, backend: Backend) -> None:
+        """What is put is in force, in the store, and what is deleted is as by default (C13, C5)."""
+        path = "/admin/model-configs/flux"
+        default = json.loads(ModelConfig().model_dump_json())
+        async with serving(backend) as api:
+            assert (await api.client.get(path)).json() == default
+            assert default["max_retries"] == 50
+            told = {"model_type": "async", "poll_interval": 3, "max_poll_time": 1200}
+            told["poll_endpoint_template"] = "/status/{id}"
+            for _ in range(2):
+                answer = await api.client.put(path, json=told)
+                assert (answer.status_code, answer.json()) == (200, default | told)
+                assert (await api.client.get(path)).json() == default | told
+            for _ in range(2):
+                answer = await api.client.delete(path)
+                assert (answer.status_code, answer.json()) == (200, default)
+            assert (await api.client.get(path)).json() == default
+
+    async def test_models_come_in_pages(self, backend: Backend) -> None:
+        """Each once, by name, with the address of the next page (C12)."""
+        names = [f"m/{n:02} é?" for n in range(7)]
+        async with serving(backend) as api:
+            for name in reversed(names):
+                await api.dispatcher.registry.register(name, "s", "http://127.0.0.1:1/x", 1)
+            found: list[str] = []
+            where: str | None = "/admin/endpoints?limit=3"
+            pages = 0
+            while where is not None:
+                answer = await api.client.get(where)
+                found += [one["model"] for one in answer.json()["models"]]
+                link = answer.headers.get("link")
+                assert (link is None) == ("next" not in answer.json())
+                where = None if link is None else link[1:].partition(">")[0]
+                pages += 1
+            assert (found, pages) == (names, 3)
+
+
+class TestDeadLetters:
+    """Jobs that were given up stay until somebody decides."""
+
+    async def test_look_retry_discard(self, backend: Backend) -> None:
+        """They are listed with their errors over all models, done again, or given up for good (C16, C17, C26)."""
+        async with (
+            serving(backend, breaker_failures=1000) as api,
+            SimulatedGpu(name="a", mode=Mode.FAIL, latency=0.001, slots=4) as first,
+            SimulatedGpu(name="b", mode=Mode.FAIL, latency=0.001, slots=4) as second,
+        ):
+            for model, gpu in (("flux", first), ("a/b c", second)):
+                path = f"/admin/model-configs/{model}"
+                await api.client.put(path, json={"max_retries": 0})
+                await api.register(model, gpu)
+            ids = [await api.submit(m, {"n": n}) for n in range(5) for m in ("flux", "a/b c")]
+            for job_id in ids:
+                told = await api.state(job_id, wait=10)
+                assert (told["state"], bool(told["error"])) == ("failed", True)
+
+            async def listed(query: str = "") -> list[dict[str, Any]]:
+                found: list[dict[str, Any]] = []
+                where: str | None = f"/admin/dlq?limit=3{query}"
+                while where is not None:
+                    answer = await api.client.get(where)
+                    assert answer.status_code == 200, answer.text
+                    found += answer.json()["jobs"]
+                    link = answer.headers.get("link")
+                    where = None if link is None else link[1:].partition(">")[0]
+                return found
+
+            letters = await listed()
+            assert sorted(one["job_id"] for one in letters) == sorted(ids)
+            assert {one["model"] for one in letters} == {"flux", "a/b c"}
+            assert all(one["error"] and one["failed_at"] and one["reason"] for one in letters)
+            of_flux = await listed("&model=flux")
+            assert [one["payload"]["n"] for one in of_flux] == sorted(
+                one["payload"]["n"] for one in of_flux
+            )
+            assert {one["model"] for one in of_flux} == {"flux"}
+
+            first.mode = second.mode = Mode.OK
+            answer = await api.client.post(f"/admin/dlq/{ids[0]}/retry")
+            assert answer.json() == {"count": 1}
+            assert (await api.state(ids[0], wait=10))["state"] == "done"
+            assert (await api.client.post(f"/admin/dlq/{ids[0]}/retry")).json() == {"count": 0}
+            for expected in (1, 0):
+                answer = await api.client.delete(f"/admin/dlq/{ids[1]}")
+                assert answer.json() == {"count": expected}
+            answer = await api.client.post("/admin/dlq/retry-all?model=flux")
+            assert answer.json() == {"count": 4}
+            answer = await api.client.post("/admin/dlq/retry-all")
+            assert answer.json() == {"count": 4}
+            for job_id in ids[2:]:
+                assert (await api.state(job_id, wait=10))["state"] == "done"
+            assert await listed() == []
+            for model in ("flux", "a/b c"):
+                assert (await ledger_of(backend, model)).balanced

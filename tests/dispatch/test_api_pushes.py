@@ -1,0 +1,241 @@
+"""What servers push: whoever has the token of a job's slot may tell its end, and nobody else may do anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import SlotLease
+from taskqueue_core.limits import LIMITS
+from taskqueue_dispatch.gpu.jobs import Job
+from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.models import ModelConfig, ModelType
+from tests.dispatch.api import Api, problem, serving
+from tests.dispatch.support import ASKED, until
+from tests.server.access import ADMIN, A, bearer, entry, write
+
+PUSHED = ModelConfig(
+    model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=60, max_poll_time=120
+)
+"""asked so seldom that only a push can be quick"""
+_NO_ENDS = [
+    (b"", 400),
+    (b"{", 400),
+    (b'{"status":"success"', 400),
+    (b'"done"', 422),
+    (b"[]", 422),
+    (b"{}", 422),
+    (b'{"status":"accepted","accepted":"1"}', 422),
+    (b'{"status":"processing"}', 422),
+    (b'{"status":7}', 422),
+    (b'{"status":"done","result":' + b"[" * 101 + b"]" * 101 + b"}", 422),
+    (b'{"status":"done","result":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
+    (b'{"status":"done","result":"' + b"x" * LIMITS.result + b'"}', 413),
+]
+DONE = {"status": "success", "result": {"url": "x"}}
+
+
+def never() -> Callable[[Job], Awaitable[Any]]:
+    """A model that never ends a job."""
+    waiting = asyncio.Event()
+
+    async def handle(_: Job) -> Any:
+        await waiting.wait()
+
+    return handle
+
+
+async def begun(
+    api: Api, gpu: SimulatedGpu, model: str = "zimg", config: ModelConfig = PUSHED
+) -> tuple[str, SlotLease]:
+    """Submit a job, and wait until its server has it; return it with its lease."""
+    await api.dispatcher.registry.configure(model, config)
+    await api.register(model, gpu)
+    job_id = await api.submit(model)
+    await until(lambda: gpu.active == 1)
+
+    def lease() -> SlotLease | None:
+        held = api.dispatcher.keeper._held
+        return next((one.lease for one in held if one.lease.job == job_id), None)
+
+    await until(lambda: lease() is not None)
+    found = lease()
+    assert found is not None
+    return job_id, found
+
+
+async def push(api: Api, job_id: str, token: str | None, told: object = DONE) -> httpx2.Response:
+    """Push the end of a job."""
+    headers = {} if token is None else {"x-lease-token": token}
+    return await api.client.post(f"/tasks/callback/{job_id}", json=told, headers=headers)
+
+
+class TestPush:
+    """The token of the slot is all that is needed."""
+
+    async def test_a_result_is_pushed(self, backend: Backend) -> None:
+        """The job is done long before it would have been asked for, with the result that was pushed (C3, C7, B8)."""
+        async with (
+            serving(backend) as api,
+            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
+        ):
+            job_id, lease = await begun(api, gpu)
+            answer = await push(api, job_id, lease.token)
+            assert (answer.status_code, answer.json()) == (200, {"outcome": "taken"})
+            assert (await api.state(job_id, wait=10))["state"] == "done"
+            answer = await api.client.get(f"/queue/jobs/{job_id}/result")
+            assert answer.json() == DONE["result"]
+
+    async def test_the_component_pushes_by_itself(self, backend: Backend) -> None:
+        """A server that knows the dispatcher's address needs neither polls nor a token of its own (C7)."""
+        async with (
+            serving(backend) as api,
+            SimulatedGpu(name="a", asynchronous=True, latency=0.05, dispatcher=api.url) as gpu,
+        ):
+            await api.dispatcher.registry.configure("zimg", PUSHED)
+            await api.register("zimg", gpu)
+            ids = [await api.submit("zimg") for _ in range(3)]
+            for job_id in ids:
+                assert (await api.state(job_id, wait=10))["state"] == "done"
+            assert gpu.runs == dict.fromkeys(ids, 1)
+
+    async def test_a_failure_is_pushed(self, backend: Backend) -> None:
+        """It counts as one that was asked for, with its error (C4, C7, C16)."""
+        async with (
+            serving(backend) as api,
+            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
+        ):
+            config = PUSHED.model_copy(update={"max_retries": 0})
+            job_id, lease = await begun(api, gpu, config=config)
+            told = {"status": "failed", "error": "out of memory"}
+            assert (await push(api, job_id, lease.token, told)).status_code == 200
+            state = await api.state(job_id, wait=10)
+            assert state["state"] == "failed"
+            assert "out of memory" in state["error"]
+
+    async def test_what_is_late_changes_nothing_and_is_kept(self, backend: Backend) -> None:
+        """A stale token is refused with 409, the job goes its way, and the note can be read (C7, OPEN-C4, fault H2)."""
+        async with (
+            serving(backend) as api,
+            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
+        ):
+            job_id, lease = await begun(api, gpu)
+            stale = lease.token[:-4] + "0000"
+            for number in range(2):
+                problem(await push(api, job_id, stale, DONE | {"result": number}), 409, "late")
+            assert (await api.state(job_id))["state"] == "running"
+            answer = await api.client.get(f"/admin/late/{job_id}")
+            assert answer.json() == {"notes": [DONE | {"result": 0}, DONE | {"result": 1}]}
+            assert (await push(api, job_id, lease.token)).status_code == 200
+            assert (await api.state(job_id, wait=10))["state"] == "done"
+            problem(await push(api, job_id, lease.token, DONE | {"result": 2}), 409, "late")
+            answer = await api.client.get(f"/queue/jobs/{job_id}/result")
+            assert answer.json() == DONE["result"]
+
+
+class TestGuard:
+    """Anybody can reach the path; so nothing is read, kept or told for those without a token that fits."""
+
+    async def test_no_token_and_no_job(self, backend: Backend) -> None:
+        """Neither tells whether there is such a job, and neither is read (security 1, 21)."""
+        async with (
+            serving(backend) as api,
+            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
+        ):
+            job_id, lease = await begun(api, gpu)
+            for token in (None, "", "a b", "x" * 201):
+                problem(await push(api, job_id, token), 401, "unauthenticated")
+            raw = [(b"x-lease-token", b"\xe9"), (b"content-type", b"application/json")]
+            answer = await api.client.post(f"/tasks/callback/{job_id}", content=b"1", headers=raw)
+            problem(answer, 401, "unauthenticated")
+            for other in ("nowhere", job_id[:-1] + "g", job_id.replace("-", "-0")):
+                problem(await push(api, other, lease.token), 404, "unknown_job")
+            answer = await api.client.get("/admin/late/nowhere")
+            problem(answer, 404, "unknown_job")
+            assert (await api.client.get(f"/admin/late/{job_id}")).json() == {"notes": []}
+
+    async def test_another_jobs_token(self, backend: Backend) -> None:
+        """A token is of one job: with it no other one ends (security 2, OPEN-C4)."""
+        async with (
+            serving(backend) as api,
+            SimulatedGpu(name="a", asynchronous=True, handler=never()) as first,
+            SimulatedGpu(name="b", asynchronous=True, handler=never()) as second,
+        ):
+            mine, my_lease = await begun(api, first)
+            theirs, their_lease = await begun(api, second, "flux")
+            problem(await push(api, theirs, my_lease.token), 409, "late")
+            problem(await push(api, mine, their_lease.token), 409, "late")
+            for job_id in (mine, theirs):
+                assert (await api.state(job_id))["state"] == "running"
+
+    async def test_what_is_no_end(self, backend: Backend) -> None:
+        """Whatever is no end of a job is refused, with the token too, and the job goes on (fault K2, security 12)."""
+        async with (
+            serving(backend) as api,
+            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
+        ):
+            job_id, lease = await begun(api, gpu)
+            headers = {"x-lease-token": lease.token, "content-type": "application/json"}
+            where = f"/tasks/callback/{job_id}"
+            for body, status in _NO_ENDS:
+                answer = await api.client.post(where, content=body, headers=headers)
+                assert answer.status_code == status, (body[:50], answer.text)
+                assert "x" * 50 not in answer.text
+            assert (await api.state(job_id))["state"] == "running"
+            ended = {"status": "done", "unknown": [1], "job_id": job_id}
+            assert (await push(api, job_id, lease.token, ended)).status_code == 200
+
+    async def test_a_huge_body_is_not_read_to_its_end(self, backend: Backend) -> None:
+        """It is refused when it is too large, with or without saying so (security 12)."""
+        async with (
+            serving(backend) as api,
+            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
+        ):
+            job_id, lease = await begun(api, gpu)
+            sent = 0
+
+            async def endless() -> Any:
+                nonlocal sent
+                while True:
+                    sent += 65_536
+                    yield b" " * 65_536
+
+            headers = {"x-lease-token": lease.token, "content-type": "application/json"}
+            try:
+                answer = await api.client.post(
+                    f"/tasks/callback/{job_id}", content=endless(), headers=headers
+                )
+                assert answer.status_code == 413
+            except httpx2.TransportError:
+                pass  # it was cut off while it still sent
+            assert sent < 64 * LIMITS.result
+
+    async def test_with_a_tokens_file(self, backend: Backend, tmp_path: Path) -> None:
+        """Servers need no token of the queue's; late notes are for those who administer the model (security 2, 3)."""
+        path = write(
+            tmp_path / "tokens.toml",
+            entry(ADMIN, "admin"),
+            entry(A, "a", keys=["dispatch:other"]),
+        )
+        async with (
+            serving(backend, tokens=path) as api,
+            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
+        ):
+            api.client.headers.update(bearer(ADMIN))
+            job_id, lease = await begun(api, gpu)
+            del api.client.headers["authorization"]
+            problem(await push(api, job_id, "k.1.z"), 409, "late")
+            where = f"/admin/late/{job_id}"
+            problem(await api.client.get(where), 401, "unauthenticated")
+            problem(await api.client.get(where, headers=bearer(A)), 404, "unknown_job")
+            answer = await api.client.get(where, headers=bearer(ADMIN))
+            assert json.loads(answer.content) == {"notes": [DONE]}
+            assert (await push(api, job_id, lease.token)).status_code == 200
+            api.client.headers.update(bearer(ADMIN))
+            assert (await api.state(job_id, wait=10))["state"] == "done"

@@ -1,0 +1,302 @@
+"""Callbacks from a queue to their receivers."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+
+import pytest
+from standardwebhooks import Webhook
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import control_of, dead_letters_of
+from taskqueue_core.tasks import Published, Task
+from taskqueue_dispatch.callbacks import callback_task
+from taskqueue_dispatch.names import CALLBACKS, job_id
+from taskqueue_memory import MemoryBackend
+from tests.dispatch.calling_back import CANARY, ended, failed_once, ids, job_for, quick, tell
+from tests.dispatch.receivers import (
+    OK,
+    Script,
+    answer,
+    drip,
+    flood,
+    hang,
+    raw,
+    receiving,
+    sending,
+    settings,
+)
+from tests.redis.backends import housekept
+from tests.server.support import eventually
+from tests.server.tls import make_files
+
+OLD = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+NEW = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+
+
+class TestDelivered:
+    """What is taken at once."""
+
+    async def test_signed_and_recorded(self, backend: Backend) -> None:
+        """It says what became of the job, verifies with the old and the new secret, and is recorded (C7, OPEN-C7)."""
+        async with receiving(answer(200, b"thanks")) as receiver:
+            job = job_for(receiver, path="/hook?x=1")
+            told = settings(receiver, webhook_secrets=(OLD, NEW))
+            async with sending(backend, told) as sender:
+                assert await sender.record(job.id) is None
+                await sender.check(job.headers["callback-url"])
+                await tell(backend, job, result='{"ü": [1.50]}'.encode())
+                (record,) = await ended(sender, job)
+        (call,) = receiver.calls
+        assert call.target == "/hook?x=1"
+        says = '{"job_id":"J","status":"done","result":{"ü": [1.50]}}'
+        assert call.body.decode() == says.replace("J", job.id)
+        assert call.headers["content-type"] == "application/json"
+        for secret in (OLD, NEW):
+            Webhook(secret).verify(call.body, call.headers)
+        assert record.webhook_id == call.headers["webhook-id"]
+        assert "." not in record.webhook_id
+        assert (record.state, record.job_status, record.attempt) == ("delivered", "done", 1)
+        assert (record.http_status, record.length, record.error) == (200, 6, None)
+        assert record.seconds is not None
+
+    async def test_told_once(self, backend: Backend) -> None:
+        """To publish it again, with another result too, changes nothing and sends nothing (R15)."""
+        async with receiving() as receiver:
+            job = job_for(receiver)
+            async with sending(backend, settings(receiver)) as sender:
+                await tell(backend, job)
+                await ended(sender, job)
+                again = [callback_task(job, "done", result, None) for result in (b'{"a":1}', b"2")]
+                told = await backend.publisher.publish(*again)
+                assert [one.status for one in told] == [Published.DUPLICATE, Published.CONFLICT]
+                other = job_for(receiver, "two")
+                await tell(backend, other)
+                await ended(sender, other)
+        assert len(receiver.calls) == 2
+
+    async def test_a_second_end(self, backend: Backend) -> None:
+        """A job that failed, was taken up again and is done is told of twice; the record is the newer's (R15)."""
+        async with receiving() as receiver:
+            job = job_for(receiver)
+            async with sending(backend, settings(receiver)) as sender:
+                await backend.publisher.publish(callback_task(job, "failed", None, "no"))
+                assert (await ended(sender, job))[0].job_status == "failed"
+                await tell(backend, job)
+                await eventually(lambda: len(receiver.calls) == 2)
+
+                async def newer() -> bool:
+                    record = await sender.record(job.id)
+                    return record is not None and record.job_status == "done"
+
+                await eventually(newer)
+        assert len(ids(receiver.calls)) == 2
+
+    async def test_unsigned(self, backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+        """Without a secret they are sent all the same, without a signature, and that is said once (OPEN-C7)."""
+        async with receiving() as receiver:
+            with caplog.at_level(logging.WARNING, "taskqueue"):
+                jobs = [job_for(receiver, name) for name in "ab"]
+                async with sending(backend, settings(receiver)) as sender:
+                    await tell(backend, *jobs)
+                    await ended(sender, *jobs)
+        assert all("webhook-signature" not in call.headers for call in receiver.calls)
+        said = [one for one in caplog.messages if "WEBHOOK_SECRETS" in one]
+        assert len(said) == 1
+
+    async def test_tls(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        """By default receivers must have a certificate that verifies (Security 5)."""
+        files = make_files(tmp_path_factory.mktemp("tls"))
+        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        server.load_cert_chain(files.good, files.key)
+        backend = MemoryBackend()
+        async with receiving(tls=server) as receiver:
+            job = job_for(receiver)
+            url = job.headers["callback-url"].replace("http", "https")
+            job = Task(key=job.key, id=job.id, headers={"callback-url": url})
+            told = settings(receiver, callback_http=False)
+            async with sending(backend, told, tls=None) as sender:
+                await tell(backend, job)
+                assert (await failed_once(sender, job)).error == "its certificate is not good"
+            assert not receiver.calls
+            good = ssl.create_default_context(cafile=str(files.authority))
+            await control_of(backend).cancel(CALLBACKS, callback_task(job, "done", None, None).id)
+            other = Task(key=job.key, id=job_id("m", "two"), headers={"callback-url": url})
+            async with sending(backend, told, tls=good) as sender:
+                await tell(backend, other)
+                assert (await ended(sender, other))[0].state == "delivered"
+        await backend.aclose()
+
+
+class TestRefused:
+    """What is not taken (fault I1)."""
+
+    @pytest.mark.parametrize(
+        ("script", "error"),
+        [
+            (answer(500, b"x" * 7), "HTTP 500 and 7 bytes"),
+            (answer(404), "HTTP 404 and 0 bytes"),
+            (answer(304), "HTTP 304 and 0 bytes"),
+            (flood(503, []), "HTTP 503 and 65536 bytes"),
+            (raw(b""), "no whole answer"),
+            (raw(b"HTTP/1.1 200 OK\r\nx"), "no whole answer"),
+            (hang, "no answer in time"),
+            (drip(b"HTTP/1.1 200 OK\r\n"), "no answer in time"),
+        ],
+    )
+    async def test_and_taken_later(self, backend: Backend, script: Script, error: str) -> None:
+        """Each is a failed attempt with its reason, tried again with the same id, until it is taken (R15, fault I1)."""
+        await quick(backend)
+        async with receiving(script, script, OK) as receiver, housekept(backend):  # type: ignore[arg-type] # any has it
+            job = job_for(receiver)
+            async with sending(backend, settings(receiver, callback_timeout=0.3)) as sender:
+                await tell(backend, job)
+                assert (await failed_once(sender, job)).error == error
+                (record,) = await ended(sender, job)
+        assert (record.state, record.attempt, len(receiver.calls)) == ("delivered", 3, 3)
+        assert ids(receiver.calls) == {record.webhook_id}
+        assert len({call.body for call in receiver.calls}) == 1
+
+    async def test_out_of_attempts(self, backend: Backend) -> None:
+        """After its attempts it is a dead letter with the reason of the last; an operator may redrive it (OPEN-C7)."""
+        await quick(backend)
+        async with receiving(*[answer(500)] * 3, OK) as receiver, housekept(backend):  # type: ignore[arg-type] # as above
+            job = job_for(receiver)
+            async with sending(backend, settings(receiver, callback_attempts=3)) as sender:
+                await tell(backend, job)
+                (record,) = await ended(sender, job)
+                assert (record.state, record.attempt) == ("failed", 3)
+                assert record.reason == "max_retries_exceeded"
+                assert record.error == "HTTP 500 and 0 bytes"
+                dead = await dead_letters_of(backend).get(CALLBACKS, record.webhook_id)
+                assert dead is not None
+                assert dead.reason == "max_retries_exceeded"
+                assert [one.error for one in dead.history] == ["HTTP 500 and 0 bytes"] * 3
+                await dead_letters_of(backend).redrive(CALLBACKS, record.webhook_id)
+                await eventually(lambda: len(receiver.calls) == 4)
+                (record,) = await ended(sender, job)
+        assert record.state == "delivered"
+        assert ids(receiver.calls) == {record.webhook_id}
+
+    async def test_gone(self, backend: Backend) -> None:
+        """410 is final: nobody is there any more (fault I1)."""
+        async with receiving(answer(410)) as receiver:
+            job = job_for(receiver)
+            async with sending(backend, settings(receiver)) as sender:
+                await tell(backend, job)
+                (record,) = await ended(sender, job)
+        dead = await dead_letters_of(backend).get(CALLBACKS, record.webhook_id)
+        assert dead is not None
+        assert (record.state, dead.reason, len(receiver.calls)) == ("failed", "gone", 1)
+
+    @pytest.mark.parametrize(
+        ("script", "least"),
+        [
+            (answer(429, retry_after="120"), 120.0),
+            (answer(503, retry_after="90"), 90.0),
+            (answer(429), 30.0),
+            (answer(502), 30.0),
+            (answer(504), 30.0),
+            (answer(500), 0.0),
+            (answer(429, retry_after="0"), 0.0),
+            (answer(503, retry_after="999999999"), 6 * 3600.0),
+        ],
+    )
+    async def test_throttled(self, script: Script, least: float) -> None:
+        """Who asks to be left alone is, for that long; at most six hours, at least what the policy says (fault I1)."""
+        backend = MemoryBackend()
+        async with receiving(script) as receiver:
+            job = job_for(receiver)
+            async with sending(backend, settings(receiver), uniform=lambda: 0.5) as sender:
+                began = backend.now()
+                await tell(backend, job)
+                record = await failed_once(sender, job)
+        assert record.state == "pending"
+        due = (await backend.subscribe([CALLBACKS], "w").receive(1, 0)).due_at
+        assert due is not None
+        assert max(5.0, least) <= due - began < max(5.0, least) + 3
+        await backend.aclose()
+
+    @pytest.mark.parametrize("status", [301, 302, 307, 308])
+    async def test_elsewhere(self, backend: Backend, status: int) -> None:
+        """A redirect to a cloud's metadata, or anywhere, is a failure and is not followed (Security 7, fault I1)."""
+        async with receiving() as trap:
+            places = {
+                "cloud": "http://169.254.169.254/x/",
+                "trap": f"http://127.0.0.1:{trap.port}/",
+            }
+            for name, place in places.items():
+                async with receiving(answer(status, location=place)) as receiver:
+                    job = job_for(receiver, name)
+                    async with sending(backend, settings(receiver, trap)) as sender:
+                        await tell(backend, job)
+                        record = await failed_once(sender, job)
+                assert record.error == f"HTTP {status} and 0 bytes"
+                assert receiver.touched == 1
+        assert trap.touched == 0
+
+    async def test_the_default_policy(self, backend: Backend) -> None:
+        """What the tests allow is refused by default: http, the port and loopback, each by itself (Security 7)."""
+        async with receiving() as receiver:
+            port = (receiver.port,)
+            for told, scheme, words in (
+                (settings(receiver, callback_http=False), "http", "plain http"),
+                (settings(receiver, callback_ports=(443,)), "http", "another port"),
+                (settings(receiver, callback_networks=()), "http", "not public"),
+                (settings(callback_http=False, callback_networks=(), callback_ports=port), "https", "not public"),
+            ):  # fmt: skip
+                job = job_for(
+                    receiver,
+                    f"{scheme}-{told.callback_http}-{told.callback_ports[0]}-{len(told.callback_networks)}",
+                )
+                url = job.headers["callback-url"].replace("http", scheme)
+                job = Task(key=job.key, id=job.id, headers={"callback-url": url})
+                async with sending(backend, told) as sender:
+                    await tell(backend, job)
+                    (record,) = await ended(sender, job)
+                assert (record.state, record.reason) == ("failed", "refused")
+                assert record.error is not None
+                assert words in record.error
+        assert receiver.touched == 0
+
+    async def test_a_flipping_name(self, backend: Backend) -> None:
+        """A name that is good at submit and leads inside when it is called is refused then (fault I3)."""
+        async with receiving(host="127.0.0.2") as good, receiving(port=good.port) as trap:
+            told = settings(good, callback_networks=("127.0.0.2/32",))
+            answers = ["127.0.0.2", "127.0.0.1"]
+
+            async def flips(_host: str, _port: int) -> tuple[str, ...]:
+                return (answers.pop(0),)
+
+            job = job_for(good, host="hooks.example")
+            async with sending(backend, told, resolve=flips) as sender:
+                await sender.check(job.headers["callback-url"])
+                await tell(backend, job)
+                (record,) = await ended(sender, job)
+        assert (record.state, answers) == ("failed", [])
+        assert good.touched == trap.touched == 0
+
+    async def test_answers_stay_where_they_are(
+        self, backend: Backend, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """No word of an answer or of a URL is in logs, records, dead letters or statuses (Security 8, 15)."""
+        words = [
+            answer(500, CANARY.encode(), x_secret=CANARY),
+            raw(f"HTTP/1.1 502 {CANARY}\r\n{CANARY}: {CANARY}\r\n\r\n{CANARY}".encode()),
+            raw(f"{CANARY}\r\n\r\n".encode()),
+            answer(410, CANARY.encode()),
+        ]
+        with caplog.at_level(logging.DEBUG, "taskqueue"):
+            for number, script in enumerate(words):
+                async with receiving(script) as receiver:
+                    job = job_for(receiver, str(number), path=f"/{CANARY}?{CANARY}")
+                    async with sending(backend, settings(receiver)) as sender:
+                        await tell(backend, job)
+                        record = await failed_once(sender, job)
+                        (status,) = await control_of(backend).statuses(CALLBACKS, record.webhook_id)
+                assert CANARY not in f"{record}{status}"
+        dead = await dead_letters_of(backend).list(CALLBACKS)
+        assert [one.reason for one in dead] == ["gone"]
+        assert CANARY not in f"{[(one.reason, one.history) for one in dead]}"
+        assert CANARY not in caplog.text

@@ -1,0 +1,173 @@
+"""Endpoints are asked what they run, and slots come back by what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import Seen, slots_of
+from taskqueue_dispatch.keeping import Keeper
+from taskqueue_memory import MemoryBackend
+from tests.dispatch.desk import URL, Servers, registry_of, settings
+from tests.dispatch.keepers import LEASE, Desk, is_healthy, running
+from tests.redis.backends import until
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """A desk of its own."""
+    return Desk()
+
+
+async def test_a_new_endpoint_is_looked_at_at_once(backend: Backend) -> None:
+    """Whoever registers a server has it in use as soon as it was seen to be well (C12, C22)."""
+    registry, servers = await registry_of(backend), Servers()
+    servers.say = {"a": Seen(active=0), "b": Seen(active=0)}
+    keeper = Keeper(slots_of(backend), registry, servers, settings(health_interval=3600))
+    await registry.register("flux", "a", URL, 1)
+    async with running(keeper):
+        await until(lambda: is_healthy(backend, "a"))
+        await registry.register("flux", "b", URL, 1)
+        await until(lambda: is_healthy(backend, "b"))
+    assert servers.asked == {"a": 1, "b": 1}
+
+
+async def test_one_failure_is_looked_at_again(desk: Desk) -> None:
+    """The pool hears that a server is not well after two failures in a row, not after one (C22, OPEN-B3)."""
+    await desk.registry.register("flux", "a", URL, 1)
+    desk.servers.say["a"] = Seen(active=0)
+    await desk.check()
+    assert await desk.healthy()
+    desk.servers.say["a"] = None
+    await desk.clock.advance(10)
+    await desk.check()
+    assert await desk.healthy()
+    await desk.check()
+    assert desk.servers.asked["a"] == 2, "not before its time"
+    desk.servers.say["a"] = Seen(active=0)
+    await desk.clock.advance(1)
+    await desk.check()
+    desk.servers.say["a"] = None
+    for healthy in (True, False):
+        await desk.clock.advance(10)
+        await desk.check()
+        assert await desk.healthy() is healthy
+    desk.servers.say["a"] = Seen(active=0)
+    await desk.clock.advance(10)
+    await desk.check()
+    assert await desk.healthy()
+
+
+async def test_a_poke(desk: Desk) -> None:
+    """Who has just failed is asked at once, and a poke while it is being asked is not forgotten (C23)."""
+    await desk.registry.register("flux", "a", URL, 1)
+    desk.servers.say["a"] = Seen(active=0)
+    await desk.check()
+    desk.keeper.poke("flux", "a")
+    desk.keeper.poke("flux", "nobody")
+    desk.servers.gate.clear()
+    ((info, config, watch),) = desk.keeper.checks.due()
+    check = asyncio.create_task(desk.keeper.checks.check(info, config, watch))
+    await until(lambda: desk.servers.asked["a"] == 2)
+    assert desk.keeper.checks.due() == []
+    desk.keeper.poke("flux", "a")
+    desk.servers.gate.set()
+    await check
+    assert len(desk.keeper.checks.due()) == 1
+
+
+async def test_who_does_not_report_is_left_alone(desk: Desk) -> None:
+    """An endpoint that does not report is never asked; one that is gone is forgotten (C22)."""
+    await desk.registry.register("flux", "mute", URL, 1, reports=False)
+    await desk.registry.register("flux", "a", URL, 1)
+    await desk.check()
+    assert desk.servers.asked == {"a": 1}
+    await desk.registry.remove("flux", "a")
+    await desk.check()
+    assert not desk.keeper.checks._watches
+
+
+async def test_checks_are_bounded() -> None:
+    """However many endpoints there are, 32 are asked at once; one that hangs holds up nobody (C22)."""
+    backend, servers = MemoryBackend(), Servers()
+    registry = await registry_of(backend)
+    for number in range(100):
+        await registry.register("flux", f"s{number}", URL, 1)
+        servers.say[f"s{number}"] = Seen(active=0)
+    servers.gate.clear()
+    keeper = Keeper(backend.slots, registry, servers, settings(health_interval=0.2))
+    async with running(keeper):
+        await until(lambda: servers.at_once == 32)
+        await until(lambda: len(servers.asked) == 100, "those that hang are given up")
+        servers.gate.set()
+        await until(lambda: _all_healthy(backend))
+    assert servers.most_at_once == 32
+
+
+async def _all_healthy(backend: Backend) -> bool:
+    return all(info.healthy for info in (await slots_of(backend).look()).endpoints)
+
+
+async def test_a_server_that_began_anew(desk: Desk) -> None:
+    """Slots of a server that began anew come back on two equal looks, and their holder knows (C22, C23, FIX-C5)."""
+    held, other = await desk.take(2)
+    await desk.assign(held, "job")
+    await desk.assign(other, "kept")
+    desk.servers.say["a"] = Seen(active=1, jobs=frozenset({"kept"}))
+    await desk.check()
+    await desk.clock.advance(4)
+    desk.keeper.poke("flux", "a")
+    await desk.check()
+    assert not held.lost.is_set(), "the observations are too close to each other"
+    await desk.clock.advance(1)
+    desk.keeper.poke("flux", "a")
+    await desk.check()
+    assert held.lost.is_set()
+    assert not other.lost.is_set()
+    assert [lease.job for lease in (await desk.backend.slots.look()).leases] == ["kept"]
+
+
+async def test_a_lease_that_ran_out_is_looked_at_sooner(desk: Desk) -> None:
+    """Slots of a dispatcher that died come back after its lease and two looks that are ``settled`` apart (C20, C23)."""
+    (held,) = await desk.take()
+    await desk.assign(held, "job")
+    desk.keeper.drop(held)
+    desk.servers.say["a"] = Seen(active=0)
+    await desk.check()
+    desk.servers.say["a"] = Seen(active=1)
+    await desk.clock.advance(10)
+    await desk.check()
+    await desk.clock.advance(LEASE)
+    await desk.registry.refresh()
+    desk.servers.say["a"] = Seen(active=0)
+    await desk.check()
+    assert len((await desk.backend.slots.look()).leases) == 1
+    await desk.clock.advance(5)
+    await desk.check()
+    assert (await desk.backend.slots.look()).leases == ()
+
+
+async def test_all_are_looked_at_after_a_pool_was_emptied(desk: Desk) -> None:
+    """A pool that was emptied hears at once how its endpoints are (fault H9)."""
+    await desk.registry.register("flux", "a", URL, 1)
+    await desk.registry.refresh()
+    desk.servers.say["a"] = Seen(active=0)
+    await desk.check()
+    other = MemoryBackend(clock=desk.clock)
+    desk.registry._pool = desk.keeper.checks._pool = cast("Any", other.slots)
+    await desk.registry.refresh()
+    assert len(desk.keeper.checks.due()) == 1
+
+
+async def test_looks_are_spread(desk: Desk) -> None:
+    """Looks are a health interval apart, a fifth more or less, so that dispatchers do not go in step (C22)."""
+    await desk.registry.register("flux", "a", URL, 1)
+    desk.servers.say["a"] = Seen(active=0)
+    for share, pause in ((0.0, 8.0), (0.5, 10.0), (1.0, 12.0)):
+        desk.keeper.checks._uniform = lambda share=share: share  # type: ignore[misc] # bound now
+        desk.keeper.poke("flux", "a")
+        await desk.check()
+        assert desk.keeper.checks._watches["flux", "a"].due == desk.clock.now() + pause

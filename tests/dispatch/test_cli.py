@@ -1,0 +1,229 @@
+"""``taskqueue dispatch``: a real server in a process of its own, and a simulated one that does its jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqueue_core.cli import main
+from taskqueue_core.cli.output import console
+from taskqueue_dispatch.models import ModelConfig
+from tests.cli.conftest import Done
+from tests.cli.processes import process
+
+PATIENCE = 15.0
+Cli = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a server, started as users start it."""
+    words = ("dispatch", "--port", "0", "--backend", "taskqueue_memory")
+    with process(*words, stderr=None) as serving:
+        assert serving.stdout is not None
+        ready = json.loads(serving.stdout.readline())
+        yield ready["url"]
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(20) == 0
+        assert serving.stdout.read() == b""
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[str]:
+    """The endpoint of a simulated server."""
+    words = [sys.executable, "-m", "taskqueue_dispatch.gpu", "--slots", "2", "--latency", "0.05"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        yield json.loads(running.stdout.readline())["url"]
+        running.terminate()
+
+
+@pytest.fixture
+def cli(
+    server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Cli:
+    """Run a command in this process and return what it left."""
+    for name in os.environ:
+        if name.startswith("TASKQUEUE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TASKQUEUE_SERVER_URL", server)
+    monkeypatch.setattr(console, "width", 160)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Done:
+        capsys.readouterr()
+        code = main(("dispatch", *words))
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def registered(cli: Cli, model: str, gpu: str) -> None:
+    """Register the simulated server, and wait until it may get jobs."""
+    assert cli("register", model, "gpu-1", gpu, "--slots", "2").code == 0
+    until = time.monotonic() + PATIENCE
+    while not all(one["healthy"] for one in cli("endpoints", model, "--json").told):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_from_registration_to_result(cli: Cli, gpu: str) -> None:
+    """A model is registered, a job submitted, and its result there, as people and programs are told (C6, C12)."""
+    assert "register MODEL SERVER URL" in cli("endpoints", "nobody").out
+    registered(cli, "acme/zimg", gpu)
+    done = cli("submit", "acme/zimg", '{"prompt": "a boat"}', "--wait", "10")
+    assert done.code == 0, done.err
+    assert done.told["server"] == "gpu"
+    assert done.err.startswith("leased  ")
+    told = cli("submit", "acme/zimg", "1", "--wait", "10", "--json").told
+    assert (told["state"], told["result"]["job_id"]) == ("done", told["job_id"])
+    shown = cli("job", told["job_id"])
+    assert shown.code == 0
+    assert "acme/zimg" in shown.out
+    assert cli("job", told["job_id"], "--json").told["result"] == told["result"]
+    table = cli("endpoints").out
+    assert "acme/zimg" in table
+    assert "ready" in table
+
+
+def test_watching(cli: Cli, gpu: str, server: str) -> None:
+    """The table is shown again when a slot or a state has changed, until Ctrl-C, which is no failure (B8)."""
+    registered(cli, "watched", gpu)
+    words = ("dispatch", "endpoints", "watched", "--watch", "--url", server)
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "taskqueue_core.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        for state in ("ready", "draining"):
+            while state not in (line := watching.stdout.readline()):
+                assert line
+            cli("drain", "watched", "gpu-1")
+        watching.send_signal(signal.SIGINT)
+        _, err = watching.communicate(timeout=PATIENCE)
+    assert (watching.returncode, err) == (0, "")
+
+
+def test_submitting_again(cli: Cli, gpu: str) -> None:
+    """The same key is the same job, however often it is submitted; another payload under it is refused (law 3)."""
+    registered(cli, "again", gpu)
+    words = ("submit", "again", "1", "--idempotency-key", "order-1", "--tenant", "acme")
+    first, second = (cli(*words, "--priority", "7", "--json") for _ in range(2))
+    assert first.code == second.code == 0
+    assert first.told["job_id"] == second.told["job_id"]
+    other = cli("submit", "again", "2", "--idempotency-key", "order-1", "--tenant", "acme")
+    assert other.code == 1
+    assert "order-1" not in other.err
+
+
+def test_no_slots(cli: Cli) -> None:
+    """A model without endpoints is told at once, with its reason and exit code 1 (B9, B13)."""
+    done = cli("submit", "nobody-runs-it", "--json")
+    assert done.code == 1
+    assert done.told["error"]["code"] == "no_slots"
+    assert "no slots" in done.err
+
+
+def test_a_job_that_fails(cli: Cli, gpu: str) -> None:
+    """The end of a failed job, and one that does not come in time, are errors that name it (C16, C26)."""
+    assert cli("config", "ill", "--set", "max_retries=0").code == 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "taskqueue_dispatch.gpu", "--mode", "fail"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        registered(cli, "ill", json.loads(running.stdout.readline())["url"])
+        done = cli("submit", "ill", "--wait", "10", "--json")
+        running.terminate()
+    assert done.code == 1
+    assert done.told["error"]["code"] == "job_ended"
+    assert "max_retries_exceeded" in done.err
+    registered(cli, "drained", gpu)
+    assert cli("drain", "drained", "gpu-1").code == 0
+    late = cli("submit", "drained", "--wait", "0.2", "--json")
+    assert late.code == 1
+    assert late.told["error"]["code"] in {"not_ended", "no_slots"}
+
+
+def test_drain_undo_and_remove(cli: Cli, gpu: str) -> None:
+    """An endpoint gets no more jobs, some again, and is gone; what is not there is an error (C12)."""
+    registered(cli, "rotating", gpu)
+    drained = cli("drain", "rotating", "gpu-1", "--json")
+    assert drained.told["draining"]
+    assert "draining" in cli("endpoints", "rotating").out
+    again = cli("drain", "rotating", "gpu-1", "--undo", "--json")
+    assert (again.told["draining"], again.told["slots"]) == (False, 2)
+    assert cli("remove", "rotating", "gpu-1").code == 0
+    for words in (("drain", "rotating", "gpu-9"), ("remove", "rotating", "gpu-9")):
+        done = cli(*words, "--json")
+        assert done.code == 1
+        assert done.told["error"]["code"] == "not_found"
+    assert cli("drain", "rotating", "gpu-9", "--undo").code == 1
+
+
+def test_config(cli: Cli) -> None:
+    """Fields are shown, changed one by one, and go back; a wrong one is named, and nothing changes (C5, C13)."""
+    defaults = ModelConfig().model_dump(mode="json")
+    assert cli("config", "flux/1", "--json").told == defaults
+    words = ("--set", "model_type=async", "--set", "poll_endpoint_template=/status/{id}")
+    changed = cli("config", "flux/1", *words, "--set", 'weights={"acme":3}', "--json")
+    assert changed.code == 0, changed.err
+    more = cli("config", "flux/1", "--set", "poll_interval=3", "--json").told
+    assert more == defaults | {
+        "model_type": "async",
+        "poll_endpoint_template": "/status/{id}",
+        "weights": {"acme": 3},
+        "poll_interval": 3.0,
+    }
+    for wrong in ("max_retries=-1", "max_retries=many", "no_such_field=1", "nothing"):
+        done = cli("config", "flux/1", "--set", wrong)
+        assert done.code == 2, wrong
+        assert wrong.partition("=")[2] not in done.err.partition("allowed")[0] or "=" not in wrong
+    assert cli("config", "flux/1", "--json").told == more
+    assert "poll interval" in cli("config", "flux/1").out.replace("_", " ")
+    assert cli("config", "flux/1", "--reset", "--json").told == defaults
+
+
+def test_wrong_usage(cli: Cli, tmp_path: Path) -> None:
+    """What cannot be meant is said, with exit code 2; a job that nobody knows with 1."""
+    assert cli("job", "0123456789-nobody").code == 1
+    assert cli("job", "").code == 2
+    assert cli("submit", "m", "not json").code == 2
+    assert cli("submit", "m", f"@{tmp_path}/missing").code == 2
+    assert cli("endpoints", "--watch", "--json").code == 2
+    assert cli("config", "m", "--reset", "--set", "max_retries=1").code == 2
+    assert cli("--port", "1", "endpoints").code == 2
+    assert cli("demo", "--jobs", "60", "--seconds", "5").code == 2
+    refused = cli("register", "m", "gpu-1", "http://8.8.8.8/run", "--json")
+    assert refused.code == 2
+    assert "8.8.8.8" not in refused.out
+
+
+def test_a_server_without_a_dispatcher(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is there without a dispatcher is told from one that is not there, and how to start one."""
+    with process("serve", "--port", "0", "--backend", "taskqueue_memory", stderr=None) as plain:
+        assert plain.stdout is not None
+        url = json.loads(plain.stdout.readline())["url"]
+        done = cli("endpoints", "--url", url)
+    assert done.code == 2
+    assert "taskqueue dispatch" in done.err
+    monkeypatch.setenv("TASKQUEUE_SERVER_URL", "http://127.0.0.1:1")
+    assert cli("endpoints").code == 4
+    gone: Any = cli("submit", "m", "--json")
+    assert gone.code == 4
+    assert "--idempotency-key" in gone.err

@@ -1,0 +1,301 @@
+"""The client: a job is submitted until it is confirmed, and stored once, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from email.utils import formatdate
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.errors import InvalidInput, PublishUnconfirmed
+from taskqueue_dispatch.client import (
+    Confirmed,
+    SubmitRefused,
+    submit_until_confirmed,
+    submit_until_confirmed_sync,
+)
+from taskqueue_dispatch.jobs import Submission
+from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.names import queue_of
+from taskqueue_dispatch.submit import Estimates, NoSlots, Submitter
+from tests.dispatch.desk import URL, registry_of, well
+from tests.dispatch.fronts import CUT, Flaky, Reply, reply
+
+JOB = {"model": "flux", "payload": {"prompt": "a sunset"}}
+
+
+class Sleeps:
+    """Notes how long was slept, and moves the time on."""
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self.slept: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        """Sleep."""
+        self.slept.append(seconds)
+
+    def now(self) -> float:
+        """Return the time."""
+        return sum(self.slept)
+
+
+async def desk(backend: Backend, room: int = 100_000) -> Submitter:
+    """Return what takes in jobs, with much room."""
+    registry = await registry_of(backend)
+    config = ModelConfig(queue_per_slot=room, queue_limit=room)
+    await registry.configure("flux", config)
+    await registry.register("flux", "a", URL, 1)
+    await well(backend, "flux", "a")
+    return Submitter(backend, registry, Estimates())
+
+
+def answering(submitter: Submitter) -> Any:
+    """Return what a server does with a request to submit."""
+
+    async def answer(body: bytes) -> Reply:
+        told = json.loads(body)
+        payload = msgspec.json.encode(told.pop("payload"))
+        outcome = await submitter.submit(Submission(payload=payload, **told))
+        if isinstance(outcome, NoSlots):
+            return reply(503, b"{}", "retry-after: 0")
+        return reply(200, msgspec.json.encode({"job_id": outcome.job_id}))
+
+    return answer
+
+
+@pytest.mark.parametrize("number", [500, pytest.param(50_000, marks=pytest.mark.soak)])
+async def test_a_burst_loses_nothing(backend: Backend, number: int) -> None:
+    """A burst through a front that answers 502 to 5 % and cuts 1 % of the replies: 0 lost, 0 doubled (OPEN-C1, C25)."""
+    answer = answering(await desk(backend))
+    todo, confirmed = iter(range(number)), dict[int, Confirmed]()
+    sleeps = Sleeps()
+    async with (
+        Flaky(answer, refused=0.05, cut=0.01) as front,
+        httpx2.AsyncClient(trust_env=False) as client,
+    ):
+
+        async def some() -> None:
+            for place in todo:
+                job = JOB | {"payload": place}
+                confirmed[place] = await submit_until_confirmed(
+                    client, front.url, job, sleep=sleeps, deadline=1e9
+                )
+
+        await asyncio.gather(*(some() for _ in range(32)))
+        assert front.count["refused"] > number / 30
+        assert front.count["cut"] > number / 200
+    ids = {one.answer["job_id"] for one in confirmed.values()}
+    assert len(ids) == len(confirmed) == number
+    ledger = await control_of(backend).ledger(queue_of("flux"))
+    assert (ledger.published, ledger.waiting) == (number, number)
+    assert ledger.balanced
+
+
+async def test_the_same_through_threads(backend: Backend) -> None:
+    """The client without an event loop does the same (OPEN-C1)."""
+    answer = answering(await desk(backend))
+    async with Flaky(answer, refused=0.3, cut=0.2, seed=1) as front:
+
+        def some() -> list[Confirmed]:
+            with httpx2.Client(trust_env=False) as client:
+                return [
+                    submit_until_confirmed_sync(client, front.url, JOB, sleep=lambda _: None)
+                    for _ in range(50)
+                ]
+
+        told = await asyncio.to_thread(some)
+        assert front.count["refused"] > 5
+        assert front.count["cut"] > 5
+    assert len({one.answer["job_id"] for one in told}) == 50
+    assert (await control_of(backend).ledger(queue_of("flux"))).published == 50
+
+
+async def test_back_pressure_is_waited_out(backend: Backend) -> None:
+    """A full queue is asked again until there is room, without a job lost or stored twice (B13, OPEN-C1)."""
+    submitter = await desk(backend, room=2)
+    async with (
+        Flaky(answering(submitter)) as front,
+        httpx2.AsyncClient(trust_env=False) as client,
+    ):
+        for _ in range(2):
+            await submit_until_confirmed(client, front.url, JOB)
+        tries = 0
+
+        async def sleep(_: float) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 3:
+                await control_of(backend).purge(queue_of("flux"))
+
+        told = await submit_until_confirmed(client, front.url, JOB, sleep=sleep)
+        assert told.tries == 4
+    ledger = await control_of(backend).ledger(queue_of("flux"))
+    assert (ledger.published, ledger.waiting, ledger.cancelled) == (3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        CUT,
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\nx-cut: 1\r\n\r\n{",
+        b"no HTTP at all\r\n\r\nx-cut",
+        reply(200, b"<html>"),
+        reply(200, b"[]"),
+        reply(200, b"\xff"),
+        reply(200, b'"' + b"x" * 100_000 + b'"'),
+        *(reply(status, b"busy") for status in (408, 425, 429, 500, 502, 503, 504)),
+        reply(502, b"zzz", "content-encoding: gzip"),
+    ],
+)
+async def test_what_is_tried_again(lost: Reply) -> None:
+    """Whatever leaves open whether the job was stored is followed by the same request again (OPEN-C1)."""
+    sleeps = Sleeps()
+    async with (
+        Flaky(answer, script=[lost, lost]) as front,
+        httpx2.AsyncClient(trust_env=False) as client,
+    ):
+        told = await submit_until_confirmed(client, front.url, JOB, sleep=sleeps)
+        assert (told.tries, told.answer) == (3, {"job_id": "x"})
+        assert len(front.bodies) == 3
+        assert len(set(front.bodies)) == 1
+        assert json.loads(front.bodies[0]) == JOB | {"idempotency_key": told.idempotency_key}
+
+
+async def answer(_: bytes) -> Reply:
+    """Take any job."""
+    return reply(200, b'{"job_id":"x"}')
+
+
+@pytest.mark.parametrize("status", [300, 302, 400, 401, 403, 404, 409, 413, 415, 422, 501])
+async def test_what_is_final(status: int) -> None:
+    """An answer that will not change is told at once, with what the server says (OPEN-C1)."""
+    problem = b'{"title":"Bad","detail":"model: got nothing"}'
+    final = reply(status, problem, "location: http://169.254.169.254/")
+    async with (
+        Flaky(answer, script=[final]) as front,
+        httpx2.AsyncClient(trust_env=False) as client,
+    ):
+        with pytest.raises(SubmitRefused, match="got nothing") as caught:
+            await submit_until_confirmed(client, front.url, JOB, sleep=Sleeps())
+        assert caught.value.status == status
+        assert front.count["requests"] == 1
+
+
+async def test_a_silent_server() -> None:
+    """A server that does not answer, or is not there, is tried again (OPEN-C1)."""
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        async with Flaky(answer) as front:
+            pass
+        with pytest.raises(PublishUnconfirmed) as caught:
+            await submit_until_confirmed(client, front.url, JOB, attempts=3, sleep=Sleeps())
+        assert "3 tries" in str(caught.value)
+        hanging = asyncio.Event()
+
+        async def hang(_: bytes) -> Reply:
+            await hanging.wait()
+            return reply(200)
+
+        async with (
+            Flaky(hang) as front,
+            httpx2.AsyncClient(trust_env=False, timeout=None) as patient,
+            asyncio.timeout(10),
+        ):
+            with pytest.raises(PublishUnconfirmed):
+                await submit_until_confirmed(patient, front.url, JOB, attempts=1, deadline=0.2)
+
+
+async def test_it_ends_in_time() -> None:
+    """Tries and time have an end, and the error has the key to go on with (OPEN-C1)."""
+    sleeps = Sleeps()
+    async with (
+        Flaky(answer, script=[reply(502)] * 100) as front,
+        httpx2.AsyncClient(trust_env=False) as client,
+    ):
+        with pytest.raises(PublishUnconfirmed) as caught:
+            await submit_until_confirmed(
+                client, front.url, JOB, deadline=60, sleep=sleeps, clock=sleeps.now
+            )
+        assert 40 < sum(sleeps.slept) < 60
+        key = caught.value.task_id
+        assert key is not None
+        with pytest.raises(PublishUnconfirmed):
+            await submit_until_confirmed(
+                client, front.url, JOB | {"idempotency_key": key}, attempts=5, sleep=sleeps
+            )
+        assert len(set(front.bodies)) == 1
+
+
+async def test_pauses() -> None:
+    """Each pause is longer than the one before, and none shorter than the server asks, up to a minute (OPEN-C1)."""
+    script = [
+        reply(502),
+        reply(502),
+        reply(502),
+        reply(503, b"{}", "retry-after: 7"),
+        reply(503, b"{}", "retry-after: 100000"),
+        reply(503, b"{}", "retry-after: soon"),
+        reply(503, b"{}", "retry-after: nan"),
+        reply(503, b"{}", f"retry-after: {formatdate(0, usegmt=True)}"),
+    ]
+    sleeps = Sleeps()
+    async with (
+        Flaky(answer, script=script) as front,
+        httpx2.AsyncClient(trust_env=False) as client,
+    ):
+        await submit_until_confirmed(
+            client, front.url, JOB, deadline=1e6, sleep=sleeps, uniform=lambda: 0.5
+        )
+    first, second, third, seconds, longest, *others = sleeps.slept
+    assert [first, second, third] == pytest.approx([0.1, 0.2, 0.4])
+    assert (seconds, longest) == (7 * 1.25, 60 * 1.25)
+    assert all(pause <= 13 for pause in others)
+
+
+@pytest.mark.parametrize(
+    ("field", "job"),
+    [
+        ("idempotency_key", {"idempotency_key": "two words"}),
+        ("idempotency_key", {"idempotency_key": 7}),
+        ("submission", {"payload": float("nan")}),
+        ("submission", {"payload": b"bytes"}),
+    ],
+)
+async def test_what_no_server_would_take(field: str, job: dict[str, object]) -> None:
+    """What can't be said in JSON, or is no key, is refused before anything is sent (OPEN-C1)."""
+    async with Flaky(answer) as front, httpx2.AsyncClient(trust_env=False) as client:
+        with pytest.raises(InvalidInput) as caught:
+            await submit_until_confirmed(client, front.url, JOB | job)
+        assert caught.value.field == field
+        with pytest.raises(InvalidInput):
+            await submit_until_confirmed(client, front.url, JOB, attempts=0)
+        with pytest.raises(httpx2.UnsupportedProtocol):
+            await submit_until_confirmed(client, "ftp://127.0.0.1/", JOB)
+        assert not front.bodies
+
+
+async def test_cancelled() -> None:
+    """Who is cancelled stops trying (OPEN-C1)."""
+    async with (
+        Flaky(answer, script=[reply(502)] * 10) as front,
+        httpx2.AsyncClient(trust_env=False) as client,
+    ):
+        waiting = asyncio.Event()
+
+        async def sleep(_: float) -> None:
+            waiting.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(submit_until_confirmed(client, front.url, JOB, sleep=sleep))
+        await waiting.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert front.count["requests"] == 1

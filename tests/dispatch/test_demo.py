@@ -1,0 +1,218 @@
+"""``taskqueue dispatch demo``, as users start it: servers, a crash, a lie, and the account."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from taskqueue_core.capabilities import Endpoint
+from taskqueue_core.tasks import Ledger
+from taskqueue_dispatch.demo.board import Board, Line, Rack
+from taskqueue_dispatch.demo.options import DemoOptions
+from taskqueue_dispatch.demo.plan import make_plan
+from taskqueue_dispatch.demo.report import Callbacks, Crash, Lie, OfModel, Report
+from taskqueue_dispatch.demo.view import LiveView
+from tests.redis.backends import opened
+from tests.redis.servers import RedisServer
+
+JOBS = 60
+PATIENCE = 120
+
+
+@contextmanager
+def demo(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A run in a session of its own, with its temporary files in a folder."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("TASKQUEUE_")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "taskqueue_core.cli", "dispatch", "demo", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=kept | {"TMPDIR": str(folder)} | variables,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What leads a run to an empty store: memory, or a real Redis."""
+    if request.param == "memory":
+        return {}
+    server: RedisServer = request.getfixturevalue("redis_server")
+    prefix: str = request.getfixturevalue("redis_prefix")
+    return {"TASKQUEUE_REDIS_URL": server.url, "TASKQUEUE_REDIS_PREFIX": prefix}
+
+
+@pytest.mark.parametrize("store", ["memory", "redis"], indirect=True)
+def test_every_job_is_accounted_for(store: dict[str, str], tmp_path: Path) -> None:
+    """C26, C23, C7, C16, law 1, fault I1.
+
+    Sync, polled and pushed models; jobs that fail, a server that crashes with jobs in hand and one that denies what it
+    runs: every job is done, or failed with its reason; none is run to its end twice; every callback is delivered.
+    """
+    word = "redis" if store else "memory"
+    words = ("--json", "--jobs", str(JOBS), "--backend", word, "--seed", "7")
+    with demo(tmp_path, *words, **store) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, out + err
+    told = json.loads(out)
+    assert all(check["holds"] for check in told["checks"]), told["checks"]
+    assert (told["ok"], told["backend"], told["jobs"]) == (True, word, JOBS)
+    models = told["models"]
+    assert [one["manner"] for one in models] == ["sync", "async, polled", "async, pushed"]
+    assert sum(one["done"] + one["failed"] for one in models) == JOBS
+    assert all(one["ledger"]["balanced"] for one in models)
+    assert told["reasons"] == {"max_retries_exceeded": 3}
+    assert told["crash"]["running"] == told["crash"]["recovered"] >= 1
+    assert told["outcomes"]["leased"] + told["outcomes"]["queued"] == JOBS
+    assert told["callbacks"]["refused"] >= 1
+    assert "gpu-3 crashed" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_store_with_a_dispatcher_is_left_alone(
+    redis_server: RedisServer, redis_prefix: str, tmp_path: Path
+) -> None:
+    """The demo would take the callbacks of others: it refuses a store where a dispatcher works (law 1)."""
+    async with opened(redis_server.url, redis_prefix) as backend:
+        endpoint = Endpoint(model="theirs", server="gpu", url="http://127.0.0.1:1/", slots=1)
+        await backend.slots.register(endpoint)
+        before = await backend.slots.look()
+        variables = {
+            "TASKQUEUE_REDIS_URL": redis_server.url,
+            "TASKQUEUE_REDIS_PREFIX": redis_prefix,
+        }
+        with demo(tmp_path, "--json", "--backend", "redis", **variables) as process:
+            out, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
+        assert process.returncode == 2
+        assert "--backend embedded" in json.loads(out)["error"]["detail"]
+        assert await backend.slots.look() == before
+
+
+@pytest.mark.parametrize(
+    ("number", "word"), [(signal.SIGINT, "embedded"), (signal.SIGTERM, "memory")]
+)
+def test_an_interrupt_ends_what_was_started(
+    number: signal.Signals, word: str, tmp_path: Path
+) -> None:
+    """Ctrl-C ends servers, dispatcher and the store of the run in order, and its files go as well."""
+    with demo(tmp_path, "--backend", word) as process:
+        assert process.stdout is not None
+        while "all healthy" not in (line := process.stdout.readline()):
+            assert line, process.stderr and process.stderr.read()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_of_a_seed() -> None:
+    """The same seed gives the same jobs, but for the names of the run; another seed gives others."""
+
+    def told(seed: int) -> list[object]:
+        return [(job.name, job.seconds, job.fails, job.tenant) for job in make_plan(80, seed).jobs]
+
+    assert told(1) == told(1)
+    assert told(1) != told(2)
+    assert make_plan(80, 1).run != make_plan(80, 1).run
+    assert sum(job.fails < 0 for job in make_plan(80, 1).jobs) == 3
+
+
+def report(**changes: object) -> Report:
+    """A run in which everything holds, but for some changes of its one model."""
+    model = OfModel(
+        name="m", manner="sync", slots=2, jobs=5, done=4, failed=1, retried=2, redelivered=1,
+        lost=0, duplicates=0, wrong=0, wait_p50=0.1, wait_p95=0.2, utilisation=0.9,
+        ledger=Ledger(published=5, done=4, dead=1),
+    )  # fmt: skip
+    return Report(
+        backend="memory",
+        seed=0,
+        models=(msgspec.structs.replace(model, **changes),),
+        outcomes={"leased": 2, "queued": 3},
+        resent=1,
+        crash=Crash(server="gpu-3", running=1, recovered=1),
+        lie=Lie(server="gpu-1", denied=1),
+        poison=1,
+        reasons={"max_retries_exceeded": 1},
+        callbacks=Callbacks(expected=2, delivered=2, refused=1, forged=0),
+        held=0,
+        seconds=1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"done": 3},
+        {"lost": 1},
+        {"duplicates": 1},
+        {"wrong": 1},
+        {"crowded": ("gpu-1",)},
+        {"ledger": Ledger(published=6, done=4, dead=1)},
+        {"ledger": Ledger(published=6, done=5, dead=1)},
+    ],
+)
+def test_what_is_wrong_is_found(changes: dict[str, object]) -> None:
+    """A job that is missing, run twice or wrong, and a ledger that is off, spoil the verdict (law 1, C26)."""
+    assert report().ok
+    assert not report(**changes).ok
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"held": 1},
+        {"crash": Crash(server="gpu-3", running=2, recovered=1)},
+        {"crash": Crash(server="gpu-3", running=0, recovered=0)},
+        {"lie": Lie(server="gpu-1", denied=0)},
+        {"callbacks": Callbacks(expected=2, delivered=1, refused=1, forged=0)},
+        {"callbacks": Callbacks(expected=2, delivered=2, refused=1, forged=1)},
+        {"poison": 2},
+    ],
+)
+def test_what_did_not_happen_is_found(changes: dict[str, object]) -> None:
+    """So do a slot that leaked, a job that did not come back, a callback that is missing or forged (C26, B7)."""
+    assert not msgspec.structs.replace(report(), **changes).ok
+
+
+def test_the_live_view() -> None:
+    """Slots are drawn by state, and queues with their counts; the account comes at the end (B8)."""
+    console = Console(force_terminal=True, width=110, height=40, record=True)
+    rack = Rack(
+        model="chat", server="gpu-1", free=1, unassigned=1, running=1, detached=1, overdue=1
+    )
+    line = Line(name="chat", jobs=9, ledger=Ledger(published=9, waiting=4, done=5), retried=2)
+    options = DemoOptions(backend="memory", jobs=60)
+    with LiveView(console) as view:
+        view.begin(options, make_plan(60, 0))
+        view.event("something happened")
+        view.update(Board(racks=(rack,), lines=(line,), callbacks=3))
+        with console.capture() as capture:
+            console.print(view._live.renderable)
+        shown = Text.from_ansi(capture.get()).plain
+        view.end(report())
+    assert re.search("gpu-1 +chat +■▣▲▪□", shown)
+    assert re.search("chat +[━╸╺]+ +5 / 9 +4 +2 +0 +0", shown)
+    text = console.export_text()
+    assert "something happened" in text
+    assert "Every job is accounted for." in text

@@ -1,0 +1,338 @@
+"""What a client may have called: the matrix of spellings, at submit and when it is called."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Task
+from taskqueue_dispatch.callbacks import callback_task
+from taskqueue_dispatch.egress import NameUnknown, NotReached, Policy, Recently, check_url, look_up
+from taskqueue_dispatch.egress.addresses import may_be_reached
+from taskqueue_dispatch.egress.urls import read_url
+from taskqueue_dispatch.names import CALLBACKS
+from taskqueue_memory import MemoryBackend
+from tests.dispatch.receivers import connections, receiving, sending, settings
+from tests.dispatch.spellings import HOSTS, WHOLE
+from tests.server.support import eventually
+
+NAMES = {
+    "localhost": ("127.0.0.1", "::1"),
+    "localhost.localdomain": ("127.0.0.1",),
+    "ip6-localhost": ("::1",),
+    "inside.example": ("10.0.0.7",),
+    "loopback.example": ("127.0.0.1",),
+    "mixed.example": ("93.184.215.14", "127.0.0.1"),
+    "mixed-six.example": ("2606:2800:21f:cb07::1", "::1"),
+    "mapped.example": ("::ffff:169.254.169.254",),
+    "translated.example": ("64:ff9b::a9fe:a9fe",),
+    "scoped.example": ("fe80::1%lo",),
+    "odd.example": ("no address",),
+    "metadata.example": ("169.254.169.254",),
+}
+PORTS = [22, 25, 80, 6379, 8080, 8420, 11211, 442, 444, 8444, 65535]
+
+
+async def public(host: str, port: int) -> tuple[str, ...]:
+    """A resolver that knows some names, and asks the system for what it knows, as numbers in odd bases."""
+    if host == "public.example":
+        return ("93.184.215.14", "2606:2800:21f:cb07::1")
+    return NAMES[host] if host in NAMES else await look_up(host, port)
+
+
+def test_there_are_enough() -> None:
+    """The matrix has well over 60 spellings (fault I3)."""
+    assert len({*HOSTS, *WHOLE, *NAMES}) > 150
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(http=True)], ids=["https", "http"])
+async def test_hosts(policy: Policy) -> None:
+    """No spelling of an address that is not public passes, and nothing is connected to (OPEN-C7, fault I3)."""
+    with connections() as touched:
+        for host in [*HOSTS, *NAMES]:
+            for scheme in ("https", "http"):
+                with pytest.raises(InvalidInput) as caught:
+                    await check_url(f"{scheme}://{host}/x", policy, resolve=public)
+                assert f"{host}/x" not in str(caught.value)
+    assert not touched
+
+
+@pytest.mark.parametrize("url", WHOLE)
+async def test_other_forms(url: str) -> None:
+    """What is not exactly https://host[:port][/path][?query] is refused without a look-up (fault I3)."""
+
+    async def never(_host: str, _port: int) -> tuple[str, ...]:
+        raise AssertionError("it was looked up")
+
+    with pytest.raises(InvalidInput) as caught:
+        await check_url(url, Policy(), field="callback_url", resolve=never)
+    assert caught.value.field == "callback_url"
+
+
+@pytest.mark.parametrize("port", PORTS)
+async def test_other_ports(port: int) -> None:
+    """Ports are 443 and 8443, unless an operator says otherwise (fault I3)."""
+    with pytest.raises(InvalidInput, match="443, 8443"):
+        await check_url(f"https://public.example:{port}/", Policy(), resolve=public)
+    allowed = Policy(ports=frozenset({port}))
+    checked = await check_url(f"https://public.example:{port}/", allowed, resolve=public)
+    assert checked.place.port == port
+
+
+async def test_plain_http() -> None:
+    """It is refused unless it is allowed, and port 80 is its own (fault I3)."""
+    with pytest.raises(InvalidInput, match="https"):
+        await check_url("http://public.example/", Policy(), resolve=public)
+    checked = await check_url("http://public.example/", Policy(http=True), resolve=public)
+    assert checked.place.port == 80
+    with pytest.raises(InvalidInput, match="port"):
+        await check_url("https://public.example:80/", Policy(http=True), resolve=public)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "target", "authority"),
+    [
+        ("https://public.example", "public.example", "/", "public.example"),
+        ("HTTPS://Public.Example:443/A?b=c&d[]=%20", "public.example", "/A?b=c&d[]=%20", "public.example"),
+        ("https://public.example:8443?x=/@:y", "public.example", "?x=/@:y", "public.example:8443"),
+        ("https://93.184.215.14/hook", "93.184.215.14", "/hook", "93.184.215.14"),
+        ("https://[2606:2800:21F:CB07:0:0:0:1]:8443/", "2606:2800:21f:cb07::1", "/", "[2606:2800:21f:cb07::1]:8443"),
+        ("https://xn--mnchen-3ya.example/", "xn--mnchen-3ya.example", "/", "xn--mnchen-3ya.example"),
+    ],
+)  # fmt: skip
+async def test_good_ones(url: str, host: str, target: str, authority: str) -> None:
+    """What is public passes, with all of its addresses in their order (OPEN-C7)."""
+
+    async def resolve(_host: str, _port: int) -> tuple[str, ...]:
+        return ("93.184.215.14", "2606:2800:21f:cb07::1")
+
+    checked = await check_url(url, Policy(), resolve=resolve)
+    place = checked.place
+    assert (place.host, place.target, place.authority) == (host, target, authority)
+    assert checked.addresses == ((host,) if place.address else await resolve("", 0))
+
+
+def test_no_path_is_shown() -> None:
+    """A place's text has no path or query, where secrets may be (OPEN-C7)."""
+    assert "canary" not in repr(read_url("url", "https://public.example/canary?canary"))
+
+
+@pytest.mark.parametrize(
+    ("address", "networks", "good"),
+    [
+        ("127.0.0.1", ["127.0.0.0/8"], True),
+        ("127.0.0.1", ["10.0.0.0/8", "::/0"], False),
+        ("10.1.2.3", ["10.1.0.0/16"], True),
+        ("10.2.2.3", ["10.1.0.0/16"], False),
+        ("::1", ["::1/128"], True),
+        ("fd00::5", ["fd00::/8"], True),
+        ("0.0.0.0", ["0.0.0.0/0"], False),  # noqa: S104 - nothing binds to it
+        ("224.0.0.1", ["0.0.0.0/0"], False),
+        ("255.255.255.255", ["0.0.0.0/0"], False),
+        ("::", ["::/0"], False),
+        ("ff02::1", ["::/0"], False),
+        ("::ffff:127.0.0.1", ["127.0.0.0/8"], False),
+        ("::ffff:127.0.0.1", ["::ffff:0:0/96"], False),
+        ("::ffff:127.0.0.1", ["::ffff:0:0/96", "127.0.0.0/8"], True),
+        ("64:ff9b::8.8.8.8", ["64:ff9b::/96"], True),
+        ("64:ff9b::169.254.169.254", ["64:ff9b::/96"], False),
+        ("64:ff9b::10.0.0.1", ["64:ff9b::/96", "10.0.0.0/8"], True),
+        ("2002:7f00:1::", ["2002::/16"], False),
+        ("2002:808:808::", ["2002::/16"], True),
+    ],
+)
+def test_exceptions(address: str, networks: list[str], good: bool) -> None:  # noqa: FBT001 - a column of the table
+    """An exception opens its network and nothing behind it; what can be no receiver stays closed (fault I3)."""
+    assert may_be_reached(ip_address(address), map(ip_network, networks)) is good
+
+
+async def test_submitted_and_called() -> None:
+    """Each is refused at submit; one that got in is refused when it is called, and that is recorded (fault I3)."""
+    async with receiving(host="127.0.0.1") as trap, receiving(host="::1", port=trap.port) as six:
+        ports = (443, 8443, 80, trap.port)
+        default = settings(callback_ports=ports, callback_networks=())
+        urls = [
+            f"http://{host}:{trap.port}/x" for host in [*HOSTS, *NAMES] if host.isprintable()
+        ] + [url for url in WHOLE if url.isprintable() and len(url) <= LIMITS.url]
+        backend = MemoryBackend()
+        async with sending(backend, default, resolve=public) as sender:
+            with connections() as touched:
+                for url in urls:
+                    with pytest.raises(InvalidInput):
+                        await sender.check(url)
+                jobs = [Task(key="k", headers={"callback-url": url}) for url in urls]
+                calls = [callback_task(job, "done", b"1", None) for job in jobs]
+                await backend.publisher.publish(*calls)
+
+                async def called() -> bool:
+                    ledger = await backend.control.ledger(CALLBACKS)
+                    return not ledger.waiting + ledger.in_flight
+
+                await eventually(called)
+            assert not touched
+            for job in jobs:
+                record = await sender.record(job.id)
+                assert record is not None
+                dead = await backend.dead_letters.get(CALLBACKS, record.webhook_id)
+                assert dead is not None
+                assert (record.state, dead.reason) == ("failed", "refused")
+        assert len(jobs) > 120
+        assert trap.touched == six.touched == 0
+        await backend.aclose()
+
+
+class TestNames:
+    """How they are looked up."""
+
+    async def test_none(self) -> None:
+        """A name that nothing has, and one that nobody could look up, are told apart (OPEN-C7)."""
+        with pytest.raises(NameUnknown):
+            await look_up("nothing.invalid", 443)
+        with pytest.raises(NotReached):
+            await look_up("a" * 64 + ".example", 443)
+
+    async def test_the_system(self) -> None:
+        """The system's answers come once each (OPEN-C7)."""
+        assert "127.0.0.1" in (found := await look_up("localhost", 443))
+        assert len(set(found)) == len(found)
+
+    async def test_failures_of_the_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An outage of the name service is not the end of a name (OPEN-C7)."""
+
+        def fails(*_: object, **__: object) -> None:
+            raise socket.gaierror(socket.EAI_AGAIN, "later")
+
+        monkeypatch.setattr(socket, "getaddrinfo", fails)
+        with pytest.raises(NotReached) as caught:
+            await look_up("public.example", 443)
+        assert not isinstance(caught.value, NameUnknown)
+
+    async def test_no_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A resolver that hangs is given up (OPEN-C7)."""
+        monkeypatch.setattr("taskqueue_dispatch.egress.checking._SECONDS", 0.01)
+
+        async def hangs(_host: str, _port: int) -> tuple[str, ...]:
+            await asyncio.Event().wait()
+            return ()
+
+        with pytest.raises(NotReached, match="in time"):
+            await check_url("https://public.example/", Policy(), resolve=hangs)
+
+    async def test_no_address(self) -> None:
+        """No answers are no address, never a pass (fault I3)."""
+
+        async def nothing(_host: str, _port: int) -> tuple[str, ...]:
+            return ()
+
+        with pytest.raises(NameUnknown):
+            await check_url("https://public.example/", Policy(), resolve=nothing)
+
+    async def test_at_submit(self) -> None:
+        """A name that does not exist is refused; while the name service is away jobs are taken (OPEN-C7)."""
+        answers: list[Exception] = [NameUnknown("none"), NotReached("later")]
+
+        async def resolve(_host: str, _port: int) -> tuple[str, ...]:
+            raise answers.pop(0)
+
+        backend = MemoryBackend()
+        async with sending(backend, settings(), resolve=resolve) as sender:
+            with pytest.raises(InvalidInput, match="does not exist"):
+                await sender.check("https://one.example/")
+            await sender.check("https://two.example/")
+        await backend.aclose()
+
+
+class TestRecently:
+    """Look-ups at submit."""
+
+    async def test_asked_once(self) -> None:
+        """A burst of jobs for one host asks once, and again after ten seconds (OPEN-C7)."""
+        now, asked, go = [0.0], [0], asyncio.Event()
+
+        async def resolve(_host: str, _port: int) -> tuple[str, ...]:
+            asked[0] += 1
+            await go.wait()
+            return ("1.1.1.1",)
+
+        recently = Recently(resolve, lambda: now[0])
+        calls = [asyncio.create_task(recently("a.example", 443)) for _ in range(100)]
+        await asyncio.sleep(0)
+        calls[0].cancel()
+        await asyncio.sleep(0)
+        go.set()
+        assert await asyncio.gather(*calls[1:]) == [("1.1.1.1",)] * 99
+        assert asked == [1]
+        now[0] = 9.9
+        await recently("a.example", 443)
+        assert asked == [1]
+        now[0] = 10.0
+        await recently("a.example", 443)
+        await recently("a.example", 8443)
+        assert asked == [3]
+        await recently.aclose()
+
+    async def test_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Names are remembered up to a number; one more waits for none of those that hang (fault I3)."""
+        monkeypatch.setattr("taskqueue_dispatch.egress.looking_up._MANY", 3)
+        now, hangs = [0.0], asyncio.Event()
+
+        async def resolve(_host: str, _port: int) -> tuple[str, ...]:
+            await hangs.wait()
+            return ("1.1.1.1",)
+
+        recently = Recently(resolve, lambda: now[0])
+        calls = [asyncio.create_task(recently(f"{n}.example", 443)) for n in range(3)]
+        await asyncio.sleep(0)
+        now[0] = 20.0
+        with pytest.raises(NotReached, match="too many"):
+            await recently("3.example", 443)
+        hangs.set()
+        await asyncio.gather(*calls)
+        assert await recently("3.example", 443) == ("1.1.1.1",)
+        await recently.aclose()
+
+    async def test_closed(self) -> None:
+        """Nothing that it began is left behind (OPEN-C7)."""
+        began = asyncio.Event()
+
+        async def resolve(_host: str, _port: int) -> tuple[str, ...]:
+            began.set()
+            await asyncio.Event().wait()
+            return ()
+
+        recently = Recently(resolve)
+        call = asyncio.create_task(recently("a.example", 443))
+        await began.wait()
+        await recently.aclose()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await recently.aclose()
+
+
+async def test_threads_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many names hang, the look-ups have eight threads, and none of anybody else's (OPEN-C7)."""
+    inside, go = [0], threading.Event()
+
+    def hangs(*_: object, **__: object) -> list[object]:
+        inside[0] += 1
+        go.wait(5)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    calls = [asyncio.create_task(look_up(f"{n}.example", 443)) for n in range(50)]
+    await eventually(lambda: inside[0] >= 8)
+    assert await asyncio.to_thread(lambda: "another thread is free")
+    assert inside[0] == 8
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    go.set()
+    monkeypatch.undo()
+    await look_up("localhost", 443)
+    assert inside[0] == 8, "a look-up that nobody waits for is not begun"

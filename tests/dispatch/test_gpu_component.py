@@ -1,0 +1,188 @@
+"""The component of model servers, on a real port: who gets a slot, and what each is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+
+from taskqueue_core.limits import LIMITS
+from taskqueue_dispatch.calling.answers import Accepted, Busy, Done, Failed, Missing, Running
+from taskqueue_dispatch.gpu.jobs import Job
+from tests.dispatch.gpu_model import serving
+from tests.dispatch.gpu_support import (
+    ASYNC,
+    lease_of,
+    task_of,
+)
+from tests.redis.backends import until
+
+
+class TestClasses:
+    """Dispatchers and direct callers."""
+
+    async def test_a_dispatcher_is_refused_while_it_is_busy(self) -> None:
+        """503 and Retry-After once all slots are in use, and nothing of the job is kept (C2)."""
+        async with serving(max_concurrent=2, retry_after=3) as it:
+            first, second = asyncio.create_task(it.send("a")), asyncio.create_task(it.send("b"))
+            await until(lambda: len(it.model.running) == 2)
+            assert await it.send("c") == Busy(3.0)
+            assert await it.status("c") == Missing()
+            it.model.end(1)
+            await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+            third = asyncio.create_task(it.send("c"))
+            await until(lambda: "c" in it.model.running)
+            it.model.end(2)
+            assert all(
+                isinstance(told, Done) for told in await asyncio.gather(first, second, third)
+            )
+            assert it.model.most == 2
+
+    async def test_direct_calls_wait_and_go_first(self) -> None:
+        """Direct calls are queued with their position, ten at most, and go before any dispatcher's (C2)."""
+        async with serving() as it:
+            running = asyncio.create_task(it.send("d-1"))
+            await until(lambda: it.model.running == {"d-1"})
+            for place in range(1, 11):
+                answer = await it.direct(f"direct-{place}")
+                assert answer.status_code == 200
+                assert answer.json() == {
+                    "status": "queued",
+                    "job_id": f"direct-{place}",
+                    "position": place,
+                }
+            full = await it.direct("direct-11")
+            assert (full.status_code, full.json()) == (503, {"detail": "Queue full"})
+            assert full.headers["retry-after"] == "1"
+            order = it.model.order
+            for begun in range(2, 12):
+                it.model.end()
+                await until(partial(lambda number: len(order) == number, begun))
+                assert isinstance(await it.send("d-2"), Busy), "direct calls run or wait"
+            assert isinstance(await running, Done)
+            it.model.end()
+            await until(lambda: not it.model.running)
+            it.model.end()
+            assert isinstance(await it.send("d-2"), Done)
+            assert it.model.order == ["d-1", *(f"direct-{n}" for n in range(1, 11)), "d-2"]
+
+    async def test_a_free_slot_with_direct_calls_before_it(self) -> None:
+        """A dispatcher is refused while direct calls wait, not only while every slot is in use (C2)."""
+        async with serving(max_concurrent=2) as it:
+            jobs = it.model
+            for n in range(3):
+                await it.direct(f"direct-{n}")
+            assert isinstance(await it.send(), Busy)
+            jobs.end()
+            await until(lambda: jobs.order == ["direct-0", "direct-1", "direct-2"])
+            assert isinstance(await it.send(), Busy)
+            jobs.end()
+            await until(lambda: len(jobs.running) == 1)
+            jobs.end(2)
+            assert isinstance(await it.send(), Done)
+
+    async def test_direct_at_once(self) -> None:
+        """A direct call on an idle server runs at once; who made it asks for the result (C2)."""
+        async with serving() as it:
+            answer = (await it.direct()).json()
+            assert (answer["status"], answer["position"]) == ("queued", 0)
+            status = it.origin + "/status/" + answer["job_id"]
+            assert (await it.client.get(status)).json()["status"] == "processing"
+            it.model.end()
+            await until(lambda: not it.model.running)
+            told = (await it.client.get(status)).json()
+            assert told["status"] == "success"
+            assert told["result"]["job"] == answer["job_id"]
+
+    async def test_no_direct_queue(self) -> None:
+        """With no queue a direct call needs a free slot (C2)."""
+        async with serving(direct_queue=0) as it:
+            assert (await it.direct("a")).status_code == 200
+            assert (await it.direct("b")).status_code == 503
+            it.model.end()
+
+
+class TestAnswers:
+    """What a dispatcher is told."""
+
+    async def test_sync(self) -> None:
+        """A sync server answers with the result (C3)."""
+        async with serving() as it:
+            it.model.end()
+            assert await it.send(attempt=4) == Done(b'{"job":"job-1","attempt":4}')
+
+    async def test_async(self) -> None:
+        """An async one with an id, by which it is asked until it has the result (C3, C4)."""
+        async with serving(asynchronous=True) as it:
+            sent = await it.caller.send(lease_of(it.url), task_of(), ASYNC, attempt=1)
+            assert sent == Accepted("job-1")
+            assert await it.status("job-1") == Running()
+            it.model.end()
+            await until(lambda: not it.model.running)
+            assert await it.status("job-1") == Done(b'{"job":"job-1","attempt":1}')
+            assert await it.status("job-2") == Missing()
+
+    @pytest.mark.parametrize(
+        ("payload", "answer", "status"),
+        [
+            ("fail", Failed("HTTP 500: out of memory"), Failed("out of memory")),
+            ("refuse", Failed("HTTP 422: no prompt", final=True), Failed("no prompt", final=True)),
+            (
+                "break",
+                Failed("HTTP 500: the model has failed (ValueError)"),
+                Failed("the model has failed (ValueError)"),
+            ),
+        ],
+    )
+    async def test_failures(self, payload: str, answer: Failed, status: Failed) -> None:
+        """A handler says how its job failed; of other errors only the kind is told (C3, C4)."""
+        async with serving() as it:
+            it.model.end(1)
+            assert await it.send(payload=payload) == answer
+            assert await it.status("job-1") == status
+
+    async def test_progress(self) -> None:
+        """What a handler sets as its progress is told (C4)."""
+        go = asyncio.Event()
+
+        async def handler(job: Job) -> None:
+            job.progress = 0.25
+            await go.wait()
+
+        async with serving(handler, asynchronous=True) as it:
+            await it.caller.send(lease_of(it.url), task_of(), ASYNC, attempt=1)
+            assert await it.status("job-1") == Running(0.25)
+            go.set()
+
+    async def test_plain_functions(self) -> None:
+        """A plain function runs in a thread: as many as there are slots, and the server answers meanwhile (C2, C22)."""
+        go, together = threading.Event(), threading.Semaphore(0)
+
+        def handler(job: Job) -> str:
+            together.release()
+            go.wait(10)
+            return job.id
+
+        async with serving(handler, max_concurrent=40) as it:
+            calls = [asyncio.create_task(it.send(f"j{n}")) for n in range(40)]
+            for _ in range(40):
+                await asyncio.to_thread(together.acquire, timeout=10)
+            assert (await it.health())["active_jobs"] == 40
+            go.set()
+            assert {told.result for told in await asyncio.gather(*calls)} == {
+                f'"j{n}"'.encode() for n in range(40)
+            }
+
+    @pytest.mark.parametrize("result", [float("nan"), b"bytes", "x" * LIMITS.payload, object()])
+    async def test_results_that_cannot_be_told(self, result: object) -> None:
+        """A result that no JSON can express, or that is too large, is a failure that says so (fault H5)."""
+
+        async def handler(_: Job) -> object:
+            return result
+
+        async with serving(handler) as it:
+            told = await it.send()
+            assert isinstance(told, Failed)
+            assert "result" in told.error

@@ -1,0 +1,226 @@
+"""The component of model servers: the same job again, its health, and whatever else comes in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_dispatch.calling.answers import Done, Failed, Missing
+from taskqueue_dispatch.gpu import component, jobs
+from taskqueue_dispatch.gpu.component import GpuServer
+from taskqueue_dispatch.gpu.jobs import Job
+from tests.dispatch.gpu_model import Model, serving
+from tests.dispatch.gpu_support import (
+    SYNC,
+    calling,
+    endpoint_of,
+    lease_of,
+    served,
+    task_of,
+)
+from tests.redis.backends import until
+
+DISPATCHER = {"X-Source": "dispatcher"}
+
+
+class TestOnce:
+    """The same job, sent again."""
+
+    async def test_while_it_runs(self) -> None:
+        """It is not run twice: both who ask hear of the one run (C23, fault H2)."""
+        async with serving() as it:
+            first, again = asyncio.create_task(it.send()), asyncio.create_task(it.send())
+            await until(lambda: it.model.running == {"job-1"})
+            await it.status("job-1")
+            it.model.end()
+            assert await first == await again == Done(b'{"job":"job-1","attempt":1}')
+            assert it.model.runs == {"job-1": 1}
+
+    async def test_who_asked_has_gone(self) -> None:
+        """A job whose dispatcher crashed goes on, and its result is there for the next one (C23, fault H2)."""
+        async with serving() as it:
+            call = asyncio.create_task(it.send())
+            await until(lambda: it.model.running == {"job-1"})
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            assert (await it.health())["jobs"] == ["job-1"]
+            it.model.end()
+            assert isinstance(await it.send(attempt=2), Done)
+            assert it.model.runs == {"job-1": 1}
+
+    async def test_after_a_success(self) -> None:
+        """Its result is kept, also while the server is busy with others (C23)."""
+        async with serving() as it:
+            it.model.end()
+            done = await it.send()
+            other = asyncio.create_task(it.send("job-2"))
+            await until(lambda: it.model.running == {"job-2"})
+            assert await it.send(attempt=7) == done
+            it.model.end()
+            await other
+
+    async def test_after_a_failure(self) -> None:
+        """The same attempt hears of its failure again; the next one is run (C23)."""
+        async with serving() as it:
+            it.model.end(2)
+            assert isinstance(await it.send(payload="fail"), Failed)
+            assert isinstance(await it.send(payload="fail"), Failed)
+            assert it.model.runs == {"job-1": 1}
+            assert isinstance(await it.send(payload="fail", attempt=2), Failed)
+            assert it.model.runs == {"job-1": 2}
+
+    async def test_another_payload(self) -> None:
+        """A key with another payload is refused, and changes nothing (C23)."""
+        async with serving() as it:
+            it.model.end()
+            done = await it.send(payload=1)
+            told = await it.send(payload=2)
+            assert isinstance(told, Failed)
+            assert told.final
+            assert await it.send(payload=1) == done
+
+    async def test_large_results(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Results are remembered up to a size in all, the last ones longest; of payloads nothing is (fault H5)."""
+        monkeypatch.setattr(jobs, "_KEPT", 2500)
+
+        async def handler(_: Job) -> str:
+            return "x" * 998
+
+        async with serving(handler) as it:
+            for n in (0, 1, 2, 3, 3):
+                await it.send(f"j{n}")
+            known = [not isinstance(await it.status(f"j{n}"), Missing) for n in range(4)]
+            assert known == [False, False, True, True]
+
+    async def test_memory_is_bounded(self) -> None:
+        """Ended jobs are remembered up to a number and a time (fault H5)."""
+        async with serving(keep_count=3, keep_seconds=10) as it:
+            it.model.end(5)
+            for n in range(5):
+                await it.send(f"j{n}")
+            known = [not isinstance(await it.status(f"j{n}"), Missing) for n in range(5)]
+            assert known == [False, False, True, True, True]
+        async with serving(keep_seconds=0) as it:
+            it.model.end()
+            await it.send()
+            assert await it.status("job-1") == Missing()
+
+
+class TestHealth:
+    """What a server says of itself."""
+
+    async def test_it_tells_what_it_runs(self) -> None:
+        """How many jobs are active and which, of direct callers too (C22)."""
+        async with serving(max_concurrent=2) as it:
+            assert await it.health() == {"status": "ok", "active_jobs": 0, "jobs": []}
+            call = asyncio.create_task(it.send("a"))
+            await until(lambda: it.model.running == {"a"})
+            await it.direct("b")
+            seen = await it.caller.health(endpoint_of(it.url), SYNC)
+            assert seen is not None
+            assert (seen.active, seen.jobs) == (2, frozenset({"a", "b"}))
+            it.model.end(2)
+            await call
+            await until(lambda: not it.model.running)
+            assert (await it.health())["active_jobs"] == 0
+
+    async def test_ended(self) -> None:
+        """A server that ends cancels what runs, and tells who waits (C23, fault H4)."""
+        app = GpuServer(Model(), max_concurrent=1)
+        async with served(app) as origin, calling() as caller:
+            call = asyncio.create_task(
+                caller.send(lease_of(origin + "/x"), task_of(), SYNC, attempt=1)
+            )
+            await until(lambda: bool(app.jobs.active))
+            await app.aclose()
+            assert await call == Failed("HTTP 500: the server has ended")
+
+
+class TestRequests:
+    """Whatever comes in."""
+
+    @pytest.mark.parametrize(
+        ("body", "status"),
+        [(b"", 400), (b"{", 400), (b"\xff", 400), (b"NaN", 400), (b"1e999", 400), (b"[" * 101 + b"]" * 101, 400)],
+    )  # fmt: skip
+    async def test_bodies(self, body: bytes, status: int) -> None:
+        """What is no JSON is refused, and not shown (C2)."""
+        async with serving() as it:
+            answer = await it.client.post(it.url, content=body, headers=DISPATCHER)
+            assert answer.status_code == status
+            assert set(answer.json()) == {"detail"}
+            assert not it.model.runs
+
+    @pytest.mark.parametrize("told", [True, False])
+    async def test_sizes(self, told: bool) -> None:  # noqa: FBT001 - a parameter of pytest
+        """A payload has so many bytes at most, whether it says so before or not (C2)."""
+        async with serving(body_limit=100) as it:
+            it.model.end(2)
+            for size, status in [(100, 200), (101, 413)]:
+                body = b'"' + b"x" * (size - 2) + b'"'
+
+                async def parts(body: bytes = body) -> AsyncIterator[bytes]:
+                    yield body[:50]
+                    yield body[50:]
+
+                content = body if told else parts()
+                answer = await it.client.post(it.url, content=content, headers=DISPATCHER)
+                assert answer.status_code == status
+
+    async def test_slow_bodies(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A body that does not come ends its request, and takes no slot (C2)."""
+        monkeypatch.setattr(component, "_BODY_SECONDS", 0.1)
+        async with serving() as it:
+            host, port = it.origin.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n1")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+            writer.close()
+            assert (await it.health())["active_jobs"] == 0
+
+    @pytest.mark.parametrize("key", ["a b", "../x", "{}", "x" * 201])
+    async def test_keys(self, key: str) -> None:
+        """A key is a name (C2)."""
+        async with serving() as it:
+            answer = await it.client.post(it.url, json=1, headers={"Idempotency-Key": key})
+            assert answer.status_code == 400
+
+    async def test_places(self) -> None:
+        """Other paths and methods are told apart (C4)."""
+        async with serving() as it:
+            for method, path, status in [
+                ("GET", "/", 404), ("GET", "/status/", 404), ("GET", "/status/none", 404), ("PUT", "/generate", 405),
+                ("DELETE", "/status/none", 405), ("GET", "/health/x", 404),
+            ]:  # fmt: skip
+                answer = await it.client.request(method, it.origin + path)
+                assert answer.status_code == status, path
+
+    async def test_mounted(self) -> None:
+        """Two models are mounted in one application, each with its own paths (C4)."""
+        flux, zimg = Model(), Model()
+        app = Starlette(routes=[Mount("/flux", GpuServer(flux)), Mount("/zimg", GpuServer(zimg))])
+        config = SYNC.model_copy(
+            update={"poll_endpoint_template": "/flux/status/{id}", "health_path": "/flux/health"}
+        )
+        async with served(app) as origin, calling() as caller:
+            flux.end()
+            url = origin + "/flux/generate"
+            sent = await caller.send(lease_of(url), task_of(), config, attempt=1)
+            assert isinstance(sent, Done)
+            assert await caller.ask(url, "job-1", config) == sent
+            assert await caller.health(endpoint_of(url), config) is not None
+            assert (flux.runs, zimg.runs) == ({"job-1": 1}, {})
+
+    @pytest.mark.parametrize(
+        "options", [{"max_concurrent": 0}, {"max_concurrent": True}, {"direct_queue": -1}, {"keep_count": 1.5}]
+    )  # fmt: skip
+    def test_options(self, options: dict[str, Any]) -> None:
+        """An option that can't be is told of at once (C2)."""
+        with pytest.raises(InvalidInput, match=next(iter(options))):
+            GpuServer(Model(), **options)

@@ -1,0 +1,262 @@
+"""The dashboard's page about the dispatcher: a real server, real slots, a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Locator, Page, expect
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.hooks import Identity
+from taskqueue_core.server.dashboard import sampler
+from taskqueue_core.server.dashboard.pages import path
+from taskqueue_dispatch.api import part
+from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.names import queue_of
+from taskqueue_dispatch.page import PAGES
+from taskqueue_dispatch.page import moments as page_moments
+from taskqueue_dispatch.service import Dispatcher
+from taskqueue_memory import MemoryBackend
+from tests.dashboard.support import PAGE, Gate, browsing, looking, post
+from tests.dispatch.support import send, serve, settings, until
+from tests.server.support import Running, http, running
+
+MODEL = "acme/flux <b>bold</b>"
+"""a model may be called anything"""
+_LONG = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are taken five times a second, that nobody waits for the next one for long."""
+    monkeypatch.setattr(sampler, "_SECOND", 0.2)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """One browser for all tests of the file, which takes its time to start."""
+    async with browsing() as browser:
+        yield browser
+
+
+@asynccontextmanager
+async def dispatching(backend: Backend | None = None) -> AsyncIterator[tuple[Running, Dispatcher]]:
+    """A server with a dispatcher in it."""
+    async with running(backend or MemoryBackend(), parts=[part(settings())]) as it:
+        yield it, cast("Dispatcher", it.hub.brought["dispatch"])
+
+
+async def shown(it: Running, where: str = "/dispatch") -> str:
+    """Return a page as one without scripts gets it."""
+    async with http(it) as client:
+        answer = await client.get(where, headers=PAGE)
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+
+async def test_what_it_shows(backend: Backend) -> None:
+    """Models with what waits, endpoints with their slots by state, and what runs where (C12, B8)."""
+    async with dispatching(backend) as (it, dispatcher):
+        empty = await shown(it)
+        assert "No model yet" in empty
+        assert "taskqueue dispatch register" in empty
+        async with SimulatedGpu(name="gpu-1", slots=2, latency=_LONG) as gpu:
+            await serve(dispatcher, MODEL, gpu)
+            job, *_ = await send(dispatcher, MODEL, 3)
+            await until(lambda: gpu.active == 2)
+            text = await shown(it)
+            assert "<b>bold" not in text
+            assert f'href="{path("queues", queue_of(MODEL))}"' in text
+            assert gpu.url in text
+            assert f">{job}</a>" in text
+            named = "acme/flux &lt;b&gt;bold&lt;/b&gt;"
+            for name, value in {
+                f"m.{named}.state": "ready",
+                f"m.{named}.slots": "0 of 2",
+                f"m.{named}.queued": "1",
+                f"m.{named}.capacity": "200",
+                f"m.{named}.running": "2",
+                f"e.{named}/gpu-1.state": "ready",
+                f"e.{named}/gpu-1.marks": "■■",
+                f"e.{named}/gpu-1.free": "0",
+                f"e.{named}/gpu-1.assigned": "2",
+                f"j.{job}.state": "assigned",
+            }.items():
+                assert _live(text, name) == value, name
+
+
+def _live(text: str, name: str) -> str:
+    """Return a figure by its name."""
+    _, found, rest = text.partition(f'data-live="{name}"')
+    assert found, name
+    return rest.partition(">")[2].partition("<")[0]
+
+
+async def test_the_way_there() -> None:
+    """Every page leads there where the server has a dispatcher, and none does where it has not."""
+    async with dispatching() as (it, _):
+        assert '<a href="/dispatch">Dispatch</a>' in await shown(it, "/")
+        assert '<a href="/dispatch" aria-current="page">Dispatch</a>' in await shown(it)
+    async with running() as it, http(it) as client:
+        assert "/dispatch" not in (await client.get("/", headers=PAGE)).text
+        assert (await client.get("/dispatch", headers=PAGE)).status_code == 404
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_it_moves_by_itself(browser: Browser) -> None:
+    """What is registered, runs and ends appears and goes on an open page, which is never loaded again (C19)."""
+    async with dispatching() as (it, dispatcher), looking(browser, it, "/dispatch") as page:
+        await expect(page.locator("#connection b")).to_have_text("Live")
+        await page.evaluate("window.kept = true")
+        async with SimulatedGpu(name="gpu-1", latency=_LONG) as gpu:
+            await serve(dispatcher, "flux", gpu)
+            row = page.locator("#endpoints tr", has_text="gpu-1")
+            await expect(row.locator(".state")).to_have_text("ready")
+            job, *_ = await send(dispatcher, "flux", 2)
+            await expect(_figure(page, "e.flux/gpu-1.assigned")).to_have_text("1")
+            await expect(_figure(page, "m.flux.queued")).to_have_text("1")
+            await expect(page.locator("#running")).to_contain_text(job)
+            await gpu.crash()
+            await expect(row.locator(".state")).to_have_text("not healthy")
+            await expect(row.locator(".state")).to_have_attribute("data-state", "bad")
+            gpu.latency = 0.01
+            await gpu.start()
+            await expect(_figure(page, "m.flux.done")).to_have_text("2")
+            await expect(page.locator("#running")).to_contain_text("Nothing runs")
+        assert await page.evaluate("window.kept")
+
+
+def _figure(page: Page, name: str) -> Locator:
+    return page.locator(f'[data-live="{name}"]')
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no-scripts"])
+async def test_drain_use_again_and_remove(browser: Browser, *, scripts: bool) -> None:
+    """An endpoint gets no more jobs, some again, and is taken away, with and without scripts (C12)."""
+    async with (
+        dispatching() as (it, dispatcher),
+        SimulatedGpu(name="gpu-1") as gpu,
+        looking(browser, it, "/dispatch", java_script_enabled=scripts) as page,
+    ):
+        await serve(dispatcher, MODEL, gpu)
+        await page.reload()
+        await page.get_by_role("button", name=f"Drain gpu-1 for {MODEL}").click()
+        await expect(page.locator("#said")).to_contain_text("Draining")
+        (info,) = (await dispatcher.pool.look()).endpoints
+        assert info.draining
+        await page.get_by_role("button", name=f"Use gpu-1 for {MODEL} again").click()
+        await expect(page.locator("#said")).to_contain_text("In use again")
+        (info,) = (await dispatcher.pool.look()).endpoints
+        assert not info.draining
+        await page.get_by_role("button", name=f"Drain gpu-1 for {MODEL}").click()
+        await page.get_by_role("button", name=f"Remove gpu-1 for {MODEL}").click()
+        await expect(page.locator("#said")).to_contain_text("Removed")
+        assert all(info.removed for info in (await dispatcher.pool.look()).endpoints)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_on_a_telephone(browser: Browser, scheme: str) -> None:
+    """Nothing is wider than the page, in either theme; tables scroll in themselves."""
+    size = {"width": 400, "height": 800}
+    async with dispatching() as (it, dispatcher), SimulatedGpu(name="gpu-1") as gpu:
+        await serve(dispatcher, "a-model-with-a-name-that-is-as-long-as-some-are" * 2, gpu)
+        async with looking(browser, it, "/dispatch", viewport=size, color_scheme=scheme) as page:
+            await expect(page.locator("#endpoints .state")).to_have_text("ready")
+            assert await page.evaluate("document.documentElement.scrollWidth") == size["width"]
+
+
+async def test_who_may(backend: Backend) -> None:
+    """One sees and changes the models that one's token is for, and nobody else any (security 1, 2)."""
+    only = Identity(name="a", verbs=frozenset({"admin"}), keys=(queue_of("mine"),))
+    worker = Identity(name="w", verbs=frozenset({"consume", "publish"}))
+    async with (
+        dispatching(backend) as (it, dispatcher),
+        SimulatedGpu(name="gpu-1") as gpu,
+        http(it) as client,
+    ):
+        await serve(dispatcher, "mine", gpu)
+        await serve(dispatcher, "theirs", gpu)
+        it.hub.hooks.register(Gate(a=only, w=worker))
+        for one in PAGES:
+            answer = await client.request(one.method, one.path, headers=PAGE)
+            assert answer.status_code == 303
+            assert answer.headers["location"].startswith("/login")
+        assert (await client.get("/dispatch", headers=_as("w"))).status_code == 403
+        text = (await client.get("/dispatch", headers=_as("a"))).text
+        assert 'data-model="mine"' in text
+        assert "theirs" not in text
+        for model, status in (("theirs", 403), ("mine", 303), ("", 422)):
+            answer = await client.post(
+                "/dispatch/endpoints",
+                data={"model": model, "server": "gpu-1", "action": "drain"},
+                headers=_as("a"),
+            )
+            assert answer.status_code == status, model
+        drained = {e.endpoint.model: e.draining for e in (await dispatcher.pool.look()).endpoints}
+        assert drained == {"mine": True, "theirs": False}
+
+
+def _as(token: str) -> dict[str, str]:
+    return PAGE | {"authorization": f"Bearer {token}"}
+
+
+async def test_odd_actions() -> None:
+    """Another word, and an endpoint that is gone, are told; nothing is done."""
+    async with dispatching() as (it, dispatcher), http(it) as client:
+        gone = {"model": "flux", "server": "gpu-9"}
+        answer = await post(client, "/dispatch/endpoints", action="drain", **gone)
+        assert answer.headers["location"] == "/dispatch?said=unknown"
+        answer = await client.get(answer.headers["location"], headers=PAGE)
+        assert "there is no such endpoint any more" in answer.text
+        answer = await post(client, "/dispatch/endpoints", action="explode", **gone)
+        assert answer.status_code == 422
+        assert not (await dispatcher.pool.look()).endpoints
+
+
+async def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page says so, shows what it knew, and goes on asking (fault H9)."""
+    async with dispatching() as (it, dispatcher), SimulatedGpu(name="gpu-1") as gpu:
+        await serve(dispatcher, "flux", gpu)
+        assert "gpu-1" in await shown(it)
+        right = page_moments._take
+
+        async def away(*_: object) -> None:
+            raise BackendUnavailable("away")
+
+        monkeypatch.setattr(page_moments, "_take", away)
+        async with http(it) as client:
+            answer = await client.get("/dispatch", headers=PAGE)
+            assert answer.status_code == 503
+            assert "gpu-1" in answer.text
+            assert "does not answer (backend_unavailable)" in answer.text
+            monkeypatch.setattr(page_moments, "_take", right)
+            assert (await client.get("/dispatch", headers=PAGE)).status_code == 200
+
+
+async def test_the_stream_ends_with_the_right_to_see_it() -> None:
+    """Whose token is taken away hears no more, and is told why (security 2)."""
+    gate = Gate(a=Identity(name="a", verbs=frozenset({"admin"})))
+    async with dispatching() as (it, _):
+        it.hub.hooks.register(gate)
+        async with (
+            http(it) as client,
+            client.stream("GET", "/dispatch/live", headers=_as("a")) as answer,
+        ):
+            lines = answer.aiter_lines()
+            assert await anext(lines) == "event: sample"
+            del gate.tokens["a"]
+            assert "bye" in await _until_bye(lines)
+
+
+async def _until_bye(lines: AsyncIterator[str]) -> str:
+    async for line in lines:
+        if line.startswith("event: bye"):
+            return line
+    return ""

@@ -1,0 +1,302 @@
+"""The registry: models and endpoints at run time, and queues whose settings follow them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, cast
+
+import pytest
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import (
+    Order,
+    PoolView,
+    Seen,
+    control_of,
+    slots_of,
+)
+from taskqueue_core.errors import BackendUnavailable, InvalidInput
+from taskqueue_core.tasks import State, Task
+from taskqueue_dispatch.models import ModelConfig, ModelType
+from taskqueue_dispatch.names import queue_of
+from taskqueue_memory import MemoryBackend
+from tests.dispatch.desk import SPELLINGS, URL, Failing, registry_of, well
+from tests.redis.backends import until
+
+
+async def test_endpoints_at_run_time(backend: Backend) -> None:
+    """An endpoint is registered, listed, changed, drained and removed while all runs (C12, H7)."""
+    registry = await registry_of(backend)
+    told = await registry.register("flux", "flux-server-1", URL, 2)
+    assert (told.endpoint.slots, told.healthy) == (2, False)
+    view = registry.view("flux")
+    assert view is not None
+    assert (view.slots, view.usable, view.key) == (2, False, queue_of("flux"))
+    await well(backend, "flux", "flux-server-1")
+    (view,) = await registry.models()
+    assert view.usable
+    assert await registry.drain("flux", "flux-server-1")
+    view = registry.view("flux")
+    assert view is not None
+    assert (view.slots, view.usable) == (0, False)
+    assert await registry.drain("flux", "flux-server-1", draining=False)
+    await registry.register("flux", "flux-server-1", URL, 1, priority=9)
+    (view,) = await registry.models()
+    assert (view.slots, view.endpoints[0].endpoint.priority) == (1, 9)
+    assert await registry.remove("flux", "flux-server-1")
+    assert await registry.models() == ()
+    assert not await registry.remove("flux", "flux-server-1")
+    assert not await registry.drain("flux", "flux-server-1")
+
+
+async def test_configuration_at_run_time(backend: Backend) -> None:
+    """A configuration is read, replaced and reverted at run time by any replica; defaults are the code's (C5, C13)."""
+    first, second = await registry_of(backend), await registry_of(backend)
+    assert (await first.config("flux")).model_dump(include=set(ROW_C5)) == ROW_C5
+    wanted = ModelConfig(
+        model_type=ModelType.ASYNC,
+        poll_endpoint_template="/status/{id}",
+        poll_interval=5.0,
+        max_poll_time=1800,
+        max_retries=3,
+    )
+    assert await first.configure("flux", wanted) == wanted
+    assert await second.config("flux") == wanted
+    await second.refresh()
+    view = second.view("flux")
+    assert view is not None
+    assert (view.config, view.endpoints) == (wanted, ())
+    found = await control_of(backend).settings(queue_of("flux"))
+    assert (found.retry.max_attempts, found.max_processing_time) == (4, 1860)
+    assert await second.configure("flux", None) == ModelConfig()
+    assert await first.config("flux") == ModelConfig()
+    await first.refresh()
+    assert first.view("flux") is None
+
+
+ROW_C5 = {
+    "model_type": ModelType.SYNC,
+    "poll_endpoint_template": None,
+    "id_field": None,
+    "poll_interval": 2.0,
+    "max_poll_time": 600.0,
+    "max_retries": 50,
+}
+
+
+async def test_configuration_keeps_what_was_set_alone(backend: Backend) -> None:
+    """The store has what was set; the rest follows the code's own defaults (C13)."""
+    registry = await registry_of(backend)
+    await registry.configure("flux", ModelConfig(poll_interval=2.0))
+    assert (await slots_of(backend).documents()) == {"flux": b'{"poll_interval":2.0}'}
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"poll_interval": "often"}', b'{"unheard": 1}', b"[]", b"1", b'{"queue_limit": -1}']
+)
+async def test_a_document_that_is_not_valid(
+    backend: Backend, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A document that a foreign hand has written is passed over, with one line in the log (C13)."""
+    await slots_of(backend).configure("flux", text)
+    with caplog.at_level(logging.WARNING):
+        registry = await registry_of(backend)
+        await registry.refresh()
+    assert await registry.config("flux") == ModelConfig()
+    assert len([line for line in caplog.records if "not valid" in line.message]) == 1
+    await registry.configure("flux", ModelConfig(max_retries=1))
+    assert (await registry.config("flux")).max_retries == 1
+
+
+@pytest.mark.parametrize("model", SPELLINGS)
+async def test_names_of_any_spelling(backend: Backend, model: str) -> None:
+    """A model is called what its owner calls it, and so is a server (C12, OPEN-C5, H7)."""
+    registry = await registry_of(backend)
+    await registry.register(model, model, URL, 1)
+    await registry.register(model[:-1] or "y", model, URL, 1)
+    await registry.configure(model, ModelConfig(max_retries=7))
+    again = await registry_of(backend)
+    view = again.view(model)
+    assert view is not None
+    assert (view.model, view.slots, view.config.max_retries) == (model, 1, 7)
+    assert view.endpoints[0].endpoint.server == model
+    assert (await control_of(backend).settings(view.key)).retry.max_attempts == 8
+    assert len({one.key for one in again.known()}) == 2
+    await again.remove(model, model)
+    await registry.refresh()
+    assert [one.slots for one in registry.known() if one.model == model] == [0]
+
+
+@pytest.mark.parametrize("model", ["", "x" * 201, "tab\tin it", "line\n", "\x7f", "\ud800"])
+async def test_names_that_are_none(backend: Backend, model: str) -> None:
+    """What no name can be is refused, and not shown (C12)."""
+    registry = await registry_of(backend)
+    for call in (
+        registry.register(model, "a", URL, 1),
+        registry.register("flux", model, URL, 1),
+        registry.configure(model, ModelConfig()),
+        registry.config(model),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            await call
+        assert not model or model not in str(caught.value)
+    assert registry.known() == ()
+
+
+async def test_the_last_endpoint_goes(backend: Backend) -> None:
+    """Without any endpoint a model keeps its queue, its jobs and its configuration (H7, OPEN-B3, C26)."""
+    registry, key = await registry_of(backend), queue_of("flux")
+    await registry.register("flux", "a", URL, 2)
+    await registry.configure("flux", ModelConfig(max_retries=4))
+    await backend.publisher.publish(Task(key=key, id="job"))
+    await registry.remove("flux", "a")
+    (status,) = await control_of(backend).statuses(key, "job")
+    assert status is not None
+    assert status.state is State.WAITING
+    assert (await control_of(backend).settings(key)).retry.max_attempts == 5
+    assert (await registry.config("flux")).max_retries == 4
+    await registry.register("flux", "a", URL, 2)
+    assert (await control_of(backend).settings(key)).capacity == 200
+
+
+async def test_a_pool_that_was_emptied() -> None:
+    """What is known comes back where the pool was emptied, drained as it was; what was removed does not (fault H9)."""
+    backend, other = MemoryBackend(), MemoryBackend()
+    registry = await registry_of(backend)
+    await registry.register("flux", "a", URL, 2)
+    await registry.register("flux", "b", URL, 1)
+    await registry.register("flux", "gone", URL, 1)
+    await registry.drain("flux", "b")
+    await registry.configure("flux", ModelConfig(max_retries=4))
+    await well(backend, "flux", "gone")
+    await backend.slots.acquire("flux", "somebody", ttl=60)
+    await registry.remove("flux", "gone")
+    await registry.refresh()
+    epoch = registry.epoch
+    pool = Failing(other.slots)
+    registry._pool = cast("Any", pool)
+    registry._control = other.control
+    pool.down = pool.after = True
+    with pytest.raises(BackendUnavailable):
+        await registry.refresh()
+    pool.down = False
+    await registry.refresh()
+    assert registry.epoch != epoch
+    view = await other.slots.look()
+    told = {info.endpoint.server: info.draining for info in view.endpoints}
+    assert told == {"a": False, "b": True}
+    assert (await registry.config("flux")).max_retries == 4
+    assert (await other.control.settings(queue_of("flux"))).capacity == 200
+    await registry.remove("flux", "a")
+    await registry.refresh()
+    assert [info.endpoint.server for info in (await other.slots.look()).endpoints] == ["b"]
+
+
+async def test_out_of_reach() -> None:
+    """A look that fails leaves what is known as it was, and says that it failed (C26)."""
+    backend = MemoryBackend()
+    registry = await registry_of(backend)
+    await registry.register("flux", "a", URL, 2)
+    before, pool = registry.known(), Failing(backend.slots)
+    registry._pool = cast("Any", pool)
+    pool.down = True
+    for call in (registry.refresh(), registry.register("flux", "b", URL, 2), registry.models()):
+        with pytest.raises(BackendUnavailable):
+            await call
+    assert registry.known() == before
+    pool.down = False
+    await registry.register("flux", "b", URL, 2)
+    assert registry.known()[0].slots == 4
+
+
+async def test_looks_that_cross() -> None:
+    """A look that began before a change does not bring back what was before it (B4, C12)."""
+    backend = MemoryBackend()
+    registry = await registry_of(backend)
+    pool, look, looked, goes_on = Failing(backend.slots), backend.slots.look, [0], asyncio.Event()
+
+    async def slow_at_first(model: str | None = None) -> PoolView:
+        told = await look(model)
+        looked[0] += 1
+        if looked[0] == 1:
+            await goes_on.wait()
+        return told
+
+    pool.put("look", slow_at_first)
+    registry._pool = cast("Any", pool)
+    old = asyncio.create_task(registry.refresh())
+    await until(lambda: looked == [1])
+    change = asyncio.create_task(registry.register("flux", "a", URL, 1))
+    await until(lambda: pool.calls["register"] == 1)
+    for _ in range(20):  # as far as it comes
+        await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(old, change)
+    assert [view.slots for view in registry.known()] == [1]
+
+
+async def test_a_look_that_is_cancelled() -> None:
+    """A look or change that is cancelled midway leaves no lock behind, and the next one does it all (B4)."""
+    backend = MemoryBackend()
+    registry = await registry_of(backend)
+    pool = Failing(backend.slots)
+    registry._pool = cast("Any", pool)
+    for call in ("register", "look", "documents"):
+        count = pool.calls[call]
+        pool.held = {call}
+        task = asyncio.create_task(registry.register("flux", "a", URL, 3))
+        await until(lambda call=call, count=count: pool.calls[call] > count)  # type: ignore[misc] # bound now
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        pool.held.clear()
+    await registry.refresh()
+    assert (await backend.control.settings(queue_of("flux"))).capacity == 300
+
+
+async def test_who_listens_is_told(backend: Backend) -> None:
+    """Whoever listens is told of each change of what is known, and of nothing else (C12)."""
+    registry, other = await registry_of(backend), await registry_of(backend)
+    heard: list[int] = []
+    registry.listen(lambda: heard.append(len(registry.known())))
+    await registry.refresh()
+    assert heard == []
+    await registry.register("flux", "a", URL, 1)
+    assert heard == [1]
+    await other.register("sdxl", "a", URL, 1)
+    await registry.refresh()
+    assert heard == [1, 2]
+    await slots_of(backend).reconcile("flux", "a", Seen(active=0), settled=0)
+    await registry.refresh()
+    assert heard == [1, 2, 2]
+    assert await slots_of(backend).acquire("flux", "me", ttl=60)
+    await slots_of(backend).rest("flux", "a", 60)
+    await registry.refresh()
+    assert heard == [1, 2, 2], "slots that are taken are no news"
+    assert registry.known()[0].endpoints[0].unassigned == 1
+
+
+async def test_models_that_vanish_are_forgotten(backend: Backend) -> None:
+    """Nothing is kept of models that are gone, in this process or of others (C12)."""
+    registry, other = await registry_of(backend), await registry_of(backend)
+    for number in range(20):
+        await registry.register(f"model {number}", "a", URL, 1)
+        await registry.configure(f"model {number}", ModelConfig(max_retries=number))
+    await other.refresh()
+    for number in range(20):
+        await registry.remove(f"model {number}", "a")
+        await registry.configure(f"model {number}", None)
+    await other.refresh()
+    for one in (registry, other):
+        kept = (one._views, one._documents, one._configs, one._followed)
+        assert not any(kept), kept
+
+
+@pytest.mark.parametrize("tenant", ["", "two words", "{x}", "x" * 201])
+async def test_weights_of_tenants_that_cannot_be(backend: Backend, tenant: str) -> None:
+    """Weights are of tenants as there may be (B2, OPEN-B4)."""
+    registry = await registry_of(backend)
+    with pytest.raises(InvalidInput, match="weights"):
+        await registry.configure("flux", ModelConfig(order=Order.FAIR, weights={tenant: 2}))
+    assert await registry.config("flux") == ModelConfig()

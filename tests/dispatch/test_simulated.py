@@ -1,0 +1,230 @@
+"""The simulated GPU: each of its manners is what the dispatcher has to cope with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+
+import httpx2
+import pytest
+
+from taskqueue_dispatch.calling.answers import (
+    Accepted,
+    Answer,
+    Busy,
+    Done,
+    Failed,
+    Missing,
+    Running,
+    Unreachable,
+)
+from taskqueue_dispatch.calling.client import Caller
+from taskqueue_dispatch.gpu.__main__ import main
+from taskqueue_dispatch.gpu.simulated import CONTROL, Mode, SimulatedGpu
+from tests.dispatch.gpu_support import ASYNC, SYNC, calling, endpoint_of, lease_of, task_of
+from tests.redis.backends import until
+
+SHORT = SYNC.model_copy(update={"max_poll_time": 0.3})
+
+
+@pytest.fixture
+async def caller() -> AsyncIterator[Caller]:
+    """A caller."""
+    async with calling(health_interval=0.5) as it:
+        yield it
+
+
+async def send(caller: Caller, gpu: SimulatedGpu, job: str = "job-1", attempt: int = 1) -> Answer:
+    """POST a job, which has a short time."""
+    return await caller.send(lease_of(gpu.url), task_of(job), SHORT, attempt=attempt)
+
+
+class TestModes:
+    """Each mode, from the outside."""
+
+    async def test_ok(self, caller: Caller) -> None:
+        """It runs jobs, as many at once as it has slots, and counts them (C2, C3)."""
+        async with SimulatedGpu(slots=2, latency=0.05, name="a") as gpu:
+            answers = await asyncio.gather(*(send(caller, gpu, f"j{n}") for n in range(3)))
+            assert sorted(type(answer).__name__ for answer in answers) == ["Busy", "Done", "Done"]
+            assert Done(b'{"server":"a","job_id":"j0","attempt":1}') in answers
+            assert (gpu.posts, gpu.refused, gpu.most_at_once, gpu.active) == (3, 1, 2, 0)
+            assert gpu.runs.total() == gpu.finished.total() == 2
+
+    async def test_switching(self, caller: Caller) -> None:
+        """The mode changes while it runs (fault H5)."""
+        async with SimulatedGpu(latency=0) as gpu:
+            found = []
+            for mode in (Mode.OK, Mode.BUSY, Mode.ERROR, Mode.BAD_GATEWAY, Mode.FAIL, Mode.GARBAGE):
+                gpu.mode = mode
+                found.append(type(await send(caller, gpu, f"job-{mode}")))
+            assert found == [Done, Busy, Failed, Unreachable, Failed, Failed]
+            assert gpu.runs == {"job-ok": 1, "job-fail": 1}
+            assert gpu.finished == {"job-ok": 1}
+            gpu.mode = Mode.OK
+            assert isinstance(await send(caller, gpu, "job-fail", attempt=2), Done)
+
+    @pytest.mark.parametrize("mode", [Mode.HANG, Mode.DRIP])
+    async def test_without_end(self, caller: Caller, mode: Mode) -> None:
+        """An answer that does not come, or not to its end (fault H5)."""
+        async with SimulatedGpu(latency=0, mode=mode) as gpu:
+            assert isinstance(await send(caller, gpu), Failed)
+            assert gpu.runs.total() == (mode is Mode.DRIP)
+            seen = await caller.health(endpoint_of(gpu.url), SYNC)
+            assert (seen is None) == (mode is Mode.HANG)
+
+    async def test_idle_lies(self, caller: Caller) -> None:
+        """It says that nothing runs while a job does (C22, C23, fault H4)."""
+        async with SimulatedGpu(latency=30, asynchronous=True) as gpu:
+            sent = await caller.send(lease_of(gpu.url), task_of(), ASYNC, attempt=1)
+            assert sent == Accepted("job-1")
+            for mode, active in [(Mode.OK, 1), (Mode.LIE_IDLE, 0), (Mode.OK, 1)]:
+                gpu.mode = mode
+                seen = await caller.health(endpoint_of(gpu.url), SYNC)
+                assert seen is not None
+                assert seen.active == active
+                assert await caller.ask(gpu.url, "job-1", SYNC) == Running()
+            gpu.mode = Mode.SICK
+            assert await caller.health(endpoint_of(gpu.url), SYNC) is None
+
+    async def test_done_lies(self, caller: Caller) -> None:
+        """It says that a job is done which it never ran (fault H5)."""
+        async with SimulatedGpu(mode=Mode.LIE_DONE) as gpu:
+            assert await send(caller, gpu) == Done(b'{"lie":true}')
+            assert not gpu.runs
+
+    async def test_direct_traffic_takes_all(self, caller: Caller) -> None:
+        """Direct calls take every slot; a dispatcher's are refused until they have ended (fault H8, C2)."""
+        go = asyncio.Event()
+
+        async def wait(_: float) -> None:
+            await go.wait()
+
+        async with SimulatedGpu(slots=2, sleep=wait) as gpu, httpx2.AsyncClient() as client:
+            for _ in range(6):
+                assert (await client.post(gpu.url, json=0)).status_code == 200
+            for _ in range(5):
+                assert isinstance(await send(caller, gpu), Busy)
+            go.set()
+            await until(lambda: gpu.finished.total() == 6)
+            assert isinstance(await send(caller, gpu), Done)
+
+
+class TestCrashes:
+    """Ends without warning."""
+
+    async def test_crash(self, caller: Caller) -> None:
+        """Connections break, and until it is back nothing answers; then it knows of nothing (C23, fault H4)."""
+        async with SimulatedGpu(latency=30) as gpu:
+            call = asyncio.create_task(caller.send(lease_of(gpu.url), task_of(), SYNC, attempt=1))
+            await until(lambda: gpu.active == 1)
+            port = gpu.port
+            await gpu.crash()
+            answer = await call
+            assert isinstance(answer, Unreachable)
+            assert answer.sent
+            assert gpu.active == 0
+            gone = await send(caller, gpu)
+            assert isinstance(gone, Unreachable)
+            assert not gone.sent
+            gpu.latency = 0
+            await gpu.start()
+            await gpu.start()
+            assert gpu.port == port
+            seen = await caller.health(endpoint_of(gpu.url), SYNC)
+            assert seen is not None
+            assert (seen.active, seen.jobs) == (0, frozenset())
+            assert await caller.ask(gpu.url, "job-1", SYNC) == Missing()
+            assert isinstance(await send(caller, gpu), Done)
+            assert (gpu.runs["job-1"], gpu.finished["job-1"], gpu.crashes) == (2, 1, 1)
+
+    async def test_over_the_wire(self, caller: Caller) -> None:
+        """What a test in another process needs: the mode, the counts, and a crash (fault H4)."""
+        async with SimulatedGpu(latency=0) as gpu, httpx2.AsyncClient() as client:
+            await send(caller, gpu)
+            control = gpu.origin + CONTROL
+            assert (await client.get(control)).json()["runs"] == {"job-1": 1}
+            told = await client.put(control, json={"mode": "busy"})
+            assert told.json()["mode"] == "busy"
+            assert isinstance(await send(caller, gpu), Busy)
+            bodies: list[object] = [{"mode": "canary"}, {}, [], 7]
+            for body in bodies:
+                answer = await client.put(control, json=body)
+                assert answer.status_code == 422
+                assert "canary" not in answer.text
+            assert gpu.mode is Mode.BUSY
+            gpu.mode = Mode.OK
+            await client.delete(control)
+            await until(lambda: gpu.crashes == 1 and gpu._program is not None)
+            assert await caller.ask(gpu.url, "job-1", SYNC) == Missing()
+
+    async def test_in_every_mode(self, caller: Caller) -> None:
+        """It ends at once whatever it is doing (fault H5)."""
+        for mode in Mode:
+            async with SimulatedGpu(latency=30) as gpu, asyncio.timeout(5):
+                gpu.mode = mode
+                call = asyncio.create_task(
+                    caller.send(lease_of(gpu.url), task_of(), SYNC, attempt=1)
+                )
+                await until(partial(lambda one: one.posts == 1, gpu))
+                await gpu.crash()
+                await call
+
+
+async def test_latencies_repeat() -> None:
+    """The times of jobs come from a distribution that its seed begins (C3)."""
+    seen: list[list[float]] = []
+    for seed in (1, 1, 2):
+        times: list[float] = []
+
+        async def sleep(seconds: float, times: list[float] = times) -> None:
+            times.append(seconds)
+
+        async with SimulatedGpu(latency=(1, 9), seed=seed, sleep=sleep) as gpu, calling() as caller:
+            for n in range(20):
+                await send(caller, gpu, f"j{n}")
+        assert all(1 <= time <= 9 for time in times)
+        seen.append(times)
+    assert seen[0] == seen[1] != seen[2]
+
+
+class TestProcess:
+    """``python -m taskqueue_dispatch.gpu``."""
+
+    async def test_it_runs(self, caller: Caller) -> None:
+        """A process of its own tells where it is, does jobs, and ends when it is told to (fault H4)."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "taskqueue_dispatch.gpu", "--latency", "0.001", "0.002"),
+            *("--name", "b", "--slots", "2"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(30):
+                told = json.loads(await process.stdout.readline())
+            sent = await caller.send(lease_of(told["url"]), task_of(), SYNC, attempt=1)
+            assert sent == Done(b'{"server":"b","job_id":"job-1","attempt":1}')
+            process.terminate()
+            async with asyncio.timeout(10):
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["--latency", "2", "1"], ["--latency", "-1"], ["--latency", "nan"], ["--latency", "1", "2", "3"],
+            ["--slots", "0"], ["--port", "65536"], ["--port", "-1"], ["--mode", "odd"],
+        ],
+    )  # fmt: skip
+    def test_words(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        """What can't be is told of before it starts (fault H5)."""
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert caught.value.code == 2
+        assert words[0] in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""What a job's client is told of its end, and when."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import Endpoint, control_of
+from taskqueue_core.tasks import State
+from taskqueue_dispatch.callbacks import callback_id
+from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.names import CALLBACKS
+from taskqueue_dispatch.status import JobState
+from tests.dispatch import receivers
+from tests.dispatch.receivers import Receiver, receiving
+from tests.dispatch.support import dispatching, ended, send, serve, until
+
+SIGNED = "whsec_" + "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0"
+
+
+def calling(receiver: Receiver) -> dict[str, object]:
+    """Return the settings with which a dispatcher may call a receiver."""
+    told = receivers.settings(receiver, webhook_secrets=(SIGNED,))
+    names = {"callback_http", "callback_networks", "callback_ports", "webhook_secrets"}
+    return told.model_dump(include=names)
+
+
+def bodies(receiver: Receiver) -> list[dict[str, object]]:
+    """Return what it was told."""
+    return [msgspec.json.decode(call.body) for call in receiver.calls]
+
+
+async def test_done_and_failed(backend: Backend) -> None:
+    """A client is told of a result, and of a failure with its reason (C7, C26, OPEN-C7)."""
+    async with (
+        receiving() as receiver,
+        SimulatedGpu(name="a", slots=1, latency=0.001) as gpu,
+        dispatching(backend, **calling(receiver)) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu, config=ModelConfig(max_retries=0))
+        url = f"http://127.0.0.1:{receiver.port}/done"
+        (done,) = await send(dispatcher, "flux", callback_url=url)
+        await ended(dispatcher, [done])
+        gpu.mode = Mode.FAIL
+        (failed,) = await send(dispatcher, "flux", callback_url=url)
+        await ended(dispatcher, [failed], JobState.FAILED)
+        await until(lambda: len(receiver.calls) == 2)
+    first, second = bodies(receiver)
+    assert (first["job_id"], first["status"]) == (done, "done")
+    assert first["result"] == {"server": "a", "job_id": done, "attempt": 1}
+    assert (second["job_id"], second["status"]) == (failed, "failed")
+    assert second["error"]
+
+
+async def test_a_slot_does_not_wait_for_its_callback(backend: Backend) -> None:
+    """While a receiver hangs, slots are free and jobs are done (C7, fault I2)."""
+    async with (
+        receiving(receivers.hang) as receiver,
+        SimulatedGpu(name="a", slots=1, latency=0.001) as gpu,
+        dispatching(backend, **calling(receiver)) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        url = f"http://127.0.0.1:{receiver.port}/"
+        ids = await send(dispatcher, "flux", 20, callback_url=url)
+        await ended(dispatcher, ids)
+        await until(lambda: receiver.open > 0)
+        view = await dispatcher.pool.look("flux")
+        assert view.endpoints[0].assigned == 0
+
+
+async def test_an_expiry_is_told(backend: Backend) -> None:
+    """A client is told that its job has expired in the queue, once (C26, F12)."""
+    async with (
+        receiving() as receiver,
+        dispatching(backend, **calling(receiver)) as dispatcher,
+    ):
+        await dispatcher.pool.register(
+            Endpoint(model="flux", server="away", url="http://127.0.0.1:9/", slots=1)
+        )
+        await dispatcher.registry.refresh()
+        url = f"http://127.0.0.1:{receiver.port}/"
+        ids = await send(dispatcher, "flux", callback_url=url, deadline=backend.now() + 0.1)
+        await ended(dispatcher, ids, JobState.EXPIRED)
+        await until(lambda: len(receiver.calls) == 1)
+        assert bodies(receiver)[0]["status"] == "expired"
+        record = await dispatcher.sender.record(ids[0])
+        assert record is not None
+        assert record.job_status == "expired"
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_no_expiry_is_told_of_a_job_that_is_done(backend: Backend, *, late: bool) -> None:
+    """Of a job that is done, before its deadline or after it, that alone is told (C26)."""
+    async with (
+        receiving() as receiver,
+        SimulatedGpu(name="a", slots=1, latency=0.4 if late else 0.001) as gpu,
+        dispatching(backend, **calling(receiver)) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        url = f"http://127.0.0.1:{receiver.port}/"
+        deadline = backend.now() + (0.2 if late else 60)
+        ids = await send(dispatcher, "flux", callback_url=url, deadline=deadline)
+        await ended(dispatcher, ids)
+        await until(lambda: len(receiver.calls) == 1)
+        watch = callback_id(ids[0], "expired")
+
+        async def called_off() -> bool:
+            (status,) = await control_of(backend).statuses(CALLBACKS, watch)
+            return status is not None and status.state is State.CANCELLED
+
+        await until(called_off)
+        assert bodies(receiver)[0]["status"] == "done"
+        record = await dispatcher.sender.record(ids[0])
+        assert record is not None
+        assert record.job_status == "done"
+    assert len(receiver.calls) == 1

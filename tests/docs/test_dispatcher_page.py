@@ -1,0 +1,176 @@
+"""The dispatcher's page: its commands do what it shows, its code runs, and its tables are what the code has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.models import ModelConfig
+from tests.ports import free_port
+from tests.redis.engines import lacking
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "dispatcher.md").read_text()
+PATIENCE = 20
+FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+(DOTENV,) = re.findall(r"^```ini\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = re.findall(r"^\$ (.+)\n((?:(?!\$ |```).+\n)*)", PAGE, re.MULTILINE)
+
+
+class Place:
+    """A folder with the page's files, on ports of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = {shown: str(free_port()) for shown in ("8420", "9000", "9001")}
+        for name, text in FILES.items():
+            (folder / name).write_text(text)
+        (folder / ".env").write_text(self.here(DOTENV))
+        kept = {n: text for n, text in os.environ.items() if not n.startswith("TASKQUEUE_")}
+        self.env = kept | {
+            "TASKQUEUE_PORT": self.ports["8420"],
+            "TASKQUEUE_SERVER_URL": f"http://127.0.0.1:{self.ports['8420']}",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def here(self, text: str) -> str:
+        """Return a text of the page with the ports of this place."""
+        for shown, port in self.ports.items():
+            text = text.replace(shown, port)
+        return text
+
+    def words(self, command: str) -> list[str]:
+        """Return a command of the page, for this environment."""
+        first, *rest = shlex.split(self.here(command))
+        if first == "taskqueue":
+            return [sys.executable, "-m", "taskqueue_core.cli", *rest]
+        return [sys.executable if first == "python" else first, *rest]
+
+    def start(self, words: list[str], **more: Any) -> subprocess.Popen[str]:
+        """Start a program here."""
+        return subprocess.Popen(
+            words, cwd=self.folder, env=self.env, stdout=subprocess.PIPE, text=True, **more
+        )
+
+    def run(self, *words: str) -> str:
+        """Run a program here; return what it prints."""
+        done = subprocess.run(
+            words, cwd=self.folder, env=self.env, capture_output=True, text=True,
+            timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """One for all."""
+    return Place(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def running(place: Place) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """What the page starts in the background, by the second word of its command."""
+    programs = {}
+    with ExitStack() as stack:
+        for command, _ in COMMANDS:
+            if command.endswith("&"):
+                words = place.words(command.removesuffix("&"))
+                program = stack.enter_context(place.start(words, stderr=subprocess.DEVNULL))
+                stack.callback(program.terminate)
+                programs[shlex.split(command)[1]] = program
+        for name in ("dispatch", "-m"):
+            out = programs[name].stdout
+            assert out is not None
+            assert out.readline()
+        yield programs
+
+
+def test_the_five_commands(place: Place, running: dict[str, subprocess.Popen[str]]) -> None:
+    """C6, C7: from nothing to a job that is done, and whose receiver was told of it with a signature that holds."""
+    shown = [
+        (command, told)
+        for command, told in COMMANDS
+        if re.match(r"taskqueue dispatch (register|submit)", command)
+    ]
+    assert len(shown) == 2
+    printed = ""
+    for command, told in shown:
+        printed = place.run(*place.words(command))
+        assert not told or printed.split() == told.split()
+    result = json.loads(printed)
+    assert result["server"] == "gpu"
+    receiver = running["receiver.py"].stdout
+    assert receiver is not None
+    assert receiver.readline().startswith(f"{result['job_id']} done ")
+
+
+@pytest.mark.usefixtures("running")
+def test_the_other_ways_to_submit(place: Place) -> None:
+    """C6, OPEN-C1: with curl, and with the client function, until it is confirmed."""
+    url = place.env["TASKQUEUE_SERVER_URL"]
+    outcome, _ = place.run(sys.executable, "client.py", url).split()
+    assert outcome in {"leased", "queued"}
+    (command,) = [command for command, _ in COMMANDS if command.startswith("curl ")]
+    if not shutil.which("curl"):
+        lacking("there is no curl")
+    told = [json.loads(place.run(*place.words(command))) for _ in range(2)]
+    assert told[0]["job_id"] == told[1]["job_id"]
+
+
+def test_a_server_of_a_model(place: Place) -> None:
+    """B9, C2: the component of the page is a server, and a slot of it is found in process."""
+    port = str(free_port())
+    with place.start([sys.executable, "gpu.py", port]) as gpu:
+        try:
+            endpoint = f"http://127.0.0.1:{port}/generate"
+            assert place.run(sys.executable, "inside.py", endpoint) == "success\n"
+        finally:
+            gpu.terminate()
+
+
+def table(first: str) -> dict[str, str]:
+    """Return a table of the page: the first column and the second, by the head of the first."""
+    rest = PAGE[PAGE.index(f"| {first} |") :].splitlines()[2:]
+    rows: dict[str, str] = {}
+    for line in rest:
+        if not line.startswith("| "):
+            return rows
+        name, default, _ = (cell.strip(" `") for cell in line.strip("| ").split(" | ", 2))
+        rows[name] = default
+    raise AssertionError(first)
+
+
+def test_every_field_of_a_model() -> None:
+    """C5: all fields of a model's configuration are there, with their defaults."""
+    told = table("field")
+    defaults = ModelConfig().model_dump(mode="json")
+    assert list(told) == list(defaults)
+    for name, shown in told.items():
+        expected = "none" if defaults[name] in (None, {}) else str(defaults[name])
+        assert shown == expected, name
+
+
+def test_every_setting() -> None:
+    """All settings are there, with their defaults."""
+    told = table("`TASKQUEUE_DISPATCH_…`")
+    defaults = DispatchSettings.model_construct().model_dump(mode="json")
+    assert [name.lower() for name in told] == list(defaults)
+    for name, shown in told.items():
+        value = defaults[name.lower()]
+        if name == "ENDPOINTS_ALLOWED":
+            continue
+        expected = "none" if value in (None, []) else json.dumps(value).replace(" ", "")
+        assert shown == expected, name

@@ -1,0 +1,95 @@
+"""Slots through what stands before a backend, and where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from taskqueue_core.backend import Backend, Capabilities, Capability
+from taskqueue_core.capabilities import Endpoint, Seen, slots_of
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.conformance.slots import SlotsSuite
+from taskqueue_core.errors import CapabilityMissing
+from taskqueue_core.hooks import Hooks
+from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.recordstore import RecordBackend
+from taskqueue_core.remote import RemoteBackend
+from taskqueue_core.succession import (
+    MigratingBackend,
+    ShardedBackend,
+    finish,
+    rollback,
+    start,
+)
+from taskqueue_memory import MemoryBackend
+from tests.core.dict_store import DictStore, Disk
+
+MODEL = "org/model-1"
+
+
+class TestObserved(SlotsSuite):
+    """The slots of a backend that is observed keep every promise."""
+
+    max_examples = 5
+
+    async def open_backend(self, clock: ManualClock) -> ObservedBackend:
+        """Open one."""
+        return ObservedBackend(MemoryBackend(clock=clock), Hooks())
+
+
+async def test_the_new_sides_in_every_phase() -> None:
+    """Whatever phase a migration is in, its slots are the new side's; the old pool is left alone (A20; fault H9)."""
+    old, new = MemoryBackend(), MemoryBackend()
+    backend = MigratingBackend(old, new)
+    assert slots_of(backend) is new.slots
+    endpoint = Endpoint(model=MODEL, server="s1", url="http://x", slots=2)
+    for pool in (old.slots, slots_of(backend)):
+        await pool.register(endpoint)
+        await pool.reconcile(MODEL, "s1", Seen(active=0), settled=1)
+    (lease,) = await old.slots.acquire(MODEL, "h1", ttl=60)
+    (bound,) = await old.slots.assign((lease, "job-1"), ttl=60)
+    assert bound is not None
+    await start(backend)
+    (kept,) = await slots_of(backend).renew(bound, ttl=60)
+    assert kept is not None, "the job runs, and nobody holds its slot"
+    assert kept.token != bound.token
+    for move in (rollback, start, finish):
+        await move(backend)
+        assert slots_of(backend) is new.slots
+    assert [len((await side.slots.look()).leases) for side in (old, new)] == [1, 1]
+    await backend.aclose()
+
+
+class _Slotless(MemoryBackend):
+    capabilities = Capabilities(names=frozenset(Capability) - {Capability.SLOTS})
+
+
+@pytest.mark.parametrize(
+    "open_backend",
+    [
+        lambda: RecordBackend("dict", DictStore(Disk()), ManualClock(), durable=True),
+        lambda: RemoteBackend("http://127.0.0.1:1"),
+        lambda: MigratingBackend(MemoryBackend(), _Slotless()),
+        lambda: MigratingBackend(_Slotless(), MemoryBackend()),
+        lambda: ShardedBackend(_Slotless()),
+        lambda: ObservedBackend(_Slotless(), Hooks()),
+    ],
+    ids=["recordstore", "remote", "new side", "old side", "sharded", "observed"],
+)
+async def test_where_there_are_none(open_backend: Callable[[], Backend]) -> None:
+    """Who asks a backend without slots for them learns early that it has none, and what it has (G2)."""
+    backend = open_backend()
+    with pytest.raises(
+        CapabilityMissing, match=r"does not have the capability 'slots'; it has: .*control"
+    ):
+        slots_of(backend)
+    await backend.aclose()
+
+
+async def test_a_side_without_slots() -> None:
+    """A migration of which one side has no slots has none either, whoever asks (A20)."""
+    backend = MigratingBackend(MemoryBackend(), _Slotless())
+    with pytest.raises(CapabilityMissing, match="a side of the migration has no slots"):
+        backend.slots  # noqa: B018 - to ask is enough
+    await backend.aclose()

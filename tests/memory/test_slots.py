@@ -1,0 +1,108 @@
+"""What the slot pool in memory costs: bounded steps, and nothing kept of what is over."""
+
+from __future__ import annotations
+
+import asyncio
+
+from taskqueue_core.capabilities import Endpoint, Permit, Seen, SlotLease
+from taskqueue_core.clock import ManualClock
+from taskqueue_memory import MemoryBackend
+from taskqueue_memory.agenda import ROOM
+from taskqueue_memory.slots import MemorySlots
+
+MODEL = "model-1"
+
+
+async def served(slots: MemorySlots, count: int, server: str = "s1") -> None:
+    """Register an endpoint that has nothing to do."""
+    await slots.register(Endpoint(model=MODEL, server=server, url="http://x", slots=count))
+    await slots.reconcile(MODEL, server, Seen(active=0), settled=1)
+
+
+async def test_a_sweep_is_bounded(backend: MemoryBackend, clock: ManualClock) -> None:
+    """One step clears away 1,000 leases that ran out; those it has not come to are stale all the same (C20)."""
+    await served(backend.slots, 2500)
+    leases: list[SlotLease] = []
+    for _ in range(5):
+        leases += await backend.slots.acquire(MODEL, "h1", ttl=10, limit=500)
+    await clock.advance(10)
+    (told,) = (await backend.slots.look()).endpoints
+    assert told.held == 1500
+    last = leases[-1]
+    assert await backend.slots.renew(last, ttl=10) == (None,)
+    assert await backend.slots.detach(last, ttl=10) == (None,)
+    assert await backend.slots.assign((last, "job-1"), ttl=10) == (None,)
+    assert await backend.slots.release(last) == (False,)
+    (told,) = (await backend.slots.look()).endpoints
+    assert told.held == 0
+
+
+async def test_nothing_is_kept_of_what_is_over(backend: MemoryBackend, clock: ManualClock) -> None:
+    """After a thousand rounds of leases, notes and endpoints the pool is as small as it was (OPEN-B2)."""
+    slots, pool = backend.slots, backend.slots._pool
+    for number in range(1000):
+        server = f"s{number}"
+        await served(slots, 2, server)
+        one, two = await slots.acquire(MODEL, "h1", ttl=10, limit=2)
+        (bound, _) = await slots.assign((one, f"job-{number}"), (two, f"other-{number}"), ttl=10)
+        assert bound is not None
+        await slots.leave(MODEL, f"job-{number}", bound.token, b"1")
+        await slots.leave(MODEL, f"job-{number}", "stale", b"1")
+        await slots.remove(MODEL, server)
+        await slots.release(one, two)
+    kept = (pool.leases, pool.jobs, pool.models, pool.servers, pool.bells.open)
+    assert not any(kept)
+    assert len(pool._ends) <= ROOM
+    await clock.advance(3600)
+    assert await slots.late(MODEL, "job-999") == ()
+    assert not any((pool.late._jobs, pool.late._order, pool.late._bytes))
+
+
+async def test_renewals_leave_nothing_behind(backend: MemoryBackend, clock: ManualClock) -> None:
+    """A lease that is renewed for days is one lease, and one date (C21)."""
+    await served(backend.slots, 1)
+    (lease,) = await backend.slots.acquire(MODEL, "h1", ttl=86_400)
+    for _ in range(2000):
+        await clock.advance(10)
+        (kept,) = await backend.slots.renew(lease, ttl=86_400)
+        assert kept is not None
+    assert len(backend.slots._pool._ends) <= 2 + ROOM
+
+
+async def test_where_reports_come_and_go(backend: MemoryBackend, clock: ManualClock) -> None:
+    """An endpoint that is registered without reports frees what is overdue there: the operator's way out (C12, C18)."""
+    await served(backend.slots, 2)
+    leases = await backend.slots.acquire(MODEL, "h1", ttl=10, limit=2)
+    await backend.slots.assign((leases[0], "job-1"), (leases[1], "job-2"), ttl=10)
+    await clock.advance(10)
+    assert (await backend.slots.look()).endpoints[0].overdue == 2
+    await backend.slots.renew(leases[1], ttl=10)
+    endpoint = Endpoint(model=MODEL, server="s1", url="http://x", slots=2, reports=False)
+    assert (await backend.slots.register(endpoint)).held == 1
+    await clock.advance(10)
+    assert (await backend.slots.look()).leases == ()
+
+
+async def test_bells_go_with_who_waited(backend: MemoryBackend) -> None:
+    """A bell that is closed is forgotten, also where its wait was cancelled (B3, B7)."""
+    async with backend.slots.bell(MODEL, "other") as bell:
+        waiting = asyncio.ensure_future(bell.rung(60))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert not backend.slots._pool.bells.open
+
+
+async def test_two_backends_are_two_pools() -> None:
+    """Pools have an epoch each, and know each other's tokens for a stranger's (C23)."""
+    one, two = MemoryBackend(), MemoryBackend()
+    for backend in (one, two):
+        await served(backend.slots, 1)
+    (lease,) = await one.slots.acquire(MODEL, "h1", ttl=10)
+    (bound,) = await one.slots.assign((lease, "job-1"), ttl=10)
+    assert bound is not None
+    assert (await one.slots.look()).epoch != (await two.slots.look()).epoch
+    assert await two.slots.release(bound) == (False,)
+    (anew,) = await two.slots.renew(bound, ttl=10)
+    assert anew is not None
+    assert (anew.state, anew.fence) == (Permit.ASSIGNED, 1)

@@ -1,0 +1,249 @@
+"""What other packages bring into the server is held to the same rules as what it has itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import CapabilityMissing, ConfigurationError
+from taskqueue_core.server import Server, create_app
+from taskqueue_core.server import parts as module
+from taskqueue_core.server.api.operations import Call, Operation, Query, Scope, answer
+from taskqueue_core.server.dashboard.pages import render
+from taskqueue_core.server.hub import Hub
+from taskqueue_core.server.parts import Link, Part, load_parts
+from taskqueue_core.server.running.orders import Begin, line, plain, settings_of
+from taskqueue_memory import MemoryBackend
+from tests.server.access import A, B, bearer, entry, write
+from tests.server.support import http, problem, running, settings
+
+
+async def greet(call: Call) -> Response:
+    """Greet by what the part brought."""
+    call.demand(call.request.path_params["who"].replace("/", "."))
+    return answer({"said": call.hub.brought["greeting"]})
+
+
+async def page(call: Call) -> Response:
+    """Show it."""
+    return await render(call, "greeting.html", who="<b>you</b>")
+
+
+GREET = Operation(
+    method="GET",
+    path="/greetings/{who:path}",
+    handler=greet,
+    verb="admin",
+    tag="greetings",
+    scope=Scope.HANDLER,
+    strict=True,
+    query=(Query("loud", {"type": "boolean"}, "whether to shout"),),
+    answers={200: dict[str, str]},
+)
+PAGE = Operation(
+    method="GET",
+    path="/greeting",
+    handler=page,
+    verb="admin",
+    scope=Scope.HANDLER,
+    answers={200: None},
+)
+
+
+class Steps(list[str]):
+    """What happened, in order."""
+
+    def part(self, **changes: Any) -> Part:
+        """A part that notes when it is opened, entered and left."""
+
+        @asynccontextmanager
+        async def entered() -> AsyncIterator[str]:
+            self.append("entered")
+            yield "hello"
+            self.append("left")
+
+        def opened(_: Hub) -> AbstractAsyncContextManager[object]:
+            self.append("opened")
+            return entered()
+
+        told: dict[str, Any] = {"name": "greeting", "open": opened, "operations": (GREET,)}
+        return Part(**{**told, **changes})
+
+
+class Store(MemoryBackend):
+    """Notes its end."""
+
+    def __init__(self, steps: Steps) -> None:
+        super().__init__()
+        self._steps = steps
+
+    async def aclose(self) -> None:
+        """Close, and say so."""
+        self._steps.append("closed")
+        await super().aclose()
+
+
+async def test_a_part_lives_within_the_life_of_the_server() -> None:
+    """Fault E4: it is there before the first request, and has left before the backend is closed."""
+    steps = Steps()
+    async with running(Store(steps), parts=[steps.part()]) as it, http(it) as client:
+        assert steps == ["opened", "entered"]
+        assert (await client.get("/greetings/a")).json() == {"said": "hello"}
+    assert steps == ["opened", "entered", "left", "closed"]
+
+
+async def test_its_operations_obey_the_doors_rules(tmp_path: Path) -> None:
+    """Security 2, fault K1: 401 without a token, 403 without the key, and no parameter that is not known."""
+    path = write(tmp_path / "tokens.toml", entry(A, "a", keys=["a.b"]), entry(B, "b", keys=["b"]))
+    async with running(parts=[Steps().part()], tokens_file=path) as it, http(it) as client:
+        problem(await client.get("/greetings/a%2Fb"), 401, "unauthenticated")
+        problem(await client.get("/greetings/a%2Fb", headers=bearer(B)), 403, "forbidden")
+        answered = await client.get("/greetings/a%2Fb", headers=bearer(A))
+        assert answered.status_code == 200
+        odd = await client.get("/greetings/a%2Fb?louder=1", headers=bearer(A))
+        problem(odd, 422, "invalid_input", "query")
+        problem(await client.post("/greetings/a"), 405, "method_not_allowed")
+
+
+async def test_its_operations_are_described_and_counted() -> None:
+    """Fault K6: as those of the server, under the path that people are told."""
+    part = Steps().part(tags={"greetings": "Be polite."})
+    async with running(parts=[part]) as it, http(it) as client:
+        told = (await client.get("/v1/openapi.json")).json()
+        described = told["paths"]["/greetings/{who}"]["get"]
+        assert [one["name"] for one in described["parameters"]] == ["who", "loud"]
+        assert {"name": "greetings", "description": "Be polite."} in told["tags"]
+        await client.get("/greetings/canary")
+        counted = (await client.get("/metrics")).text
+        assert 'path="/greetings/{who}"' in counted
+        assert "canary" not in counted
+    async with running() as it, http(it) as client:
+        assert "/greetings/{who}" not in (await client.get("/v1/openapi.json")).json()["paths"]
+
+
+async def test_its_pages_are_pages_of_the_dashboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault K5: escaped, under the same policy, with a link from every page; who is unknown says who one is first."""
+    templates = tmp_path / "greetings_of_a_test" / "templates"
+    templates.mkdir(parents=True)
+    (templates.parent / "__init__.py").touch()
+    text = '{% extends "base.html" %}{% block title %}T{% endblock %}{% block main %}{{ who }}{% endblock %}'
+    (templates / "greeting.html").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    part = Steps().part(
+        pages=(PAGE,), links=(Link("Greeting", "/greeting"),), templates="greetings_of_a_test"
+    )
+    async with running(parts=[part]) as it, http(it) as client:
+        shown = await client.get("/greeting")
+        assert "&lt;b&gt;you&lt;/b&gt;" in shown.text
+        assert "default-src 'none'" in shown.headers["content-security-policy"]
+        for where in ("/", "/workers", "/queues/k"):
+            assert '<a href="/greeting">Greeting</a>' in (await client.get(where)).text
+        assert 'href="/greeting" aria-current="page"' in shown.text
+    tokens = write(tmp_path / "tokens.toml", entry(A, "a"))
+    async with running(parts=[part], tokens_file=tokens) as it, http(it) as client:
+        assert (await client.get("/greeting")).headers["location"] == "/login?next=%2Fgreeting"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [Steps().part(), Steps().part(operations=())],
+        [Steps().part(), Steps().part(name="other")],
+        [Steps().part(operations=(), pages=(GREET,)), Steps().part(name="other")],
+        [
+            Steps().part(
+                operations=(Operation(method="PUT", path="/v1/tasks", handler=greet, answers={}),)
+            )
+        ],
+        [
+            Steps().part(
+                operations=(Operation(method="GET", path="/metrics", handler=greet, answers={}),)
+            )
+        ],
+    ],
+)
+def test_no_part_takes_anothers_place(parts: list[Part]) -> None:
+    """Neither another's name nor a path that is somebody's already."""
+    with pytest.raises(ConfigurationError, match=r"the same (name|path)"):
+        create_app(MemoryBackend(), settings(), parts)
+
+
+async def test_a_part_that_cannot_work_ends_the_server() -> None:
+    """Fault E4: at once and with its reason, whether that is found early or late, and nothing stays open."""
+
+    def lacks(_: Hub) -> AbstractAsyncContextManager[object]:
+        raise CapabilityMissing("it needs slots")
+
+    class Fails:
+        async def __aenter__(self) -> None:
+            raise ConfigurationError("it cannot be entered")
+
+        async def __aexit__(self, *_: object) -> None:
+            steps.append("left")
+
+    for opened, reason in ((lacks, "needs slots"), (lambda _: Fails(), "cannot be entered")):
+        steps = Steps()
+        server = Server(Store(steps), settings(), parts=[steps.part(open=opened)])
+        with pytest.raises(ConfigurationError, match=reason):
+            await asyncio.wait_for(server.run(), 5)
+        assert steps == ["closed"]
+
+
+class TestNames:
+    """Parts are found by the names that the settings have, which every process of a server is told."""
+
+    def found(self, monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+        """Have these installed, and no others."""
+        points = [EntryPoint(name, value, module.PARTS_GROUP) for name, value in values.items()]
+        monkeypatch.setattr(module, "entry_points", lambda **_: points)
+
+    def test_in_the_order_of_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each once, and only what was named is imported."""
+        here = f"{__name__}:"
+        self.found(monkeypatch, b=here + "made", a=here + "made_too", c="no_such_module:part")
+        assert [part.name for part in load_parts(["b", "a", "b"])] == ["other", "greeting"]
+
+    @pytest.mark.parametrize(
+        ("value", "reason"),
+        [
+            (None, "no part 'wanted'; installed: other"),
+            ("no_such_module:part", "needs the module 'no_such_module'"),
+            ("builtins:dict", "got dict; allowed: a Part"),
+        ],
+    )
+    def test_what_is_no_part(
+        self, monkeypatch: pytest.MonkeyPatch, value: str | None, reason: str
+    ) -> None:
+        """Says what is wrong before anything is served."""
+        told = {"other": "builtins:dict"} if value is None else {"wanted": value}
+        self.found(monkeypatch, **told)
+        with pytest.raises(ConfigurationError, match=reason):
+            Server(MemoryBackend(), settings(parts=frozenset({"wanted"})))
+
+    def test_from_the_environment_to_every_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the first process was told goes to the others as it stands."""
+        monkeypatch.setenv("TASKQUEUE_PARTS", "dispatch, other")
+        told = load_settings(Settings)
+        assert told.parts == {"dispatch", "other"}
+        assert b'"parts":["dispatch","other"]' in line(Begin(plain(told), "memory", []))
+        assert settings_of(plain(told)) == told
+
+
+def made() -> Part:
+    """What an entry point leads to."""
+    return Steps().part()
+
+
+def made_too() -> Part:
+    """Another one."""
+    return Steps().part(name="other")
