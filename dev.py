@@ -331,7 +331,16 @@ def carry_out(arguments: "list[str]") -> int:
         "check": ["python", "tools/check.py"],
         "bench": ["python", "benchmarks/run.py"],
         "chaos": ["python", "-m", "tests.chaos"],
-        "soak": ["python", "-m", "pytest", "-m", "not chaos", "-k", "fuzz or million or burst", *SOAKED],
+        "soak": [
+            "python",
+            "-m",
+            "pytest",
+            "-m",
+            "not chaos",
+            "-k",
+            "fuzz or million or burst",
+            *SOAKED,
+        ],
         "model": ["python", "-m", "tests.model"],
         "mutants": ["python", "-m", "tests.mutants"],
     }

@@ -28,7 +28,7 @@ from pydantic_settings import (
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["Settings", "load_settings", "of_the_old_side"]
+__all__ = ["COMMAS", "Settings", "load_settings", "of_the_old_side"]
 
 S = TypeVar("S", bound=BaseSettings)
 
@@ -49,7 +49,8 @@ def _lower(value: object) -> object:
     return [str(word).lower() for word in value] if isinstance(value, list) else value
 
 
-_Comma = (NoDecode, BeforeValidator(_split))
+COMMAS = (NoDecode, BeforeValidator(_split))
+"""what a list's type is annotated with that stands in the environment with commas between"""
 _CommaLower = (NoDecode, BeforeValidator(_lower), BeforeValidator(_split))
 
 
@@ -100,11 +101,11 @@ class Settings(BaseSettings):
     """seconds the server waits at its end for workers to settle what they run"""
     prefect_version: str = Field("3.9.1", pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z.+]{1,32})?$")
     """the version of Prefect that the server gives to task workers which ask for one"""
-    parts: Annotated[frozenset[str], *_Comma] = frozenset()
+    parts: Annotated[frozenset[str], *COMMAS] = frozenset()
     """what other packages bring into the server, such as ``dispatch``"""
-    plugins_allow: Annotated[frozenset[str] | None, *_Comma] = None
+    plugins_allow: Annotated[frozenset[str] | None, *COMMAS] = None
     """names of the plugins that may be loaded; unset allows all that are installed"""
-    plugins_deny: Annotated[frozenset[str], *_Comma] = frozenset()
+    plugins_deny: Annotated[frozenset[str], *COMMAS] = frozenset()
     """names of the plugins that may not"""
 
     @classmethod

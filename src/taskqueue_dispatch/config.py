@@ -1,4 +1,4 @@
-"""The dispatcher's settings: ``TASKQUEUE_DISPATCH_…``."""
+"""The dispatcher's settings: ``TASKQUEUE_DISPATCH_…``; lists have commas between."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from taskqueue_core.config import COMMAS
 
 __all__ = ["DispatchSettings"]
 
@@ -33,7 +35,7 @@ class DispatchSettings(BaseSettings):
     """how long a dispatcher that stops waits for what it has on servers"""
     find_timeout: _Seconds = 30.0
     """how long who asked for an endpoint may be queued"""
-    endpoints_allowed: tuple[str, ...] = (
+    endpoints_allowed: Annotated[tuple[str, ...], *COMMAS] = (
         "127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7",
     )  # fmt: skip
     """networks, and hosts as ``gpu.example.com`` or ``*.example.com``, in which endpoints may be"""
@@ -45,12 +47,12 @@ class DispatchSettings(BaseSettings):
     """how long, at first; doubled with each further one, up to 5 minutes"""
     busy_rest: _Seconds = 0.5
     """how long an endpoint rests that was busy and did not say until when"""
-    webhook_secrets: tuple[SecretStr, ...] = ()
+    webhook_secrets: Annotated[tuple[SecretStr, ...], *COMMAS] = ()
     """``whsec_…`` secrets that callbacks are signed with, each of them: two during a rotation"""
-    callback_ports: tuple[int, ...] = (443, 8443)
+    callback_ports: Annotated[tuple[int, ...], *COMMAS] = (443, 8443)
     callback_http: bool = False
     """callbacks to http:// too. Anybody on the way can read and change them"""
-    callback_networks: tuple[str, ...] = ()
+    callback_networks: Annotated[tuple[str, ...], *COMMAS] = ()
     """private networks in which receivers of callbacks may be all the same"""
     callback_timeout: _Seconds = 20.0
     callback_attempts: int = Field(default=12, ge=1, le=1000)

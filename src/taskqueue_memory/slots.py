@@ -75,8 +75,8 @@ class MemorySlots:
         place = self._pool.place(model, server)
         if place is None:
             return False
-        place.removed = True
         self._pool.clear(place)
+        place.removed = True
         self._pool.forget_if_done(place)
         self._pool.ring((place,), now)
         return True
@@ -230,7 +230,8 @@ class MemorySlots:
             return ()
         if seen is None:
             place.well = False
-            self._pool.clear(place)
+            if not place.healthy:
+                self._pool.clear(place)
             self._pool.ring((place,), now)
             return ()
         _look_at_health(place, seen, settled, now)

@@ -10,6 +10,8 @@ from msgspec import structs
 
 from taskqueue_core.capabilities import Endpoint, EndpointInfo, SlotLease
 from taskqueue_memory.leases import Place
+from taskqueue_memory.pool import Pool
+from taskqueue_memory.slots import MemorySlots
 from tests.conformance.facade import Facade, FacadeSlots
 
 _FOR_EVER = 1e6
@@ -223,6 +225,42 @@ class LowersByForce(Facade):
     """Slots that are taken away are taken from their holders."""
 
     slots_type = _LowersByForce
+
+
+class _Hoard(Pool):
+    def clear(self, place: Place) -> None:
+        """Do nothing."""
+
+
+class _KeepsTheUnused(FacadeSlots):
+    def __init__(self, inner: MemorySlots, facade: Facade) -> None:
+        super().__init__(inner, facade)
+        self.pool.__class__ = _Hoard
+
+
+class KeepsTheUnused(Facade):
+    """Slots that wait for their jobs are kept where no jobs may go."""
+
+    slots_type = _KeepsTheUnused
+
+
+class _SweepsAll(Pool):
+    def clear(self, place: Place) -> None:
+        """End what has a job, too."""
+        for lease in tuple(place.leases.values()):
+            self.end(lease)
+
+
+class _EndsTheUsed(FacadeSlots):
+    def __init__(self, inner: MemorySlots, facade: Facade) -> None:
+        super().__init__(inner, facade)
+        self.pool.__class__ = _SweepsAll
+
+
+class EndsTheUsed(Facade):
+    """Where no jobs may go those that run lose their slots."""
+
+    slots_type = _EndsTheUsed
 
 
 class _SplitsNames(_Acquiring):

@@ -71,7 +71,7 @@ async def test_a_slot_does_not_wait_for_its_callback(backend: Backend) -> None:
 
 
 async def test_an_expiry_is_told(backend: Backend) -> None:
-    """A client is told that its job has expired in the queue, once (C26, F12)."""
+    """A client is told that its job has expired in the queue, once (C26, fault F12)."""
     async with (
         receiving() as receiver,
         dispatching(backend, **calling(receiver)) as dispatcher,

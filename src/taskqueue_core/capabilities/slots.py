@@ -3,11 +3,11 @@
 An *endpoint* is one model on one server. Each has a number of *slots*; who wants to send it a job takes the lease of
 one first. A lease is in one of three states:
 
-========== ================================================ ==================================================
-unassigned held by somebody who looks for a job             free again when it runs out
+========== ================================================ ===================================================
+unassigned held by somebody who looks for a job             free when it runs out, or the endpoint gets no jobs
 assigned   bound to a job, which may be on the server       when it runs out, free once the server is seen idle
 detached   its job runs on the server without its holder    as assigned, but its time is the job's, not its holder's
-========== ================================================ ==================================================
+========== ================================================ ===================================================
 
 A lease runs out at its ``expires_at``. One with a job is *overdue* from then on: held all the same, and its token is
 good. Where the server does not report what it runs, nobody can be asked, and it is free by its time alone.
@@ -18,6 +18,8 @@ Laws, which the kit checks:
 * Each lease has a token of its own, with a fence that rises. A stale token changes nothing.
 * ``held + free == slots`` for each endpoint at every instant (where slots were taken away, ``held`` may be more).
 * No slot is lost: what nobody releases comes back by its time or by `SlotPool.reconcile`.
+* No slot is kept for a job that may not come: the verbs that have an endpoint get no jobs end its unassigned leases in
+  the same step, however often they were renewed. Those with a job stay.
 * No lease with a job ends by arithmetic on times where the server can be asked what it runs.
 """
 
@@ -198,18 +200,22 @@ class SlotPool(Protocol):
         ...
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """Give it no more jobs, or some again. False if there is no such endpoint."""
+        """Give it no more jobs, and end its unassigned leases; or give it some again. False if there is none such."""
         ...
 
     async def remove(self, model: str, server: str) -> bool:
-        """Give it no more jobs, and forget it once nothing of it is held. False if there is no such endpoint.
+        """Give it no more jobs, end its unassigned leases, and forget it once nothing of it is held.
 
+        False if there is no such endpoint, or no more: one without a job is forgotten at once.
         What its server has in common is forgotten with its last endpoint.
         """
         ...
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
-        """Give it no jobs for so long from now on, whatever was before; 0 ends a rest. False if there is none such."""
+        """Give it no jobs for so long from now on, whatever was before, and end its unassigned leases; 0 ends a rest.
+
+        False if there is no such endpoint.
+        """
         ...
 
     async def configure(self, model: str, document: bytes | None) -> None:
@@ -291,17 +297,18 @@ class SlotPool(Protocol):
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
-        """Hold an endpoint's leases against what its server said, ``None`` if it did not answer; return those ended.
+        """Hold an endpoint's leases against what its server said, ``None`` if it did not answer; return what it lacks.
 
-        Without an answer the endpoint is not healthy, and keeps its leases and what was missed. With one, a healthy
-        endpoint stays so, and another is once no more is active than leases have a job, or no more than was seen
-        ``settled`` seconds ago or before (that is others' work).
+        Without an answer an endpoint that reports is not healthy, and its unassigned leases end, untold. Those with a
+        job stay, and so does what was missed. With an answer a healthy endpoint stays so, and another is once no more
+        is active than leases have a job, or no more than was seen ``settled`` seconds ago or before (that is others'
+        work).
 
         A lease with a job is *missed* where ``seen.jobs`` lacks it, or without ``jobs`` where nothing is active, or
         where less is active than leases have a job and it has run out; of those the ones that ran out first come first,
         as many as there are fewer. It ends when it is missed twice with the same ``active``, at least ``settled``
         seconds of the store's time apart, with its token unchanged and nothing to the contrary seen between. What ended
-        is told by fence and as in a `PoolView`.
+        so is told by fence and as in a `PoolView`.
         """
         ...
 

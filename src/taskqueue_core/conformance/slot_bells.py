@@ -91,6 +91,22 @@ class SlotBellsSuite(Harness):
         (lease,) = await running(bench, "job-1")
         await _bell_rings(bench, lambda: bench.slots.release(lease), OTHER_MODEL)
 
+    async def test_idle_slots_of_a_shared_server_ring(self, bench: Bench) -> None:
+        """A slot without a job that ends where no jobs may go rings for the other models of its server (B7, C2, C12)."""
+        await serve(bench, model=OTHER_MODEL, together=1)
+        verbs: list[Callable[[], Awaitable[object]]] = [
+            lambda: bench.slots.drain(MODEL, "s1"),
+            lambda: bench.slots.rest(MODEL, "s1", bench.short),
+            lambda: seen(bench, None),
+            lambda: bench.slots.remove(MODEL, "s1"),
+        ]
+        for verb in verbs:
+            await serve(bench, together=1)
+            await take(bench)
+            await _bell_rings(bench, verb, OTHER_MODEL)
+            await bench.slots.release(*await take(bench, model=OTHER_MODEL))
+            await bench.advance(bench.short)
+
     async def test_a_bell_of_several_models(self, bench: Bench) -> None:
         """A bell of several models rings for each of them, whatever they are called (B7; OPEN-C5)."""
         await serve(bench)

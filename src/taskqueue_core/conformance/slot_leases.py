@@ -11,6 +11,7 @@ from taskqueue_core.conformance.slot_moves import (
     LONG,
     MODEL,
     OTHER_MODEL,
+    add,
     check_stale,
     glance,
     look,
@@ -300,10 +301,10 @@ class SlotLeasesSuite(Harness):
 
     async def test_idle_slots_where_nothing_is_given(self, bench: Bench) -> None:
         """Where no slots are given none are taken from others, nor those that were taken away (B9; fault H7)."""
-        await serve(bench, slots=2)
+        await add(bench, slots=2, reports=False)
         idle = await take(bench, 2)
         await bench.advance(2 * bench.short)
-        await bench.slots.drain(MODEL, "s1")
+        assert not (await add(bench, slots=2)).usable, "nobody has looked at it"
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=2, idle=bench.short) == ()
         await serve(bench, slots=1)
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=2, idle=bench.short) == ()

@@ -125,6 +125,12 @@ class SlotModel:
         if place is not None:
             self.forget(place)
 
+    def clear(self, place: Known) -> None:
+        """End what has no job, for the endpoint may get none."""
+        for lease in self.of_place(place):
+            if lease.job is None:
+                self.end(lease)
+
     def forget(self, place: Known) -> None:
         """Forget an endpoint that was removed and holds nothing."""
         if place.removed and not self.of_place(place):
@@ -254,6 +260,8 @@ class SlotModel:
         """Hold leases against what was seen; return those that end."""
         if seen is None:
             place.well = False
+            if place.endpoint.reports:
+                self.clear(place)
             return []
         bound = [one for one in self.of_place(place) if one.job]
         before = place.surplus

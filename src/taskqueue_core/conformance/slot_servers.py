@@ -138,11 +138,12 @@ class SlotServersSuite(Harness):
         assert await bench.slots.remove(MODEL, "s1")
         assert (await look(bench)).endpoints == ()
 
-    async def test_removed_with_an_idle_slot(self, bench: Bench) -> None:
+    async def test_removed_and_run_out(self, bench: Bench) -> None:
         """A removed endpoint is forgotten when time ends its last lease, too (fault H7)."""
-        await serve(bench)
-        await take(bench, ttl=bench.short)
+        await add(bench, reports=False)
+        await running(bench, "job-1", ttl=bench.short)
         await bench.slots.remove(MODEL, "s1")
+        assert (await glance(bench)).held == 1
         await bench.advance(bench.short)
         assert (await look(bench)).endpoints == ()
 

@@ -115,6 +115,8 @@ class SlotMachine(RuleBasedStateMachine):
         assert answer is (place is not None)
         if place is not None:
             place.draining = draining
+            if draining:
+                self.model.clear(place)
         self.check()
 
     def remove(self, model: str, server: str) -> None:
@@ -123,6 +125,7 @@ class SlotMachine(RuleBasedStateMachine):
         place = self.model.place(model, server)
         assert answer is (place is not None)
         if place is not None:
+            self.model.clear(place)
             place.removed = True
             self.model.forget(place)
         self.check()
@@ -134,6 +137,8 @@ class SlotMachine(RuleBasedStateMachine):
         assert answer is (place is not None)
         if place is not None:
             place.rests_until = self.model.now + units * self.bench.short
+            if units:
+                self.model.clear(place)
         self.check()
 
     # dispatchers

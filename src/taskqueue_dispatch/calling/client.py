@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
-import h11
 import httpx2
 
 from taskqueue_core.capabilities import Endpoint, Seen, SlotLease
 from taskqueue_core.tasks import Task
 from taskqueue_core.trust import trusting
 from taskqueue_dispatch.calling.answers import Answer, Failed, Unreachable
-from taskqueue_dispatch.calling.lines import (
-    Lines,
+from taskqueue_dispatch.calling.exchanging import (
     NotReachedError,
     NotUsableError,
     NotWholeError,
-    Place,
+    exchange,
 )
 from taskqueue_dispatch.calling.reading import Reply, read, read_seen, read_status
+from taskqueue_dispatch.calling.transports import Transports
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
@@ -34,13 +32,13 @@ _HEALTH = 5.0
 _TAKE = 60.0
 """seconds for a server to take the job of an async model"""
 _HEALTH_LIMIT = 1024 * 1024
-_PORTS = {"http": 80, "https": 443}
+_SCHEMES = frozenset({"http", "https"})
+_PORT = 65_535
 _ASKING = (
     ("accept", "application/json"),
     ("accept-encoding", "identity"),
     ("user-agent", "taskqueue-dispatch"),
 )
-_Headers = Sequence[tuple[str, str]]
 _SENDING = (*_ASKING, ("content-type", "application/json"), ("x-source", "dispatcher"))
 
 
@@ -56,7 +54,7 @@ class Caller:
         trust = trusting(tls_ca)
         self._limit = settings.answer_limit
         self._health = min(_HEALTH, settings.health_interval)
-        self._lines = Lines(ssl.create_default_context if trust is None else lambda: trust)
+        self._transports = Transports(ssl.create_default_context if trust is None else lambda: trust)
 
     async def send(
         self, lease: SlotLease, task: Task, config: ModelConfig, *, attempt: int
@@ -67,19 +65,20 @@ class Caller:
         the lease's token to push the result with: never where the client wants to have it. A sync model has
         `max_poll_time` to answer, after which the job has failed; an async one is to take it within a minute.
         """
-        headers = (
+        headers = [
             *_SENDING,
             ("idempotency-key", task.id),
             ("x-job-id", task.id),
             ("x-attempt", str(attempt)),
             ("x-lease-token", lease.token),
-        )
+        ]
         sync = config.model_type is ModelType.SYNC
         patience = config.max_poll_time if sync else min(_TAKE, config.max_poll_time)
         try:
-            where, target = _address(lease.url)
-            request = _post(where, target, headers, len(task.payload))
-            reply = await self._call(where, request, task.payload, patience, self._limit)
+            request = httpx2.Request(
+                "POST", _address(lease.url), headers=headers, content=task.payload
+            )
+            reply = await self._call(request, patience, self._limit)
         except NotUsableError as error:
             return Failed(str(error))
         except TimeoutError:
@@ -100,8 +99,7 @@ class Caller:
             return Unreachable("the model has no poll_endpoint_template", sent=False)
         path = template.replace("{id}", quote(job_id, safe=""))
         try:
-            where, _ = _address(url)
-            reply = await self._call(where, _get(where, path), b"", _ASK, self._limit)
+            reply = await self._call(_get(url, path), _ASK, self._limit)
         except NotUsableError as error:
             return Failed(str(error))
         except TimeoutError:
@@ -113,56 +111,45 @@ class Caller:
     async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
         """Ask an endpoint's server how it is; ``None`` where it does not answer as one that is well."""
         try:
-            where, _ = _address(endpoint.url)
-            request = _get(where, config.health_path)
-            reply = await self._call(where, request, b"", self._health, _HEALTH_LIMIT)
+            request = _get(endpoint.url, config.health_path)
+            reply = await self._call(request, self._health, _HEALTH_LIMIT)
         except (NotUsableError, NotReachedError, NotWholeError, TimeoutError):
             return None
         return read_seen(reply)
 
     async def aclose(self) -> None:
-        """Close every connection that no call uses. Idempotent; a later call opens new ones."""
-        self._lines.close()
-        await asyncio.sleep(0)  # their ends are turns of the loop
+        """Close every connection, those of calls under way once these have ended. Later calls open new ones."""
+        await self._transports.aclose()
 
-    async def _call(
-        self, where: Place, request: h11.Request, content: bytes, patience: float, limit: int
-    ) -> Reply:
-        async with asyncio.timeout(patience):
-            return await self._lines.call(where, request, content, limit)
-
-
-def _post(where: Place, target: str, headers: _Headers, size: int) -> h11.Request:
-    told = (("host", where.authority), *headers, ("content-length", str(size)))
-    return _request("POST", target, told)
+    async def _call(self, request: httpx2.Request, patience: float, limit: int) -> Reply:
+        async with (
+            self._transports.to(_origin(request.url)) as transport,
+            asyncio.timeout(patience),
+        ):
+            return await exchange(transport, request, limit)
 
 
-def _get(where: Place, target: str) -> h11.Request:
-    return _request("GET", target, (("host", where.authority), *_ASKING))
-
-
-def _request(method: str, target: str, headers: _Headers) -> h11.Request:
+def _get(url: str, path: str) -> httpx2.Request:
     try:
-        return h11.Request(method=method, target=target, headers=list(headers))
-    except (h11.ProtocolError, UnicodeError):
+        asked = _address(url).copy_with(raw_path=path.encode("ascii"))
+    except (httpx2.InvalidURL, UnicodeError):
         raise NotReachedError("no request can be made of its address") from None
+    return httpx2.Request("GET", asked, headers=_ASKING)
 
 
 @lru_cache(maxsize=4096)
-def _address(url: str) -> tuple[Place, str]:
-    """Return where a server is, and what of its address the server itself is told."""
+def _address(url: str) -> httpx2.URL:
     try:
         parsed = httpx2.URL(url)
-        port = _PORTS[parsed.scheme] if parsed.port is None else parsed.port
-    except (httpx2.InvalidURL, KeyError, ValueError):
+    except (httpx2.InvalidURL, ValueError):
         raise NotReachedError("its address is none") from None
-    place = Place(
-        parsed.raw_host.decode("ascii"),
-        port,
-        parsed.scheme == "https",
-        parsed.netloc.decode("ascii"),
-    )
-    return place, parsed.raw_path.decode("ascii")
+    if parsed.scheme not in _SCHEMES or not parsed.host or (parsed.port or 0) > _PORT:
+        raise NotReachedError("its address is none")
+    return parsed
+
+
+def _origin(url: httpx2.URL) -> str:
+    return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
 def _unreachable(error: NotReachedError | NotWholeError) -> Unreachable:

@@ -1,7 +1,7 @@
 --@ base room slots
 -- Holds the leases of an endpoint against what its server said.
 -- ARGV: model, server, microseconds between two observations that agree, how many jobs it runs ("": it did not answer), "1" if it
--- says which, those. Answers the epoch, and per lease that was ended its endpoint's id, fence, server, URL, and the lease.
+-- says which, those. Answers the epoch, and per lease that was ended for what it said its endpoint's id, fence, server, URL, and the lease.
 local settled, active = tonumber(ARGV[5]), tonumber(ARGV[6])
 lift_refusal()
 demand_pool()
@@ -13,6 +13,7 @@ if not p then
 end
 if not active then
   p.well, p.changed = false, true
+  if p.reports then clear(p) end
   save_places()
   return {EPOCH, ended}
 end

@@ -272,6 +272,16 @@ local function finish(p, l, kept)
   freed[p] = true
 end
 
+-- Ends what nobody has bound to a job: the endpoint may get none now.
+local function clear(p)
+  local fences = call('ZRANGE', p.name .. ':u', 0, -1)
+  if #fences < p.unassigned then fences = call('HKEYS', p.name) end -- a foreign hand was there
+  for i = 1, #fences do
+    local l = match(fences[i], '^%d') and lease_at(p, fences[i])
+    if l and l.job == '' then finish(p, l, false) end
+  end
+end
+
 -- Ends what has run out by time. Answers how many it looked at.
 local function sweep(budget)
   local over = call('ZRANGEBYSCORE', LAPSES, '-inf', text(now), 'LIMIT', 0, budget)

@@ -1,0 +1,307 @@
+"""What the caller makes of answers, each of them from a real socket."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from typing import Any
+
+import pytest
+
+from taskqueue_dispatch.calling.answers import (
+    Accepted,
+    Answer,
+    Busy,
+    Done,
+    Failed,
+    Missing,
+    Running,
+    Unreachable,
+)
+from taskqueue_dispatch.calling.reading import DONE, FAILED, LONGEST_REST
+from taskqueue_dispatch.models import ModelConfig, ModelType
+from tests.dispatch.gpu_support import (
+    ASYNC,
+    SYNC,
+    calling,
+    endpoint_of,
+    lease_of,
+    response,
+    said,
+    task_of,
+    trap,
+)
+
+PUSHED = ModelConfig(model_type=ModelType.ASYNC)
+NAMED = ASYNC.model_copy(update={"id_field": "request"})
+CANARY = "canary-7f3a"
+
+
+async def sent(answer: bytes, config: ModelConfig = SYNC) -> Answer:
+    """What a POST comes to."""
+    async with trap(answer) as server, calling() as caller:
+        return await caller.send(lease_of(server.url), task_of(), config, attempt=1)
+
+
+async def asked(answer: bytes, config: ModelConfig = ASYNC, job: str = "r-1") -> Answer:
+    """What a question comes to."""
+    async with trap(answer) as server, calling() as caller:
+        return await caller.ask(server.url, job, config)
+
+
+class TestSync:
+    """A model that answers with the result."""
+
+    @pytest.mark.parametrize("word", [*sorted(DONE), "SUCCESS", " Completed "])
+    async def test_success(self, word: str) -> None:
+        """Each word of success brings the result, byte for byte (C3, C4)."""
+        body = b'{"status": "' + word.encode() + b'", "result": {"a" :1.50, "u":"\xc3\xa9"}}'
+        assert await sent(response(200, body)) == Done(b'{"a" :1.50, "u":"\xc3\xa9"}')
+
+    @pytest.mark.parametrize("status", [200, 201, 202])
+    async def test_good_statuses(self, status: int) -> None:
+        """Each of them is read by its body (C3)."""
+        assert await sent(said(status, status="done", result=None)) == Done(b"null")
+
+    @pytest.mark.parametrize("body", [b"[1,2]", b'"text"', b'{"image":"x"}', b"0"])
+    async def test_plain(self, body: bytes) -> None:
+        """What has no status is the result as it is: a model server need not know of dispatchers (C3)."""
+        assert await sent(response(200, body)) == Done(body)
+
+    async def test_success_without_a_result(self) -> None:
+        """It is the whole object then (C3)."""
+        assert await sent(said(status="success", image="x")) == Done(
+            b'{"status":"success","image":"x"}'
+        )
+
+    @pytest.mark.parametrize("word", sorted(FAILED))
+    async def test_failure(self, word: str) -> None:
+        """Each word of failure is one, with the server's own error and no control characters (C4)."""
+        answer = await sent(said(status=word, error="out of\r\nmemory\x1b[31m"))
+        assert answer == Failed("out of  memory [31m")
+        assert await sent(said(status=word, error="x", final=True)) == Failed("x", final=True)
+        assert await sent(said(status=word, error={"a": 1})) == Failed(
+            "the server says that it has failed"
+        )
+
+    async def test_a_long_error_is_cut(self) -> None:
+        """No server fills the store with its error (C4)."""
+        answer = await sent(said(status="failed", error="x" * 100_000))
+        assert isinstance(answer, Failed)
+        assert len(answer.error) == 1000
+
+    async def test_a_failure_with_its_status(self) -> None:
+        """The server's error counts in an answer of failure, too (C3)."""
+        told = await sent(said(500, status="failed", error="out of memory"))
+        assert told == Failed("HTTP 500: out of memory")
+        told = await sent(said(422, status="failed", error="no prompt"))
+        assert told == Failed("HTTP 422: no prompt", final=True)
+
+    async def test_it_has_become_asynchronous(self) -> None:
+        """A server that answers with an id is polled all the same (C3)."""
+        assert await sent(said(status="processing", job_id="r-1")) == Accepted("r-1")
+
+    async def test_neither(self) -> None:
+        """A word that means nothing, without an id, is a failure that says so (fault H5)."""
+        answer = await sent(said(status="ok"))
+        assert isinstance(answer, Failed)
+        assert "job_id" in answer.error
+        assert isinstance(await sent(said(status=3)), Failed)
+
+
+class TestAsync:
+    """A model that answers with an id."""
+
+    @pytest.mark.parametrize(
+        ("fields", "config", "found"),
+        [
+            ({"job_id": "r-1"}, ASYNC, "r-1"),
+            ({"id": "r-2"}, ASYNC, "r-2"),
+            ({"id": "no", "job_id": "r-3"}, ASYNC, "r-3"),
+            ({"request": "r-4", "job_id": "no"}, NAMED, "r-4"),
+            ({"job_id": 17}, ASYNC, "17"),
+            ({"job_id": "r 5/é"}, ASYNC, "r 5/é"),
+            ({"job_id": "r-6"}, PUSHED, "r-6"),
+            ({}, PUSHED, "job-1"),
+        ],
+    )
+    async def test_ids(self, fields: dict[str, Any], config: ModelConfig, found: str) -> None:
+        """The id is where id_field says, else in job_id or id; who is pushed to needs none (C5, C3, C7)."""
+        assert await sent(said(status="processing", **fields), config) == Accepted(found)
+        assert await sent(said(202, **fields), config) == Accepted(found)
+
+    @pytest.mark.parametrize(
+        "given", ["", ".", "..", "a\nb", "x" * 201, True, None, 1.5, ["r-1"], {"id": 1}]
+    )
+    async def test_unusable_ids(self, given: object) -> None:
+        """No id that can't stand in an address is taken (fault H5)."""
+        for config in (ASYNC, PUSHED):
+            answer = await sent(said(status="processing", job_id=given), config)
+            assert isinstance(answer, Failed), config
+
+    @pytest.mark.parametrize(
+        "body", [b'{"status":"processing"}', b"{}", b"[]", b'"r-1"', b'{"status":"processing","request":1e999}']
+    )  # fmt: skip
+    async def test_without_an_id(self, body: bytes) -> None:
+        """200 without an id fails the attempt where somebody has to ask by it (fault H5)."""
+        assert isinstance(await sent(response(200, body), NAMED), Failed)
+
+    async def test_at_once(self) -> None:
+        """A server may have the result, or the failure, at once (C3)."""
+        assert await sent(said(status="completed", result=[1]), ASYNC) == Done(b"[1]")
+        assert await sent(said(status="error", error="no"), ASYNC) == Failed("no")
+
+
+class TestStatuses:
+    """Statuses of HTTP."""
+
+    @pytest.mark.parametrize("status", [400, 413, 415, 422])
+    async def test_refused(self, status: int) -> None:
+        """The job's own fault is final (fault H5)."""
+        assert await sent(said(status, detail=CANARY)) == Failed(
+            f"HTTP {status} with 24 bytes", final=True
+        )
+
+    @pytest.mark.parametrize(
+        ("status", "why"),
+        [(401, "credentials"), (403, "forbids"), (404, "path"), (405, "no POST")],
+    )
+    async def test_misconfigured(self, status: int, why: str) -> None:
+        """An endpoint that is set up wrongly is no fault of the job: it may go elsewhere (fault H5)."""
+        answer = await sent(said(status, detail=CANARY))
+        assert isinstance(answer, Failed)
+        assert why in answer.error
+        assert not answer.final
+
+    @pytest.mark.parametrize("status", [408, 425, 429, 503])
+    async def test_busy(self, status: int) -> None:
+        """Busy is no failure (C2, FIX-C3, fault H5)."""
+        assert await sent(said(status)) == Busy()
+        assert await sent(response(status, b"no JSON", "Retry-After: 7")) == Busy(7.0)
+
+    async def test_retry_after(self) -> None:
+        """Seconds or a date, within bounds; what is neither does not count (fault H5)."""
+        soon = email.utils.formatdate(time.time() + 60, usegmt=True)
+        answer = await sent(response(503, b"", f"Retry-After: {soon}"))
+        assert isinstance(answer, Busy)
+        assert answer.retry_after is not None
+        assert 50 < answer.retry_after <= 60
+        past = email.utils.formatdate(0, usegmt=True)
+        for told, meant in [
+            ("0", 0.0), ("-5", 0.0), ("1e99", LONGEST_REST), ("inf", LONGEST_REST), ("nan", None),
+            (past, 0.0), ("later", None), ("Mon, 99 Foo 2026 99:99:99 GMT", None), ("9" * 5000, LONGEST_REST),
+        ]:  # fmt: skip
+            assert await sent(response(503, b"", f"Retry-After: {told}")) == Busy(meant), told
+
+    @pytest.mark.parametrize("status", [502, 504])
+    async def test_on_the_way(self, status: int) -> None:
+        """The server may have the job, whatever the proxy before it says (fault H5)."""
+        assert await sent(said(status)) == Unreachable(f"HTTP {status} with 2 bytes", sent=True)
+
+    @pytest.mark.parametrize("status", [204, 206, 300, 402, 409, 418, 451, 500, 501, 505, 599])
+    async def test_any_other(self, status: int) -> None:
+        """Is a failure, and tells nothing of the body (fault H5)."""
+        body = b"" if status == 204 else CANARY.encode()
+        answer = await sent(response(status, body))
+        assert isinstance(answer, Failed)
+        assert f"HTTP {status} with {len(body)} bytes" in answer.error
+        assert not answer.final
+        assert CANARY not in answer.error
+
+
+class TestAsking:
+    """A job that was sent before."""
+
+    @pytest.mark.parametrize("word", [*sorted(DONE), "Success"])
+    async def test_success(self, word: str) -> None:
+        """Each word of success brings the result (C4)."""
+        assert await asked(said(status=word, result={"a": 1})) == Done(b'{"a":1}')
+
+    @pytest.mark.parametrize("word", sorted(FAILED))
+    async def test_failure(self, word: str) -> None:
+        """Each word of failure is one (C4)."""
+        assert await asked(said(status=word, error="no")) == Failed("no")
+
+    @pytest.mark.parametrize(
+        "word", ["processing", "queued", "succeeded", "IN_PROGRESS", "cancelled"]
+    )
+    async def test_any_other_word(self, word: str) -> None:
+        """Any other word is of a job that runs, with its progress where it is told (C4)."""
+        assert await asked(said(status=word)) == Running()
+        assert await asked(said(status=word, progress=0.5)) == Running(0.5)
+        assert await asked(said(status=word, progress="step 3")) == Running("step 3")
+        assert await asked(said(status=word, progress=True)) == Running()
+        assert await asked(response(200, b'{"status":"x","progress":1e999}')) == Running()
+
+    @pytest.mark.parametrize("status", [404, 410])
+    async def test_missing(self, status: int) -> None:
+        """A server that does not know the job says so (C23, fault H4)."""
+        assert await asked(response(status, b"x")) == Missing()
+
+    async def test_busy(self) -> None:
+        """A server that is too busy to answer is asked later (fault H5)."""
+        assert await asked(response(429, b"", "retry-after: 3")) == Busy(3.0)
+
+    @pytest.mark.parametrize("status", [204, 301, 400, 401, 403, 405, 409, 500, 502, 504])
+    async def test_other_statuses(self, status: int) -> None:
+        """The job has not failed because a question has (fault H5)."""
+        answer = await asked(response(status, b"" if status == 204 else CANARY.encode()))
+        assert isinstance(answer, Unreachable)
+        assert answer.sent
+        assert CANARY not in answer.error
+
+    @pytest.mark.parametrize(
+        "body",
+        [b"", b"no JSON", b"[]", b"{}", b'{"status":7}', b'{"status":"', b'{"status":"done"}\xff'],
+    )
+    async def test_garbage(self, body: bytes) -> None:
+        """Nor because an answer is garbage (fault H5)."""
+        assert isinstance(await asked(response(200, body)), Unreachable)
+
+    @pytest.mark.parametrize("given", ["r-2", "", 1, None])
+    async def test_another_job(self, given: object) -> None:
+        """What is said of another job is nobody's result (fault H5)."""
+        told = await asked(said(status="done", result=1, job_id=given))
+        assert told == Unreachable("it told of another job", sent=True)
+        told = await asked(said(status="done", result=1, request=given), NAMED)
+        assert told == Unreachable("it told of another job", sent=True)
+        assert await asked(said(status="done", result=1, job_id="r-1")) == Done(b"1")
+        assert await asked(said(status="done", result=1, id=1), NAMED) == Done(b"1")
+
+    async def test_nobody_can_be_asked(self) -> None:
+        """A model without a template has no place to ask at (C5)."""
+        async with trap(said(status="done", result=1)) as server, calling() as caller:
+            answer = await caller.ask(server.url, "r-1", ModelConfig())
+            assert answer == Unreachable("the model has no poll_endpoint_template", sent=False)
+            assert not server.connections
+
+
+class TestHealth:
+    """What a server says of itself."""
+
+    async def test_good(self) -> None:
+        """The number of jobs, and which, where it tells (C22)."""
+        expected: list[tuple[dict[str, Any], int, frozenset[str] | None]] = [
+            ({"active_jobs": 0}, 0, None),
+            ({"active_jobs": 2, "jobs": ["a", "b"], "gpu": "x"}, 2, frozenset({"a", "b"})),
+            ({"active_jobs": 0, "jobs": []}, 0, frozenset()),
+        ]
+        for fields, active, jobs in expected:
+            async with trap(said(**fields)) as server, calling() as caller:
+                seen = await caller.health(endpoint_of(server.url), ModelConfig())
+                assert seen is not None
+                assert (seen.active, seen.jobs) == (active, jobs)
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            said(), said(active_jobs="0"), said(active_jobs=-1), said(active_jobs=True), said(active_jobs=0.5),
+            said(active_jobs=10**7), said(active_jobs=0, jobs=7), said(active_jobs=1, jobs=[1]), response(200, b"["),
+            response(200, b"[" * 100_000), said(500, active_jobs=0), said(503, active_jobs=0), said(302, active_jobs=0),
+            b"nonsense\r\n\r\n",
+        ],
+    )  # fmt: skip
+    async def test_not_well(self, answer: bytes) -> None:
+        """Anything else is not the answer of one that is well, and no error (C22, fault H5)."""
+        async with trap(answer) as server, calling() as caller:
+            assert await caller.health(endpoint_of(server.url), ModelConfig()) is None

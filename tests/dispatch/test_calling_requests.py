@@ -1,0 +1,277 @@
+"""What servers are sent, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.tasks import Task
+from taskqueue_dispatch.calling import transports
+from taskqueue_dispatch.calling.answers import Accepted, Done
+from taskqueue_dispatch.models import ModelConfig
+from tests.dispatch.gpu_support import (
+    ASYNC,
+    SYNC,
+    calling,
+    endpoint_of,
+    lease_of,
+    said,
+    task_of,
+    trap,
+)
+from tests.redis.backends import until
+
+DONE = said(status="success", result=1)
+
+
+def parts(request: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
+    """The first line, the headers by their lower names, each of which comes once, and the body."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(b": ")
+        assert name.lower() not in headers
+        headers[name.lower()] = value
+    return first, headers, body
+
+
+class TestJobs:
+    """A job's POST."""
+
+    async def test_headers_and_body(self) -> None:
+        """It says who sends it, which job, attempt and slot it is; the payload goes byte for byte (C2, C3, C7)."""
+        payload = b'{ "prompt" : "\xc3\xa9", "n":1.50 }'
+        task = Task(key="dispatch:flux", id="job-1", payload=payload)
+        async with trap(DONE) as server, calling() as caller:
+            assert await caller.send(lease_of(server.url), task, SYNC, attempt=3) == Done(b"1")
+            first, headers, body = parts(server.requests[0])
+        assert first == b"POST /generate HTTP/1.1"
+        assert body == payload
+        assert headers == {
+            b"host": server.origin.removeprefix("http://").encode(),
+            b"accept": b"application/json",
+            b"accept-encoding": b"identity",
+            b"user-agent": b"taskqueue-dispatch",
+            b"content-type": b"application/json",
+            b"content-length": str(len(payload)).encode(),
+            b"x-source": b"dispatcher",
+            b"idempotency-key": b"job-1",
+            b"x-job-id": b"job-1",
+            b"x-attempt": b"3",
+            b"x-lease-token": b"token-1",
+        }
+
+    async def test_no_callback_address(self) -> None:
+        """The server never sees where the client wants the result, nor anything else of the job's headers (C7)."""
+        task = Task.of(
+            "dispatch:flux",
+            {"prompt": "x"},
+            tenant="tenant-canary",
+            headers={"callback-url": "https://client.example/canary", "model": "canary"},
+        )
+        async with trap(DONE) as server, calling() as caller:
+            await caller.send(lease_of(server.url), task, SYNC, attempt=1)
+            await caller.ask(server.url, task.id, SYNC)
+            await caller.health(endpoint_of(server.url), SYNC)
+            assert len(server.requests) == 3
+            assert b"canary" not in b"".join(server.requests)
+
+    async def test_path_and_query(self) -> None:
+        """The endpoint's address counts with its query; questions go to its origin (C4, C5)."""
+        config = ModelConfig(poll_endpoint_template="/v1/of/{id}/now?x=1", health_path="/v1/ok")
+        async with trap(DONE) as server, calling() as caller:
+            url = server.origin + "/a/b%20c?key=v"
+            await caller.send(lease_of(url), task_of(), config, attempt=1)
+            await caller.ask(url, "r-1", config)
+            await caller.health(endpoint_of(url), config)
+            assert [parts(request)[0] for request in server.requests] == [
+                b"POST /a/b%20c?key=v HTTP/1.1",
+                b"GET /v1/of/r-1/now?x=1 HTTP/1.1",
+                b"GET /v1/ok HTTP/1.1",
+            ]
+
+    @pytest.mark.parametrize(
+        ("remote", "path"),
+        [
+            ("a/../b", b"/status/a%2F..%2Fb"),
+            ("?x#y", b"/status/%3Fx%23y"),
+            ("a b", b"/status/a%20b"),
+            ("é", b"/status/%C3%A9"),
+            ("%2e%2e", b"/status/%252e%252e"),
+            ("{id}", b"/status/%7Bid%7D"),
+        ],
+    )
+    async def test_ids_of_servers(self, remote: str, path: bytes) -> None:
+        """A server's id is one segment of the address, whatever it is (C5, fault H5)."""
+        async with trap(said(status="processing", job_id=remote)) as server, calling() as caller:
+            sent = await caller.send(lease_of(server.url), task_of(), ASYNC, attempt=1)
+            assert sent == Accepted(remote)
+            await caller.ask(server.url, remote, ASYNC)
+            assert parts(server.requests[1])[0] == b"GET " + path + b" HTTP/1.1"
+
+
+class TestConnections:
+    """How they are kept."""
+
+    async def test_one_after_another(self) -> None:
+        """Calls one after another use one connection (C19)."""
+        async with trap(DONE) as server, calling() as caller:
+            for _ in range(20):
+                await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+                await caller.ask(server.url, "job-1", SYNC)
+            assert server.connections == 1
+
+    async def test_many_at_once(self) -> None:
+        """No call waits for another one's connection: a slot is a job under way (C1)."""
+        release = asyncio.Event()
+        together = 150
+
+        async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if len(server.requests) == together:
+                release.set()
+            await release.wait()
+            writer.write(DONE)
+
+        async with trap(talk) as server, calling() as caller:
+            async with asyncio.timeout(10):
+                answers = await asyncio.gather(
+                    *(
+                        caller.send(lease_of(server.url), task_of(f"j{n}"), SYNC, attempt=1)
+                        for n in range(together)
+                    )
+                )
+            assert set(answers) == {Done(b"1")}
+
+    async def test_closed_by_the_server(self) -> None:
+        """A kept connection that the server has closed is not used for a job (fault H5)."""
+        gone = asyncio.Event()
+
+        async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(DONE)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+            gone.set()
+
+        async with trap(talk) as server, calling() as caller:
+            for _ in range(5):
+                gone.clear()
+                sent = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+                assert sent == Done(b"1")
+                await gone.wait()
+            assert server.connections == 5
+
+    async def test_two_answers_to_one_request(self) -> None:
+        """What comes after an answer is never taken for the next one (fault H5)."""
+        async with (
+            trap(DONE + said(status="success", result="evil")) as server,
+            calling() as caller,
+        ):
+            for _ in range(3):
+                sent = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+                assert sent == Done(b"1")
+            assert server.connections == 3
+
+    async def test_an_answer_to_nothing(self) -> None:
+        """Nor what comes while nobody has asked (fault H5)."""
+        gone = asyncio.Event()
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(DONE)
+            await writer.drain()
+            if server.connections == 1:
+                await asyncio.sleep(0.05)  # in another turn than the answer: it is idle by then
+                writer.write(said(status="success", result="evil"))
+                with contextlib.suppress(ConnectionError):
+                    assert not await reader.read()
+                gone.set()
+
+        async with trap(talk) as server, calling() as caller:
+            sent = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+            assert sent == Done(b"1")
+            async with asyncio.timeout(5):
+                await gone.wait()
+            sent = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+            assert sent == Done(b"1")
+            assert server.connections == 2
+
+    async def test_idle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A connection that is not used for some time is closed, and nothing is kept of it (fault H5)."""
+        monkeypatch.setattr(transports, "_IDLE", 0.1)
+        ended = asyncio.Event()
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(DONE)
+            await writer.drain()
+            with contextlib.suppress(ConnectionError):
+                assert not await reader.read()
+            ended.set()
+
+        async with trap(talk) as server, calling() as caller:
+            await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+            async with asyncio.timeout(5):
+                await ended.wait()
+            await until(lambda: not caller._lines._idle and caller._lines._sweeping is None)
+
+    async def test_cancelled(self) -> None:
+        """A call that is cancelled leaves no connection behind, and none that is half read (fault H2)."""
+        began, ended = asyncio.Event(), asyncio.Event()
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if began.is_set():
+                writer.write(DONE)
+                return
+            began.set()
+            await reader.read()
+            ended.set()
+
+        async with trap(talk) as server, calling() as caller:
+            call = asyncio.create_task(
+                caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+            )
+            await began.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            async with asyncio.timeout(5):
+                await ended.wait()
+            assert await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1) == Done(b"1")
+
+    async def test_closing(self) -> None:
+        """It may be closed twice, and used again (fault H5)."""
+        async with trap(DONE) as server, calling() as caller:
+            for _ in range(2):
+                await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+                await caller.aclose()
+                await caller.aclose()
+            assert server.connections == 2
+
+
+async def test_the_environment_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No proxy of the environment gets a job, and no credentials of it go out (C7)."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login canary password canary", encoding="ascii")
+    monkeypatch.setenv("NETRC", str(netrc))
+    async with trap(DONE) as proxy, trap(DONE) as server:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.origin)
+        async with calling() as caller:
+            sent = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+            assert sent == Done(b"1")
+        assert not proxy.connections
+        assert b"authorization" not in server.requests[0].lower()
+
+
+async def test_logs_show_no_address(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing that is logged at INFO or above has an address, which may hold a key (C7)."""
+    caplog.set_level(logging.INFO)
+    async with trap(DONE) as server, calling() as caller:
+        await caller.send(lease_of(server.url + "?key=canary"), task_of(), SYNC, attempt=1)
+    assert "canary" not in caplog.text

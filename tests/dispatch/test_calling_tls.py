@@ -1,0 +1,107 @@
+"""Servers with TLS: who they are is verified, always."""
+
+from __future__ import annotations
+
+import inspect
+import ssl
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_dispatch.calling.answers import Done, Unreachable
+from taskqueue_dispatch.calling.client import Caller
+from taskqueue_dispatch.config import DispatchSettings
+from tests.dispatch.gpu_support import (
+    SYNC,
+    calling,
+    endpoint_of,
+    lease_of,
+    response,
+    said,
+    task_of,
+    trap,
+)
+from tests.server.tls import Files, make_files
+
+WELL = said(status="success", result=1, active_jobs=0)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Certificates, good ones and bad ones."""
+    return make_files(tmp_path_factory.mktemp("tls"))
+
+
+def serving(certificate: Path, key: Path) -> ssl.SSLContext:
+    """What a server needs."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+async def test_a_good_one(files: Files) -> None:
+    """A server whose certificate is good gets its jobs, over connections that are kept (security 5, C3)."""
+    tls = serving(files.good, files.key)
+    async with trap(WELL, tls=tls) as server, calling(tls_ca=files.authority) as caller:
+        for url in (server.url, server.url.replace("127.0.0.1", "localhost")):
+            for _ in range(3):
+                sent = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
+                assert sent == Done(b"1")
+            assert await caller.ask(url, "r-1", SYNC) == Done(b"1")
+            assert await caller.health(endpoint_of(url), SYNC) is not None
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("kind", ["self_signed", "expired", "other_host"])
+async def test_bad_ones(files: Files, kind: str) -> None:
+    """One that anybody signed, of the past, or of another host gets nothing at all (security 5, fault H5)."""
+    tls = serving(getattr(files, kind), files.key)
+    async with trap(WELL, tls=tls) as server, calling(tls_ca=files.authority) as caller:
+        answer = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+        assert answer == Unreachable("no connection (SSLCertVerificationError)", sent=False)
+        assert await caller.ask(server.url, "r-1", SYNC) == answer
+        assert await caller.health(endpoint_of(server.url), SYNC) is None
+        assert not server.requests
+
+
+async def test_a_stranger(files: Files) -> None:
+    """Without a file it is the system's authorities that are trusted: a good one of others is none (security 5)."""
+    async with trap(WELL, tls=serving(files.good, files.key)) as server, calling() as caller:
+        answer = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+        assert answer == Unreachable("no connection (SSLCertVerificationError)", sent=False)
+        assert not server.requests
+
+
+async def test_an_old_protocol(files: Files) -> None:
+    """TLS before 1.2 is none (security 5)."""
+    tls = serving(files.good, files.key)
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        tls.maximum_version = ssl.TLSVersion.TLSv1_1
+    tls.set_ciphers("ALL:@SECLEVEL=0")
+    async with trap(WELL, tls=tls) as server, calling(tls_ca=files.authority) as caller:
+        answer = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+        assert isinstance(answer, Unreachable)
+        assert not answer.sent
+        assert not server.requests
+
+
+async def test_no_tls_where_it_is_expected(files: Files) -> None:
+    """A server without TLS at an https address gets nothing that can be read (security 5)."""
+    async with trap(response(200, b"1")) as server, calling(tls_ca=files.authority) as caller:
+        url = server.url.replace("http", "https")
+        answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
+        assert isinstance(answer, Unreachable)
+        assert not answer.sent
+
+
+def test_nothing_turns_it_off() -> None:
+    """No setting and no argument turns verification off (security 5)."""
+    names = {*DispatchSettings.model_fields, *inspect.signature(Caller).parameters}
+    assert not [name for name in names if "verify" in name or "insecure" in name]
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    """A file of authorities that can't be used is told of at once (security 5)."""
+    with pytest.raises(ConfigurationError):
+        Caller(DispatchSettings(_env_file=None), tls_ca=tmp_path / "nothing")
