@@ -1,8 +1,8 @@
 """Write the generated parts of ``docs/performance.md``. Usage: ``python benchmarks/report.py [RESULT [AOF-RESULT]]``.
 
-Without arguments it takes the newest result that has a comparison, the newest that has the socket, and the newest that
-has the pipeline. A part that no result was given for stays, as does what stands outside the marks of the page, which is
-written by hand.
+Without arguments it takes for each part the newest result that has it: the comparison, the socket, the dispatcher, the
+pipeline. A part that no result was given for stays, as does what stands outside the marks of the page, which is written
+by hand.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,6 @@ PAGE = HERE.parent / "docs" / "performance.md"
 PICTURE = HERE / "performance.svg"
 BEGIN = "<!-- figures: begin, written by benchmarks/report.py -->"
 END = "<!-- figures: end -->"
-SOCKET_BEGIN = "<!-- figures of the socket: begin, written by benchmarks/report.py -->"
-SOCKET_END = "<!-- figures of the socket: end -->"
 PIPELINE_BEGIN = "<!-- figures of the pipeline: begin, written by benchmarks/report.py -->"
 PIPELINE_END = "<!-- figures of the pipeline: end -->"
 IMAGE = f"![Ours beside floors and peers](../{PICTURE.relative_to(HERE.parent)})"
@@ -41,18 +40,23 @@ _PANELS = (
 
 def main(paths: list[str]) -> int:
     """Write the page and the picture; return the exit status."""
-    kinds = (_beside, _socket, _pipeline)
+    areas = {name: partial(_figures, name) for name in targets.AREAS}
+    kinds = (_beside, *areas.values(), _pipeline)
     chosen = paths or [path for has in kinds if (path := _newest(has))]
-    results = [json.loads(Path(path).read_text()) for path in chosen]
-    beside, sockets, pipeline = ([one for one in results if has(one)] for has in kinds)
-    if not beside and not sockets and not pipeline:
+    results = [json.loads(Path(path).read_text()) for path in dict.fromkeys(chosen)]
+    beside, *of_areas, pipeline = ([one for one in results if has(one)] for has in kinds)
+    if not beside and not any(of_areas) and not pipeline:
         raise SystemExit("there is no result with a comparison: run `python3 dev.py bench` first")
     page = PAGE.read_text()
     if beside:
         page = _between(page, BEGIN, END, [_part(result) for result in beside])
         PICTURE.write_text(_picture(beside[0]["side_by_side"]))
-    if sockets:
-        page = _between(page, SOCKET_BEGIN, SOCKET_END, [_of_the_socket(sockets[0])])
+    for name, found in zip(areas, of_areas, strict=True):
+        if found:
+            what, _ = targets.AREAS[name]
+            begin = f"<!-- figures of {what}: begin, written by benchmarks/report.py -->"
+            end = f"<!-- figures of {what}: end -->"
+            page = _between(page, begin, end, [_of_an_area(name, found[0])])
     if pipeline:
         page = _between(page, PIPELINE_BEGIN, PIPELINE_END, [_of_the_pipeline(pipeline[0])])
     PAGE.write_text(page)
@@ -79,16 +83,17 @@ def _beside(result: dict[str, Any]) -> Any:
     return result.get("side_by_side")
 
 
-def _socket(result: dict[str, Any]) -> dict[str, Any]:
-    return {n: found for n, found in result["figures"].items() if n.startswith("socket: ")}
+def _figures(area: str, result: dict[str, Any]) -> dict[str, Any]:
+    return {n: found for n, found in result["figures"].items() if n.startswith(f"{area}: ")}
 
 
 def _pipeline(result: dict[str, Any]) -> Any:
     return result.get("pipeline")
 
 
-def _of_the_socket(result: dict[str, Any]) -> str:
-    found = figures.tables(_socket(result), targets.SOCKET, "the socket")
+def _of_an_area(area: str, result: dict[str, Any]) -> str:
+    what, goals = targets.AREAS[area]
+    found = figures.tables(_figures(area, result), goals, what)
     tables = [render.section(table, align="---:") for table in found]
     return "\n".join([f"{_machine(result)}.", "", *tables])
 

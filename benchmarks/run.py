@@ -1,7 +1,7 @@
 """Measure, side by side in one run, and print medians. Usage: ``python3 dev.py bench [options]``.
 
-Without options it measures memory in process, tasks over the socket, and the redis backend beside
-floors and peers. The pipeline on Spark takes longer: it is measured with ``--area spark``. Every round
+Without options it measures memory in process, tasks over the socket, the dispatcher, and the redis
+backend beside floors and peers. The pipeline on Spark takes longer: it is measured with ``--area spark``. Every round
 runs every measurement once, so that a slow minute of the machine hits all of them. A row whose tasks
 handled are not the tasks published is invalid and fails the run. The figures go to
 ``benchmarks/results/`` as one JSON file; ``benchmarks/report.py`` makes the page from it.
@@ -27,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import catalog
+import dispatching
 import figures as of_figures
 import in_process
 import over_socket
@@ -43,6 +44,7 @@ Measurement = Callable[[], Coroutine[Any, Any, dict[str, float]]]
 AREAS: dict[str, tuple[Measurement, ...]] = {
     "memory": in_process.MEASUREMENTS,
     "socket": over_socket.MEASUREMENTS,
+    "dispatch": dispatching.MEASUREMENTS,
 }
 REDIS = "redis"
 SPARK = "spark"
@@ -64,8 +66,9 @@ def main() -> int:
     report["figures"] = {n: {"median": median(v), "values": v} for n, v in figures.items()}
     if figures:
         _print(figures)
-        reach, _ = of_figures.tables(report["figures"], targets.SOCKET, "the socket")
-        print(render.text([reach] if reach[2] else [], []))
+        for what, goals in targets.AREAS.values():
+            reach, _ = of_figures.tables(report["figures"], goals, what)
+            print(render.text([reach] if reach[2] else [], []))
     invalid = False
     if REDIS in areas:
         found = _side_by_side(options)

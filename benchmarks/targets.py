@@ -306,3 +306,23 @@ SOCKET = (
     ),
 )
 """what the socket is to reach"""
+_BACKLOG = "dispatch: 8 slots, jobs of 20 to 200 ms: Redis"
+DISPATCH = (
+    Goal(
+        f"{_BACKLOG}, slot utilisation",
+        "slots at a full backlog, Redis",
+        "share of their time",
+        "≥",
+        0.97,
+    ),
+    Goal(
+        f"{_BACKLOG}, slot free to next POST, p50 ms",
+        "from a free slot to the next POST, Redis, p50",
+        "ms",
+        "≤",
+        3,
+    ),
+)
+"""what the dispatcher is to reach"""
+AREAS = {"socket": ("the socket", SOCKET), "dispatch": ("the dispatcher", DISPATCH)}
+"""areas of figures by name: what they are called, and what they are to reach"""
