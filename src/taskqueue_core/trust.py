@@ -22,22 +22,22 @@ def check_token(token: str | None) -> None:
         raise ConfigurationError("TASKQUEUE_TOKEN: a token is printable ASCII text")
 
 
-def trusting(authorities: Path | str | None) -> ssl.SSLContext | None:
+def trusting(
+    authorities: Path | str | None, *, setting: str = "TASKQUEUE_TLS_CA"
+) -> ssl.SSLContext | None:
     """Return what trusts the authorities (PEM) of a file and no others; ``None`` stands for the system's.
 
-    Raises `ConfigurationError`. Names are verified in any case, and TLS is 1.2 or later.
+    Raises `ConfigurationError`, with the setting's name. Names are verified in any case, and TLS is 1.2 or later.
     """
     if authorities is None:
         return None
     try:
         context = ssl.create_default_context(cafile=str(authorities))
     except ssl.SSLError:
-        raise ConfigurationError(
-            "TASKQUEUE_TLS_CA: there are no certificates (PEM) in it"
-        ) from None
+        raise ConfigurationError(f"{setting}: there are no certificates (PEM) in it") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else type(error).__name__
-        raise ConfigurationError(f"TASKQUEUE_TLS_CA: it cannot be read: {reason}") from None
+        raise ConfigurationError(f"{setting}: it cannot be read: {reason}") from None
     context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
     return context
 

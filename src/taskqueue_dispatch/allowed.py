@@ -23,6 +23,7 @@ _ODD = set('\\"<>^`{|}')
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _ANY = "*."
+_PLACES = "the networks and hosts of TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED, a setting of the server"
 _RESOLVING = 5.0
 
 
@@ -58,14 +59,14 @@ class Allowed:
         if address is not None:
             if self._holds(address):
                 return
-            raise InvalidInput("endpoint", "an address elsewhere", "what endpoints_allowed names")
+            raise InvalidInput("endpoint", "an address elsewhere", _PLACES)
         if any(_matches(host, pattern) for pattern in self._hosts):
             return
         found = [_address_of(told) for told in await self._resolve(host)]
         if not found:
             raise InvalidInput("endpoint", "a host that is not found", "one that is, or an address")
         if not all(one is not None and self._holds(one) for one in found):
-            raise InvalidInput("endpoint", "a host elsewhere", "what endpoints_allowed names")
+            raise InvalidInput("endpoint", "a host elsewhere", _PLACES)
 
     def _holds(self, address: _Address) -> bool:
         return any(address in network for network in self._networks)

@@ -29,6 +29,7 @@ _KEY = "idempotency_key"
 _SUCCESS = range(200, 300)
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 """what proxies and servers answer that will do it later, or do not know whether they did; the key makes it harmless"""
+_NOT_READ = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
@@ -85,7 +86,7 @@ class _Course:
         if status in _SUCCESS:
             try:
                 answer = msgspec.json.decode(body, type=dict[str, Any])
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except _NOT_READ:
                 return self.pause("an answer that is not whole", None)
             return Confirmed(idempotency_key=self.key, tries=self.tries, answer=answer)
         if status not in _AGAIN:
@@ -160,18 +161,20 @@ def submit_until_confirmed_sync(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Confirmed:
-    """Do what `submit_until_confirmed` does, without an event loop."""
+    """Do what `submit_until_confirmed` does, without an event loop: to read one part of an answer has its own time."""
     course = _Course(submission, attempts, deadline, uniform, clock)
     while True:
         course.tries += 1
+        patience = course.patience
+        until = clock() + patience
         try:
             with client.stream(
-                "POST", url, content=course.body, headers=_HEADERS, timeout=course.patience
+                "POST", url, content=course.body, headers=_HEADERS, timeout=patience
             ) as response:
                 body = bytearray()
                 for part in response.iter_bytes():
                     body += part
-                    if len(body) > _ANSWER:
+                    if len(body) > _ANSWER or clock() > until:
                         break
             told = course.after(response.status_code, response.headers, bytes(body))
         except httpx2.UnsupportedProtocol:
@@ -187,7 +190,7 @@ def _problem(body: bytes) -> str:
     """Return what a problem (RFC 9457) says."""
     try:
         told = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _NOT_READ:
         return "it does not say why"
     said = told.get("detail") or told.get("title")
     return said[: LIMITS.text] if isinstance(said, str) else "it does not say why"
@@ -202,6 +205,6 @@ def _seconds(header: str | None) -> float | None:
     except ValueError:
         try:
             found = parsedate_to_datetime(header).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return max(0.0, found) if found < float("inf") else None

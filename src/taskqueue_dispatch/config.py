@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, SecretStr
@@ -31,6 +32,8 @@ class DispatchSettings(BaseSettings):
     """how far apart two equal observations are that end a lease: longer than a server takes to count a job"""
     partition: _Seconds = 30.0
     """how long a server with a job may be out of reach before the job is taken for lost with it"""
+    turn: _Seconds = 10.0
+    """how long a model with jobs keeps a server that others wait for: see ``together`` of an endpoint"""
     drain: float = Field(default=10.0, ge=0, le=3600, allow_inf_nan=False)
     """how long a dispatcher that stops waits for what it has on servers"""
     find_timeout: _Seconds = 30.0
@@ -39,6 +42,8 @@ class DispatchSettings(BaseSettings):
         "127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7",
     )  # fmt: skip
     """networks, and hosts as ``gpu.example.com`` or ``*.example.com``, in which endpoints may be"""
+    tls_ca: Path | None = None
+    """authorities (PEM) that certificates of servers are verified by, instead of the system's"""
     answer_limit: int = Field(default=256 * 1024, ge=1024, le=256 * 1024)
     """what is read of a server's answer at most: a result may have no more"""
     breaker_failures: int = Field(default=5, ge=1, le=1000)

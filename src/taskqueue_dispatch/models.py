@@ -13,7 +13,7 @@ from taskqueue_core.retry import RetryPolicy
 __all__ = ["ModelConfig", "ModelType", "WhenDown"]
 
 _Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
-_Path = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^/")]
+_Path = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^/[!\"$-~]*$")]
 _MARGIN = 60.0
 """seconds that a delivery may outlast its polling: to fail by `max_poll_time` comes first"""
 

@@ -7,17 +7,16 @@ from typing import Any
 import msgspec
 
 from taskqueue_dispatch.calling.answers import Accepted, Answer, Done, Failed
+from taskqueue_dispatch.calling.reading import DONE, FAILED, shown
 
 __all__ = ["accepted_note", "answer_of"]
-
-_DONE = frozenset({"success", "completed", "done"})
-_FAILED = frozenset({"failed", "error"})
 
 
 class _Pushed(msgspec.Struct):
     status: str
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: Any = None
+    final: Any = None
     accepted: str | None = None
 
 
@@ -35,8 +34,8 @@ def answer_of(note: bytes) -> Answer | None:
         told = _decoder.decode(note)
     except msgspec.MsgspecError:
         return None
-    if told.status in _DONE:
+    if told.status in DONE:
         return Done(bytes(told.result))
-    if told.status in _FAILED:
-        return Failed(told.error if isinstance(told.error, str) else "the server pushed a failure")
+    if told.status in FAILED:
+        return Failed(shown(told.error), final=told.final is True)
     return None if told.accepted is None else Accepted(told.accepted)

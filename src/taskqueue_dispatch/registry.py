@@ -118,6 +118,7 @@ class Registry:
         together: int | None = None,
     ) -> EndpointInfo:
         """Add an endpoint, at the URL ``endpoint``, or change one; the capacity of the model's queue follows."""
+        await self._allowed.check(endpoint)
         told = Endpoint(
             model=model,
             server=server,
@@ -127,7 +128,6 @@ class Registry:
             reports=reports,
             together=together,
         )
-        await self._allowed.check(endpoint)
         info = await self._pool.register(told)
         await self._follow(model)
         return info

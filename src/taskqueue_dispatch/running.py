@@ -48,8 +48,8 @@ _ASKED = 16
 """servers asked for a job that may have been sent before"""
 _MARGIN = 60.0
 """seconds that a slot outlasts the polling of its job"""
-_LAST_WORD = 1.0
-"""seconds to tell the pool that a job runs on without its dispatcher"""
+_LAST_WORD = 0.5
+"""seconds to tell the store what becomes of a job without its dispatcher"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
@@ -78,29 +78,40 @@ class Run:
         self._until = time.monotonic() + self._config.max_poll_time
         self._remote_id = delivery.task.id
         self._allowed = False
+        self._sent = held.lease.resumed
+        """whether its server may have the job"""
         self._url = held.lease.url
 
     async def go(self) -> None:
         """See the job to the end of this attempt. Cancelled, it leaves the job on its server, for who gets it next."""
         started = time.monotonic()
         try:
-            answer = await self._unless_lost(self._answer())
+            answer = await self._unless_lost(self._answer()) or await self._told_at_last()
         except asyncio.CancelledError:
-            await self._leave()
+            if self._sent:
+                await self._leave()
+            else:
+                self._ends.free(self._held)
             raise
         except Exception:  # noqa: BLE001 - whatever it is, neither the slot nor the job is kept for it
             _log.exception("a job could not be seen to its end")
             answer = Unreachable("an error in the dispatcher", sent=True)
         if answer is None:
             self._parts.breaker.undecided(self._held.lease.model, self._held.lease.server)
-            self._parts.keeper.drop(self._held)
+            self._ends.free(self._held)
             await self._settle(Redeliver(lost=True))
             return
         if isinstance(answer, Done):
             self._parts.estimates.note(self._held.lease.model, time.monotonic() - started)
-        await self._after(answer)
-        self._ends.free(self._held)
-        await self._conclude(answer)
+        try:
+            try:
+                await self._after(answer)
+            finally:
+                self._ends.free(self._held)
+            await self._conclude(answer)
+        except asyncio.CancelledError:
+            await self._give_up(answer)
+            raise
 
     # On the server.
 
@@ -116,14 +127,23 @@ class Run:
             lost.cancel()
             await asyncio.gather(working, lost, return_exceptions=True)
 
+    async def _told_at_last(self) -> Answer | None:
+        """Ask once more where the slot is gone: a server does not run the jobs that have ended either."""
+        if not (self._sent and self._asks):
+            return None
+        told = await self._ask(self._url)
+        return told if isinstance(told, Done | Failed) else None
+
     async def _answer(self) -> Answer:
         before = await self._before()
         if before is not None:
+            self._sent = True
             return await self._follow(before)
         lease, delivery = self._held.lease, self._delivery
         self._allowed = self._parts.breaker.allows(lease.model, lease.server)
         if not self._allowed:
             return Busy()
+        self._sent = True
         try:
             async with asyncio.timeout(self._left):
                 sent = await self._parts.caller.send(
@@ -226,6 +246,14 @@ class Run:
         except (TaskQueueError, TimeoutError):
             _log.warning("a slot is left to run out")
         self._parts.keeper.drop(self._held)
+
+    async def _give_up(self, answer: Answer) -> None:
+        """Hand back as lost what has run, or may have, and could not be settled: who gets it next asks for it."""
+        if isinstance(answer, Busy) or (isinstance(answer, Unreachable) and not answer.sent):
+            return
+        with contextlib.suppress(TaskQueueError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORD):
+                await self._ends.subscription.redeliver(self._delivery, lost=True)
 
     @property
     def _asks(self) -> bool:

@@ -41,8 +41,6 @@ from taskqueue_dispatch.submit import Estimates, Leased, NoSlots, Queued, Submit
 
 __all__ = ["Dispatcher"]
 
-_STORE_SECONDS = 5.0
-"""for a store that may be away, when a runner ends"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
@@ -71,7 +69,7 @@ class Dispatcher:
         self.dead_letters = dead_letters_of(backend)
         self.pool = slots_of(backend)
         self.holder = _name()
-        self.caller = caller or Caller(self.settings)
+        self.caller = caller or Caller(self.settings, tls_ca=self.settings.tls_ca)
         self.registry = Registry(backend, self.settings)
         self.keeper = Keeper(self.pool, self.registry, self.caller, self.settings)
         self.waiters = Waiters(self.registry)
@@ -147,18 +145,22 @@ class Dispatcher:
         """Take no more jobs, wait for those on servers up to ``seconds`` (else ``drain``), and hand back the rest.
 
         Those go on on their servers; another dispatcher takes them over with their slots. Idempotent.
+        Cancelled, it waits for none of them.
         """
         if not self._chores:
             return
         keeping_up, *others = self._chores
         self._chores = []
-        await _ended(keeping_up)
-        runners, self._runners = list(self._runners.values()), {}
-        wait = self.settings.drain if seconds is None else seconds
-        await asyncio.gather(*(self._stop(runner, task, wait) for runner, task in runners))
-        await self.finder.aclose()
-        await _ended(*others)
-        await self.caller.aclose()
+        try:
+            await _ended(keeping_up)
+            wait = self.settings.drain if seconds is None else seconds
+            await asyncio.gather(*(self._stop(*each, wait) for each in self._runners.values()))
+        finally:
+            runners, self._runners = self._runners, {}
+            await _ended(*(task for _, task in runners.values()))
+            await self.finder.aclose()
+            await _ended(*others)
+            await self.caller.aclose()
 
     # Models come and go.
 
@@ -178,15 +180,17 @@ class Dispatcher:
                 runner = Runner(model, self._parts)
                 self._runners[model] = runner, asyncio.create_task(runner.run())
             for model in self._runners.keys() - known:
-                runner, task = self._runners.pop(model)
-                await self._stop(runner, task, 0)
+                await self._stop(*self._runners[model], 0)
+                del self._runners[model]
         except TaskQueueError as error:
             _log.warning("the registry cannot be read", extra={"code": error.code})
 
     async def _stop(self, runner: Runner, task: asyncio.Task[None], seconds: float) -> None:
         runner.stop(seconds)
-        await asyncio.wait([task], timeout=seconds + _STORE_SECONDS)
-        await _ended(task)
+        try:
+            await asyncio.wait([task])
+        finally:
+            await _ended(task)
 
     # What the runners say.
 

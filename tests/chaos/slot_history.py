@@ -84,6 +84,8 @@ class Call(msgspec.Struct, kw_only=True, omit_defaults=True):
     told: list[Held | None] = []
     released: list[bool] = []
     faults: list[str] = []
+    silent: bool = False
+    """what a server did not answer: what is held of it without a job ends"""
 
 
 class Figures(NamedTuple):
@@ -180,7 +182,8 @@ def _ends(calls: list[Call], lives: dict[int, _Life]) -> None:
             ended = {held.fence for held in call.told if held is not None}
             for life in of_place[call.model, call.server]:
                 unheard = call.answered is None and life.start <= call.asked
-                if unheard or life.held.fence in ended:
+                unused = call.silent and life.bound is None and life.start <= (call.answered or 0)
+                if unheard or unused or life.held.fence in ended:
                     life.may_end(call.asked)
 
 

@@ -220,6 +220,11 @@ _WRONG = {
         *_bound(1, 0.0, "j"),
         _call("c", "reconcile", 0.05, model="m", server="s", told=[_granted(1, 0.0, job="j")]),
     ],
+    "lost without": [
+        *_bound(1, 0.0, "j"),
+        _call("c", "reconcile", 0.05, model="m", server="s", silent=True),
+        _call("d", "renew", 0.1, fences=[1], told=[None]),
+    ],
     "look: it": [_call("a", "look", 0.0, faults=["it"])],
 }  # fmt: skip
 _RIGHT = {
@@ -230,6 +235,12 @@ _RIGHT = {
         _call("c", "reconcile", 1.0, model="m", server="s", told=[_granted(1, 0.02, job="j")]),
         _call("d", "renew", 1.5, fences=[1], told=[None]),
         *_bound(2, 2.0, "k"),
+    ],
+    "silent": [
+        _call("a", "acquire", 0.0, told=[_granted(1, 0.0)]),
+        _call("c", "reconcile", 0.05, model="m", server="s", silent=True),
+        *_bound(2, 0.1, "k"),
+        _call("d", "assign", 0.2, fences=[1], jobs=["j"], told=[None]),
     ],
     "unheard": [
         *_bound(1, 0.0, "j"),

@@ -71,8 +71,8 @@ _ENDPOINTS: list[Any] = [
     ({"priority": 10}, "priority"),
     ({"server": ""}, "server"),
     ({"server": "a\nb"}, "server"),
-    ({"endpoint": ""}, "url"),
-    ({"endpoint": "x" * 2001}, "url"),
+    ({"endpoint": ""}, "endpoint"),
+    ({"endpoint": "x" * 2001}, "endpoint"),
     ({"endpoint": "ftp://127.0.0.1/"}, "endpoint"),
     ({"endpoint": f"http://{CANARY}:x@127.0.0.1/"}, "endpoint"),
     ({"endpoint": "http://127.0.0.1/#x"}, "endpoint"),
@@ -101,6 +101,12 @@ _CONFIGURATIONS: list[Any] = [
     ({"poll_endpoint_template": "/status"}, "poll_endpoint_template"),
     ({"poll_endpoint_template": "/status/{id}/{0.__class__}"}, "poll_endpoint_template"),
     ({"poll_endpoint_template": f"http://{CANARY}/{{id}}"}, "poll_endpoint_template"),
+    ({"poll_endpoint_template": "/größe/{id}"}, "poll_endpoint_template"),
+    ({"health_path": "/health\r\nX-Evil: 1"}, "health_path"),
+    ({"health_path": "/gesund heit"}, "health_path"),
+    ({"health_path": "/größe"}, "health_path"),
+    ({"health_path": "/health#top"}, "health_path"),
+    ({"health_path": "health"}, "health_path"),
     ({"max_retries": 1000}, "max_retries"),
     ({"weights": {f"{CANARY} x": 1}}, "weights"),
     ({"weights": {CANARY: 0}}, "weights"),
@@ -122,6 +128,7 @@ async def test_a_bad_configuration() -> None:
             refused = await api.client.put(path, content=json.dumps(wrong), headers=headers)
             problem(refused, 422, "invalid_input", field)
             assert CANARY not in refused.text
+            assert "pattern" not in refused.text
         assert (await api.client.get(path)).json()["poll_interval"] == 3
 
 

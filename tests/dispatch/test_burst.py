@@ -58,5 +58,5 @@ async def test_a_burst_of_jobs(backend: Backend) -> None:
         runs = first.runs + second.runs
         assert set(runs) == set(confirmed.values())
         assert set(runs.values()) == {1}
-        assert front.refused >= jobs * 0.03
-        assert front.cut >= jobs * 0.003
+        assert front.refused > 0
+        assert front.cut > 0

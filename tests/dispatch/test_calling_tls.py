@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import ssl
 from pathlib import Path
@@ -12,6 +14,8 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_dispatch.calling.answers import Done, Unreachable
 from taskqueue_dispatch.calling.client import Caller
 from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.service import Dispatcher
+from taskqueue_memory import MemoryBackend
 from tests.dispatch.gpu_support import (
     SYNC,
     calling,
@@ -103,5 +107,44 @@ def test_nothing_turns_it_off() -> None:
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     """A file of authorities that can't be used is told of at once (security 5)."""
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match="TASKQUEUE_DISPATCH_TLS_CA"):
         Caller(DispatchSettings(_env_file=None), tls_ca=tmp_path / "nothing")
+
+
+async def test_the_setting(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispatcher verifies servers by the authorities of its settings (security 5)."""
+    monkeypatch.setenv("TASKQUEUE_DISPATCH_TLS_CA", str(files.authority))
+    async with trap(WELL, tls=serving(files.good, files.key)) as server:
+        dispatcher = Dispatcher(MemoryBackend(), DispatchSettings(_env_file=None))
+        sent = await dispatcher.caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+        assert sent == Done(b"1")
+        await dispatcher.caller.aclose()
+
+
+async def test_cancelled_on_the_way(files: Files) -> None:
+    """A server that never comes to an end of TLS leaves no connection behind, whoever gives up (fault H5)."""
+    began, ended = asyncio.Event(), asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.readexactly(1)
+        began.set()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        ended.set()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    try:
+        async with calling(tls_ca=files.authority) as caller, asyncio.timeout(5):
+            call = asyncio.create_task(caller.send(lease_of(url), task_of(), SYNC, attempt=1))
+            await began.wait()
+            call.cancel()
+            await asyncio.wait([call])
+            assert call.cancelled()
+            await ended.wait()
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()

@@ -98,6 +98,17 @@ def test_from_registration_to_result(cli: Cli, gpu: str) -> None:
     assert "ready" in table
 
 
+def test_in_a_narrow_terminal(cli: Cli, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endpoints are readable in 80 columns: no word and no address is cut into pieces (C12, B8)."""
+    registered(cli, "narrow", gpu)
+    monkeypatch.setattr(console, "width", 80)
+    table = cli("endpoints", "narrow").out
+    assert gpu in table
+    assert "server" in table
+    assert "endpoint" in table
+    assert " free" in table
+
+
 def test_watching(cli: Cli, gpu: str, server: str) -> None:
     """The table is shown again when a slot or a state has changed, until Ctrl-C, which is no failure (B8)."""
     registered(cli, "watched", gpu)
@@ -214,6 +225,17 @@ def test_wrong_usage(cli: Cli, tmp_path: Path) -> None:
     assert "8.8.8.8" not in refused.out
 
 
+def test_a_demo_without_its_extra() -> None:
+    """What is not installed is said, with the way to have it."""
+    program = "import sys; sys.modules['standardwebhooks'] = None\n"
+    program += "from taskqueue_core.cli import main; sys.exit(main(['dispatch', 'demo']))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert "pip install 'taskqueue-backends[dispatch]'" in done.stderr
+
+
 def test_a_server_without_a_dispatcher(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is there without a dispatcher is told from one that is not there, and how to start one."""
     with process("serve", "--port", "0", "--backend", "taskqueue_memory", stderr=None) as plain:
@@ -223,7 +245,9 @@ def test_a_server_without_a_dispatcher(cli: Cli, monkeypatch: pytest.MonkeyPatch
     assert done.code == 2
     assert "taskqueue dispatch" in done.err
     monkeypatch.setenv("TASKQUEUE_SERVER_URL", "http://127.0.0.1:1")
-    assert cli("endpoints").code == 4
+    nobody = cli("endpoints")
+    assert nobody.code == 4
+    assert "start one with 'taskqueue dispatch'" in nobody.err
     gone: Any = cli("submit", "m", "--json")
     assert gone.code == 4
     assert "--idempotency-key" in gone.err

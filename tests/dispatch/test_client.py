@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import time
 from email.utils import formatdate
 from typing import Any
 
@@ -151,6 +153,7 @@ async def test_back_pressure_is_waited_out(backend: Backend) -> None:
         reply(200, b"[]"),
         reply(200, b"\xff"),
         reply(200, b'"' + b"x" * 100_000 + b'"'),
+        reply(200, b'{"job_id":' + b"[" * 60_000),
         *(reply(status, b"busy") for status in (408, 425, 429, 500, 502, 503, 504)),
         reply(502, b"zzz", "content-encoding: gzip"),
     ],
@@ -212,6 +215,32 @@ async def test_a_silent_server() -> None:
                 await submit_until_confirmed(patient, front.url, JOB, attempts=1, deadline=0.2)
 
 
+async def test_a_server_that_drips() -> None:
+    """One try has its end without an event loop too, though the answer goes on without one (OPEN-C1)."""
+    drops = reply(200, b"")[:-4].replace(b"length: 0", b"length: 60000") + b"\r\n\r\n"
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(drops)
+        with contextlib.suppress(OSError):
+            for _ in range(500):
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        writer.close()
+
+    def submitted(url: str) -> None:
+        with httpx2.Client(trust_env=False) as client:
+            submit_until_confirmed_sync(client, url, JOB, attempts=1, deadline=0.3)
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        began = time.monotonic()
+        with pytest.raises(PublishUnconfirmed):
+            await asyncio.to_thread(submitted, f"http://127.0.0.1:{port}/")
+        assert time.monotonic() - began < 4
+
+
 async def test_it_ends_in_time() -> None:
     """Tries and time have an end, and the error has the key to go on with (OPEN-C1)."""
     sleeps = Sleeps()
@@ -243,6 +272,8 @@ async def test_pauses() -> None:
         reply(503, b"{}", "retry-after: 100000"),
         reply(503, b"{}", "retry-after: soon"),
         reply(503, b"{}", "retry-after: nan"),
+        reply(503, b"{}", "retry-after: Mon, 01 Jan 99999999999999999999 00:00:00 GMT"),
+        reply(503, b"{}", "retry-after: Wed, 21 Oct 2015 07:28:00 +99999999999999999999"),
         reply(503, b"{}", f"retry-after: {formatdate(0, usegmt=True)}"),
     ]
     sleeps = Sleeps()

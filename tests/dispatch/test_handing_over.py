@@ -177,3 +177,19 @@ async def test_priorities(backend: Backend) -> None:
             await ended(dispatcher, [*low, *high])
             order = [job for job in gpu.runs if job in {*low, *high}]
         assert order == [*high, *low]
+
+
+async def test_a_job_that_has_ended_between_two_questions(backend: Backend) -> None:
+    """A slot that ends as its server runs the job no more is no loss where the job is done (C4, C22, FIX-C5)."""
+    config = TOLD.model_copy(update={"model_type": ModelType.ASYNC, "poll_interval": 4.0})
+    async with (
+        SimulatedGpu(name="a", slots=1, latency=0.05, asynchronous=True) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu, config=config)
+        ids = await send(dispatcher, "flux")
+        await ended(dispatcher, ids)
+        status = await dispatcher.jobs.status(ids[0])
+        assert status is not None
+        assert status.losses == 0
+        assert set(gpu.runs.values()) == {1}

@@ -75,16 +75,17 @@ async def test_what_it_shows(backend: Backend) -> None:
             assert gpu.url in text
             assert f">{job}</a>" in text
             named = "acme/flux &lt;b&gt;bold&lt;/b&gt;"
+            first = f"e.{len(MODEL)}.{named}/gpu-1"
             for name, value in {
                 f"m.{named}.state": "ready",
                 f"m.{named}.slots": "0 of 2",
                 f"m.{named}.queued": "1",
                 f"m.{named}.capacity": "200",
                 f"m.{named}.running": "2",
-                f"e.{named}/gpu-1.state": "ready",
-                f"e.{named}/gpu-1.marks": "■■",
-                f"e.{named}/gpu-1.free": "0",
-                f"e.{named}/gpu-1.assigned": "2",
+                f"{first}.state": "ready",
+                f"{first}.marks": "■■",
+                f"{first}.free": "0",
+                f"{first}.assigned": "2",
                 f"j.{job}.state": "assigned",
             }.items():
                 assert _live(text, name) == value, name
@@ -118,7 +119,7 @@ async def test_it_moves_by_itself(browser: Browser) -> None:
             row = page.locator("#endpoints tr", has_text="gpu-1")
             await expect(row.locator(".state")).to_have_text("ready")
             job, *_ = await send(dispatcher, "flux", 2)
-            await expect(_figure(page, "e.flux/gpu-1.assigned")).to_have_text("1")
+            await expect(_figure(page, "e.4.flux/gpu-1.assigned")).to_have_text("1")
             await expect(_figure(page, "m.flux.queued")).to_have_text("1")
             await expect(page.locator("#running")).to_contain_text(job)
             await gpu.crash()
@@ -205,6 +206,31 @@ async def test_who_may(backend: Backend) -> None:
 
 def _as(token: str) -> dict[str, str]:
     return PAGE | {"authorization": f"Bearer {token}"}
+
+
+async def test_who_may_see_one_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more models than are listed one's own are there, and the others are told to be left out (security 2)."""
+    monkeypatch.setattr(page_moments, "MODELS", 2)
+    only = Identity(name="a", verbs=frozenset({"admin"}), keys=(queue_of("zimg"),))
+    async with dispatching() as (it, dispatcher), http(it) as client:
+        for model in ("a", "b", "zimg"):
+            await dispatcher.registry.register(model, "gpu-1", "http://127.0.0.1:1/", 1)
+        assert "Not listed here: 1 more." in await shown(it)
+        it.hub.hooks.register(Gate(a=only))
+        text = (await client.get("/dispatch", headers=_as("a"))).text
+        assert 'href="/queues/dispatch%3Azimg"' in text
+        assert "Not listed here" not in text
+
+
+async def test_names_that_look_alike_together() -> None:
+    """Each endpoint has figures of its own, wherever there are slashes in names (C12, OPEN-C5)."""
+    async with dispatching() as (it, dispatcher):
+        for model, server, slots in (("a", "b/c", 7), ("a/b", "c", 5)):
+            await dispatcher.registry.register(model, server, "http://127.0.0.1:1/", slots)
+        await dispatcher.registry.drain("a/b", "c")
+        text = await shown(it)
+        assert text.count("□□□□□□□<") == 1
+        assert text.count(">draining<") == 1
 
 
 async def test_odd_actions() -> None:

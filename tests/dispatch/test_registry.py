@@ -270,11 +270,12 @@ async def test_who_listens_is_told(backend: Backend) -> None:
     await slots_of(backend).reconcile("flux", "a", Seen(active=0), settled=0)
     await registry.refresh()
     assert heard == [1, 2, 2]
-    assert await slots_of(backend).acquire("flux", "me", ttl=60)
+    (lease,) = await slots_of(backend).acquire("flux", "me", ttl=60)
+    await slots_of(backend).assign((lease, "job"), ttl=60)
     await slots_of(backend).rest("flux", "a", 60)
     await registry.refresh()
     assert heard == [1, 2, 2], "slots that are taken are no news"
-    assert registry.known()[0].endpoints[0].unassigned == 1
+    assert registry.known()[0].endpoints[0].assigned == 1
 
 
 async def test_models_that_vanish_are_forgotten(backend: Backend) -> None:

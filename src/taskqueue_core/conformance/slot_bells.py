@@ -92,7 +92,7 @@ class SlotBellsSuite(Harness):
         await _bell_rings(bench, lambda: bench.slots.release(lease), OTHER_MODEL)
 
     async def test_idle_slots_of_a_shared_server_ring(self, bench: Bench) -> None:
-        """A slot without a job that ends where no jobs may go rings for the other models of its server (B7, C2, C12)."""
+        """A slot that ends where no jobs may go rings for the other models of its server (B7, C2, C12)."""
         await serve(bench, model=OTHER_MODEL, together=1)
         verbs: list[Callable[[], Awaitable[object]]] = [
             lambda: bench.slots.drain(MODEL, "s1"),

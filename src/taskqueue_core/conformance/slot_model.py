@@ -259,10 +259,7 @@ class SlotModel:
     def reconcile(self, place: Known, seen: Seen | None, settled: float) -> list[Held]:
         """Hold leases against what was seen; return those that end."""
         if seen is None:
-            place.well = False
-            if place.endpoint.reports:
-                self.clear(place)
-            return []
+            return self._silent(place)
         bound = [one for one in self.of_place(place) if one.job]
         before = place.surplus
         if not (place.well or seen.active <= len(bound)):
@@ -283,6 +280,12 @@ class SlotModel:
         for lease in ended:
             self.end(lease, told=False)
         return ended
+
+    def _silent(self, place: Known) -> list[Held]:
+        place.well = False
+        if place.endpoint.reports:
+            self.clear(place)
+        return []
 
     def _missed(self, bound: Sequence[Held], seen: Seen) -> list[Held]:
         if seen.jobs is not None:

@@ -89,7 +89,7 @@ async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
     """Hold a slot with a job and one without on a server; and others that stay as they are."""
     await serve(bench, slots=3)
     busy, idle = (await running(bench, "job-1"))[0], (await take(bench))[0]
-    await serve(bench, "s2", slots=3)
+    await serve(bench, "s2", slots=3, priority=6)
     await serve(bench, slots=1, model=OTHER_MODEL)
     await take(bench, model=OTHER_MODEL)
     (elsewhere,) = await take(bench)
@@ -97,9 +97,7 @@ async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
     return busy, idle
 
 
-async def _keeps(
-    bench: Bench, call: Awaitable[object], held: tuple[SlotLease, SlotLease]
-) -> None:
+async def _keeps(bench: Bench, call: Awaitable[object], held: tuple[SlotLease, SlotLease]) -> None:
     """Fail where a call ends what is held."""
     before = (await look(bench)).leases
     await call
@@ -107,9 +105,7 @@ async def _keeps(
     assert None not in await bench.slots.renew(*held, ttl=LONG)
 
 
-async def _clears(
-    bench: Bench, call: Awaitable[T], held: tuple[SlotLease, SlotLease]
-) -> T:
+async def _clears(bench: Bench, call: Awaitable[T], held: tuple[SlotLease, SlotLease]) -> T:
     """Fail where a call does not end what is held without a job, or ends anything else."""
     busy, idle = held
     before = (await look(bench)).leases

@@ -59,15 +59,18 @@ class HttpClient:
         transport: httpx2.AsyncBaseTransport | None = None,
         *,
         tls_ca: Path | str | None = None,
+        starts: str = "taskqueue serve",
     ) -> None:
         """Do no input or output. Raises `ConfigurationError` for an address or token that cannot be one.
 
-        ``tls_ca`` is a file of the authorities (PEM) to trust instead of the system's.
+        ``tls_ca`` is a file of the authorities (PEM) to trust instead of the system's; ``starts`` is the command that
+        who finds no server is pointed to.
         """
         self.address = ServerAddress.of(url)
         check_token(token)
         warn_if_readable(self.address.shown, token, loopback=self.address.loopback)
         self._tls_ca = tls_ca
+        self._starts = starts
         self._transport = transport
         self.clock = RemoteClock()
         self._token = token
@@ -196,5 +199,5 @@ class HttpClient:
     def _silent(self, error: Exception) -> BackendUnavailable:
         return BackendUnavailable(
             f"no answer from a server at {self.address.shown} ({type(error).__name__}: {error}): "
-            "start one with 'taskqueue serve', or set TASKQUEUE_SERVER_URL"
+            f"start one with '{self._starts}', or set TASKQUEUE_SERVER_URL"
         )

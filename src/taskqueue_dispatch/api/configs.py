@@ -44,6 +44,8 @@ def _read(text: bytes) -> ModelConfig:
         raise InvalidInput("config", "a field that is not known", known)
     field = str(fault["loc"][0]) if fault["loc"] else "config"
     allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if fault["type"] == "string_pattern_mismatch":
+        allowed = "a path in ASCII that begins with /, without blanks and #"
     raise InvalidInput(field, kind_of(fault["input"]), allowed)
 
 

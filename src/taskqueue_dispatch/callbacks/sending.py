@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -42,6 +43,8 @@ from taskqueue_dispatch.names import CALLBACKS
 __all__ = ["Sender"]
 
 _FIELD = "callback_url"
+_LAST_WORD = 0.5
+"""seconds for what is told to the store in the end"""
 _GRACE = 2.0
 """seconds that what is being sent may take when the sender is stopped"""
 _SUCCESS = range(200, 300)
@@ -142,7 +145,9 @@ class Sender:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
             await self._recently.aclose()
-            await close(subscription)
+            with contextlib.suppress(TimeoutError):  # a store that is away has its lease end
+                async with asyncio.timeout(_LAST_WORD):
+                    await close(subscription)
 
     async def _carry(
         self, subscription: Subscription, delivery: Delivery, tls: ssl.SSLContext

@@ -51,10 +51,12 @@ class Caller:
 
     def __init__(self, settings: DispatchSettings, *, tls_ca: Path | str | None = None) -> None:
         """Do no input or output but to read ``tls_ca``, authorities (PEM) to trust instead of the system's."""
-        trust = trusting(tls_ca)
+        trust = trusting(tls_ca, setting="TASKQUEUE_DISPATCH_TLS_CA")
         self._limit = settings.answer_limit
         self._health = min(_HEALTH, settings.health_interval)
-        self._transports = Transports(ssl.create_default_context if trust is None else lambda: trust)
+        self._transports = Transports(
+            ssl.create_default_context if trust is None else lambda: trust
+        )
 
     async def send(
         self, lease: SlotLease, task: Task, config: ModelConfig, *, attempt: int
@@ -62,7 +64,8 @@ class Caller:
         """POST a job to the server of a lease, and return what it says.
 
         The server gets the task's payload as it is, its id as ``X-Job-Id`` and ``Idempotency-Key``, the attempt, and
-        the lease's token to push the result with: never where the client wants to have it. A sync model has
+        the lease's token to push the result with: never where the client wants to have it. ``X-Model-Switched: true``
+        says that it was given a job of another model before. A sync model has
         `max_poll_time` to answer, after which the job has failed; an async one is to take it within a minute.
         """
         headers = [
@@ -72,6 +75,8 @@ class Caller:
             ("x-attempt", str(attempt)),
             ("x-lease-token", lease.token),
         ]
+        if lease.switched:
+            headers.append(("x-model-switched", "true"))
         sync = config.model_type is ModelType.SYNC
         patience = config.max_poll_time if sync else min(_TAKE, config.max_poll_time)
         try:

@@ -38,7 +38,7 @@ from taskqueue_dispatch.calling.answers import (
 )
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
-__all__ = ["DONE", "FAILED", "LONGEST_REST", "Reply", "read", "read_seen", "read_status"]
+__all__ = ["DONE", "FAILED", "LONGEST_REST", "Reply", "read", "read_seen", "read_status", "shown"]
 
 DONE = frozenset({"success", "completed", "done"})
 """the words of a job that has succeeded, in any case; those that are in neither set are of one that runs"""
@@ -226,7 +226,11 @@ def _progress(fields: Mapping[str, msgspec.Raw]) -> float | str | None:
 
 
 def _error(fields: Mapping[str, msgspec.Raw]) -> str:
-    told = _plain(fields, "error")
+    return shown(_plain(fields, "error"))
+
+
+def shown(told: object) -> str:
+    """Return what a server calls its error, as what may be shown: a line of at most 1000 printable characters."""
     if not isinstance(told, str) or not told.strip():
         return "the server says that it has failed"
     return "".join(c if c.isprintable() else " " for c in told[:_ERROR_TEXT]).strip()

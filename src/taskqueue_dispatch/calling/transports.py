@@ -18,8 +18,6 @@ __all__ = ["Transports"]
 
 _IDLE = 2.0
 """seconds; less than a server keeps idle connections (uvicorn: 5), so that few calls meet one that is closing"""
-_KEPT = 32
-"""idle connections to one server"""
 _SERVERS = 256
 """that nobody calls just now, and whose transports are kept all the same"""
 _UNUSED = 60.0
@@ -42,16 +40,17 @@ class Transports:
     """Transports by origin. One event loop."""
 
     def __init__(self, secured: Callable[[], ssl.SSLContext]) -> None:
-        """Do no input or output. ``secured`` is called once, for the first server."""
+        """Do no input or output. ``secured`` is called once, for the first server with TLS."""
         self._secured = secured
         self._tls: ssl.SSLContext | None = None
+        self._no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody
         self._used: dict[str, _Kept] = {}
         self._unused: OrderedDict[str, _Kept] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def to(self, origin: str) -> AsyncIterator[httpx2.AsyncHTTPTransport]:
         """Give the transport of an origin, which nobody closes meanwhile."""
-        kept = self._used.get(origin) or self._unused.pop(origin, None) or self._new()
+        kept = self._used.get(origin) or self._unused.pop(origin, None) or self._new(origin)
         self._used[origin] = kept
         kept.calls += 1
         try:
@@ -69,19 +68,23 @@ class Transports:
         while self._unused:
             await self._close_oldest()
 
-    def _new(self) -> _Kept:
-        if self._tls is None:
-            self._tls = self._secured()
+    def _new(self, origin: str) -> _Kept:
         return _Kept(
             httpx2.AsyncHTTPTransport(
-                verify=self._tls,
+                verify=self._context() if origin.startswith("https:") else self._no_tls,
                 trust_env=False,
+                # A call waits for no other one's connection, and slots bound the calls.
                 limits=httpx2.Limits(
-                    max_connections=None, max_keepalive_connections=_KEPT, keepalive_expiry=_IDLE
+                    max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE
                 ),
                 socket_options=_watched(),
             )
         )
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = self._secured()
+        return self._tls
 
     async def _rest(self, origin: str, kept: _Kept) -> None:
         if kept.discarded:

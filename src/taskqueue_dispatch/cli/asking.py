@@ -27,6 +27,7 @@ Url = Annotated[
 ]
 _NOT_FOUND = 404
 _NO_ROUTE = "not_found"
+_STARTS = "taskqueue dispatch"
 
 
 class NotFound(TaskQueueError):
@@ -77,7 +78,7 @@ class Server:
         problem = problem_of(answer.status, answer.body)
         if answer.status == _NOT_FOUND and problem.code == _NO_ROUTE:
             return ConfigurationError(
-                f"the server at {shown} has no dispatcher: start one with 'taskqueue dispatch'"
+                f"the server at {shown} has no dispatcher: start one with '{_STARTS}'"
             )
         if answer.status == _NOT_FOUND and problem.code:
             return NotFound(problem.detail)
@@ -90,7 +91,9 @@ def asked(url: str | None, work: Callable[[Server], Awaitable[T]]) -> T:
     async def run() -> T:
         settings = load_settings(Settings)
         token = settings.token.get_secret_value() if settings.token else None
-        client = HttpClient(url or settings.server_url, token, tls_ca=settings.tls_ca)
+        client = HttpClient(
+            url or settings.server_url, token, tls_ca=settings.tls_ca, starts=_STARTS
+        )
         try:
             return await work(Server(client))
         finally:

@@ -65,13 +65,19 @@ def run(
     server crashes with jobs in hand, and another says that it is idle while it is not. At the end every job must
     be accounted for, and every result equal a direct computation; else it exits with 1.
     """
-    from taskqueue_dispatch.demo import (  # noqa: PLC0415 - no other command needs it
-        DemoOptions,
-        Report,
-        run_demo,
-        view_for,
-    )
-    from taskqueue_dispatch.demo.plan import jobs_for  # noqa: PLC0415 - as above
+    try:
+        from taskqueue_dispatch.demo import (  # noqa: PLC0415 - no other command needs it
+            DemoOptions,
+            Report,
+            run_demo,
+            view_for,
+        )
+        from taskqueue_dispatch.demo.plan import jobs_for  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the demo needs the module {error.name!r}, which is not installed; "
+            "try: pip install 'taskqueue-backends[dispatch]'"
+        ) from error
 
     if jobs is not None and seconds is not None:
         raise typer.BadParameter("either --jobs or --seconds", param_hint="--jobs")

@@ -24,6 +24,8 @@ Machine = Annotated[
     str, typer.Argument(metavar="SERVER", help="The server's name.", show_default=False)
 ]
 _EVERY = 1.0
+_SLOTS = 14
+"""characters: two words of states do not stand in one line"""
 _REGISTERED = ("model", "server", "endpoint", "slots", "priority", "reports", "together")
 
 
@@ -171,14 +173,23 @@ def _table(found: list[_Endpoint]) -> Table:
     table.add_column("model", style="bold", overflow="fold")
     table.add_column("server", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for name in ("slots", "free", "unassigned", "assigned", "detached", "overdue"):
-        table.add_column(name, justify="right")
+    table.add_column("slots", overflow="fold", max_width=_SLOTS)
     table.add_column("endpoint", style="dim", overflow="fold")
     for one in found:
-        counts = (one.slots, one.free, one.unassigned, one.assigned, one.detached, one.overdue)
-        numbers = (Text(f"{count:,}", "" if count else "dim") for count in counts)
-        table.add_row(one.model, one.server, _state(one), *numbers, one.endpoint)
+        table.add_row(one.model, one.server, _state(one), _slots(one), one.endpoint)
     return table
+
+
+def _slots(one: _Endpoint) -> str:
+    """Say how many are in each state, but for those without any."""
+    counts = {
+        "free": one.free,
+        "unassigned": one.unassigned,
+        "assigned": one.assigned,
+        "detached": one.detached,
+        "overdue": one.overdue,
+    }
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
 
 
 def _state(one: _Endpoint) -> Text:

@@ -207,7 +207,7 @@ async def respond(
 
 def _again(job: Job, known: Job) -> bool:
     """Whether a job that is known is to be run once more: it has failed, and whoever sends it again knows that."""
-    return known.phase is Phase.FAILED
+    return known.phase is Phase.FAILED and (job.direct or job.attempt > known.attempt)
 
 
 def _job_of(headers: dict[str, str], body: bytes) -> Job:
@@ -224,6 +224,7 @@ def _job_of(headers: dict[str, str], body: bytes) -> Job:
         raise _ProblemError(400, "the body has a number out of range") from None
     attempt = int(told) if told.isascii() and told.isdigit() and len(told) <= _DIGITS else 1
     job = Job(job_id, payload, attempt=attempt, direct=direct)
+    job.switched = headers.get("x-model-switched", "").strip().casefold() == "true"
     token = headers.get("x-lease-token", "")
     job.token = token if 0 < len(token) <= _TOKEN else None
     job.digest = hashlib.sha256(body).digest()

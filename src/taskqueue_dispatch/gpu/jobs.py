@@ -52,6 +52,8 @@ class Job:
         """from 1; of the dispatcher's"""
         self.direct = direct
         """whether it did not come from a dispatcher"""
+        self.switched = False
+        """whether the server was given a job of another model before: this one's weights may have to be loaded"""
         self.progress: float | str | None = None
         """what ``/status`` tells while it runs; the handler's to set"""
         self.token: str | None = None

@@ -111,7 +111,9 @@ def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
         "overdue": figures.count(overdue),
         "@overdue": "bad" if overdue else "ok",
     }
-    name = f"e.{info.endpoint.model}/{info.endpoint.server}."
+    model, server = info.endpoint.model, info.endpoint.server
+    # The length tells where the model ends: both names may have slashes.
+    name = f"e.{len(model)}.{model}/{server}."
     return {_named(name, one): text for one, text in told.items()}
 
 

@@ -62,7 +62,8 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     at: float
     view: PoolView
-    models: tuple[Model, ...] = ()
+    known: tuple[Model, ...] = ()
+    """all models, by name"""
     statuses: dict[str, TaskStatus] = {}
     """of the jobs that are listed, by their ids"""
     error: str | None = None
@@ -70,14 +71,19 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
     def seen_by(self, may: Callable[[str], bool]) -> Moment:
         """Return what somebody may see of it."""
-        names = {one.name for one in self.models if may(one.queue)}
+        names = {one.name for one in self.known if may(one.queue)}
         view = msgspec.structs.replace(
             self.view,
             endpoints=tuple(e for e in self.view.endpoints if e.endpoint.model in names),
             leases=tuple(lease for lease in self.view.leases if lease.model in names),
         )
-        models = tuple(one for one in self.models if one.name in names)
-        return msgspec.structs.replace(self, view=view, models=models)
+        known = tuple(one for one in self.known if one.name in names)
+        return msgspec.structs.replace(self, view=view, known=known)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The models that are listed."""
+        return self.known[:MODELS]
 
     @property
     def endpoints(self) -> tuple[EndpointInfo, ...]:
@@ -144,11 +150,11 @@ async def _take(dispatcher: Dispatcher, sample: Sample) -> Moment:
             endpoints=tuple(found),
             look=sample.looks.get(queue_of(name)),
         )
-        for name, found in sorted(by_model.items())[:MODELS]
+        for name, found in sorted(by_model.items())
     ]
     statuses = await _statuses(dispatcher, _listed(view))
     return Moment(
-        number=sample.number, at=sample.at, view=view, models=tuple(models), statuses=statuses
+        number=sample.number, at=sample.at, view=view, known=tuple(models), statuses=statuses
     )
 
 

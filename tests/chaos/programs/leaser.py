@@ -158,7 +158,7 @@ class _Leaser:
         jobs = await running(self._backend, place)
         told = chance.random()
         seen = Seen(active=len(jobs), jobs=jobs if told < 0.6 else None) if told < 0.95 else None
-        async with self._call("reconcile", place=place) as call:
+        async with self._call("reconcile", place=place, silent=seen is None) as call:
             ended = await self._slots.reconcile(place.model, place.server, seen, settled=SETTLED)
             call.told = [_held(lease) for lease in ended]
             if seen is not None and seen.jobs is not None:

@@ -275,7 +275,10 @@ end
 -- Ends what nobody has bound to a job: the endpoint may get none now.
 local function clear(p)
   local fences = call('ZRANGE', p.name .. ':u', 0, -1)
-  if #fences < p.unassigned then fences = call('HKEYS', p.name) end -- a foreign hand was there
+  if #fences < p.unassigned then -- a foreign hand was there
+    local all = call('HGETALL', p.name)
+    for i = 1, #all, 2 do fences[(i + 1) / 2] = all[i] end
+  end
   for i = 1, #fences do
     local l = match(fences[i], '^%d') and lease_at(p, fences[i])
     if l and l.job == '' then finish(p, l, false) end

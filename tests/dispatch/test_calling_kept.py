@@ -1,0 +1,146 @@
+"""Connections that are kept for the next call to their server, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from taskqueue_dispatch.calling import transports
+from taskqueue_dispatch.calling.answers import Answer, Done
+from taskqueue_dispatch.calling.client import Caller
+from tests.dispatch.gpu_support import SYNC, Talk, Trap, calling, lease_of, said, task_of, trap
+
+DONE = said(status="success", result=1)
+
+
+class Watched:
+    """A server that answers, where nothing holds it back, and tells when connections to it have ended."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.free = asyncio.Event()
+        self.free.set()
+
+    @property
+    def talk(self) -> Talk:
+        """What it does."""
+        return self._answer
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked.set()
+        await self.free.wait()
+        writer.write(DONE)
+        await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            assert not await reader.read()
+        self.ended.set()
+
+
+async def send(caller: Caller, server: Trap) -> Answer:
+    """Send a job."""
+    return await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
+
+
+async def test_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that was not used for some time is closed, and not used (fault H5)."""
+    monkeypatch.setattr(transports, "_IDLE", 0.0)
+    watched = Watched()
+    async with trap(watched.talk) as server, calling() as caller, asyncio.timeout(5):
+        for number in range(3):
+            watched.ended.clear()
+            assert await send(caller, server) == Done(b"1")
+            await watched.ended.wait()
+            assert server.connections == number + 1
+
+
+async def test_shorter_than_servers() -> None:
+    """It is closed before servers do it: uvicorn's after 5 seconds (fault H5)."""
+    assert transports._IDLE < 5
+
+
+async def test_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept of a server that nobody calls any more (fault H5)."""
+    left, other = Watched(), Watched()
+    async with (
+        trap(left.talk) as one, trap(other.talk) as two, calling() as caller, asyncio.timeout(5)
+    ):  # fmt: skip
+        assert await send(caller, one) == Done(b"1")
+        assert caller._transports._unused
+        monkeypatch.setattr(transports, "_UNUSED", -1.0)  # it is over at once
+        assert await send(caller, two) == Done(b"1")
+        await left.ended.wait()
+        await other.ended.wait()
+        assert not caller._transports._unused
+        assert not caller._transports._used
+
+
+async def test_servers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many servers those are kept that were called last, and none in the middle of a call (fault H5)."""
+    monkeypatch.setattr(transports, "_SERVERS", 1)
+    slow, first, last = Watched(), Watched(), Watched()
+    slow.free.clear()
+    async with (
+        trap(slow.talk) as zero, trap(first.talk) as one, trap(last.talk) as two, calling() as caller,
+        asyncio.timeout(5),
+    ):  # fmt: skip
+        call = asyncio.create_task(send(caller, zero))
+        await slow.asked.wait()
+        assert await send(caller, one) == Done(b"1")
+        assert not first.ended.is_set()
+        assert await send(caller, two) == Done(b"1")
+        await first.ended.wait()
+        assert not last.ended.is_set()
+        slow.free.set()
+        assert await call == Done(b"1")
+        await last.ended.wait()
+        assert not slow.ended.is_set()
+
+
+async def test_closing() -> None:
+    """It may be closed twice, and used again (fault H5)."""
+    async with trap(DONE) as server, calling() as caller:
+        for _ in range(2):
+            await send(caller, server)
+            await caller.aclose()
+            await caller.aclose()
+        assert server.connections == 2
+
+
+async def test_closing_under_a_call() -> None:
+    """A call that is under way is not cut off by it, and keeps nothing open (fault H2)."""
+    watched = Watched()
+    watched.free.clear()
+    async with trap(watched.talk) as server, calling() as caller, asyncio.timeout(5):
+        call = asyncio.create_task(send(caller, server))
+        await watched.asked.wait()
+        await caller.aclose()
+        later = asyncio.create_task(send(caller, server))
+        watched.free.set()
+        assert await call == Done(b"1")
+        await watched.ended.wait()
+        assert await later == Done(b"1")
+        assert server.connections == 2
+        await caller.aclose()
+        assert not caller._transports._used
+
+
+async def test_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small requests go at once, and a machine that is gone is noticed (fault H5)."""
+    made: list[socket.socket] = []
+    real = asyncio.get_running_loop().create_connection
+
+    async def create(*args: object, **kwargs: object) -> object:
+        transport, protocol = await real(*args, **kwargs)  # type: ignore[call-overload]
+        made.append(transport.get_extra_info("socket"))
+        return transport, protocol
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", create)
+    async with trap(DONE) as server, calling() as caller:
+        await send(caller, server)
+        (one,) = made
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -1,0 +1,233 @@
+"""Bells, retries, order, results and figures, through a dispatcher at work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+import pytest
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import Endpoint, Order, Seen, control_of, slots_of
+from taskqueue_core.tasks import encode_json
+from taskqueue_dispatch.gpu.jobs import Job
+from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.jobs import Submission
+from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.names import CALLBACKS
+from taskqueue_dispatch.service import Dispatcher
+from taskqueue_dispatch.status import JobState
+from taskqueue_dispatch.submit import Queued
+from tests.dispatch.receivers import receiving
+from tests.dispatch.support import (
+    dispatching,
+    ended,
+    ledger_of,
+    send,
+    serve,
+    settings,
+    until,
+)
+from tests.dispatch.test_telling import calling
+
+
+class Deaf:
+    """A bell that never rings."""
+
+    async def rung(self, timeout: float) -> None:
+        """Wait in vain."""
+        await asyncio.sleep(timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["bell", "safety-pass"])
+async def test_a_slot_that_comes_free(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, *, deaf: bool
+) -> None:
+    """A slot that another holder gives back is used at once; the safety pass finds it where no bell rings (C19)."""
+    pool = slots_of(backend)
+    if deaf:
+        monkeypatch.setattr(pool, "bell", lambda *_: Deaf())
+    async with SimulatedGpu(name="a", slots=1, latency=0.001) as gpu:
+        await pool.register(Endpoint(model="flux", server="a", url=gpu.url, slots=1))
+        await pool.reconcile("flux", "a", Seen(active=0), settled=0)
+        (lease,) = await pool.acquire("flux", "other", ttl=60)
+        looks, acquire = [0], pool.acquire
+
+        async def counted(*words: Any, **more: Any) -> Any:
+            found = await acquire(*words, **more)
+            looks[0] += 1
+            return found
+
+        monkeypatch.setattr(pool, "acquire", counted)
+        async with dispatching(backend, safety_pass=0.3 if deaf else 60) as dispatcher:
+            ids = await send(dispatcher, "flux")
+            await until(lambda: looks[0] > 0, "it has looked for slots in vain")
+            assert not gpu.posts
+            await pool.release(lease)
+            await ended(dispatcher, ids, within=5)
+
+
+async def test_a_retry_comes_after_its_delay(backend: Backend) -> None:
+    """A job that fails is sent again after 1 s less 10 %, and then is a dead letter with its reason (C15, C16)."""
+    began: list[float] = []
+
+    async def note(_: Job) -> None:
+        began.append(time.monotonic())
+
+    async with (
+        SimulatedGpu(name="a", handler=note, mode=Mode.FAIL) as gpu,
+        Dispatcher(backend, settings(), uniform=lambda: 0.0) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu, config=ModelConfig(max_retries=1))
+        ids = await send(dispatcher, "flux")
+        await ended(dispatcher, ids, JobState.FAILED)
+        first, second = began
+        assert 0.85 < second - first < 1.6
+        status = await dispatcher.jobs.status(ids[0])
+        assert status is not None
+        assert (status.reason, status.error) == ("max_retries_exceeded", "HTTP 500: simulated")
+        (letter,) = await dispatcher.jobs.list("flux")
+        assert letter.task.id == ids[0]
+        assert letter.reason == "max_retries_exceeded"
+        assert [one.error for one in letter.history] == ["HTTP 500: simulated"] * 2
+
+
+class Gate:
+    """A model whose jobs wait until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    async def __call__(self, _: Job) -> None:
+        """Run a job."""
+        await self.opened.wait()
+
+
+@contextlib.asynccontextmanager
+async def gated(
+    backend: Backend, config: ModelConfig | None = None
+) -> AsyncIterator[tuple[Dispatcher, SimulatedGpu, Gate]]:
+    """Give a dispatcher with one slot, on which a job runs until the gate is opened."""
+    gate = Gate()
+    async with SimulatedGpu(name="a", handler=gate) as gpu, dispatching(backend) as dispatcher:
+        await serve(dispatcher, "flux", gpu, config=config)
+        await send(dispatcher, "flux")
+        await until(lambda: gpu.active == 1)
+        try:
+            yield dispatcher, gpu, gate
+        finally:
+            gate.opened.set()
+
+
+async def test_the_lowest_priority_has_its_share(backend: Backend) -> None:
+    """At a backlog of high priority the lowest one gets its share of what is sent (OPEN-C8, C1)."""
+    async with gated(backend, ModelConfig(floor_share=0.25)) as (dispatcher, gpu, gate):
+        low = await send(dispatcher, "flux", 12, priority=0)
+        high = await send(dispatcher, "flux", 24, priority=9)
+        gate.opened.set()
+        await ended(dispatcher, [*low, *high])
+        order = [job for job in gpu.runs if job in {*low, *high}]
+        assert 5 <= sum(job in low for job in order[:24]) <= 7
+        assert [job for job in order if job in low] == low
+        assert [job for job in order if job in high] == high
+
+
+async def test_the_order_is_swapped_while_jobs_wait(backend: Backend) -> None:
+    """Jobs that wait go over to fair order and back without loss, and each tenant has its turn (B12, B2, OPEN-B3)."""
+    async with gated(backend) as (dispatcher, gpu, gate):
+        many = await send(dispatcher, "flux", 8, tenant="a")
+        few = await send(dispatcher, "flux", 2, tenant="b")
+        for order in (Order.FAIR, Order.FIFO, Order.FAIR):
+            await dispatcher.registry.configure(
+                "flux", ModelConfig(order=order, queue_per_slot=1, fair_limit=1)
+            )
+            assert (await ledger_of(backend, "flux")).waiting == 10
+        gate.opened.set()
+        await ended(dispatcher, [*many, *few])
+        ran = [job for job in gpu.runs if job in {*many, *few}]
+        assert set(ran[:4]) == {*many[:2], *few}
+        ledger = await ledger_of(backend, "flux")
+        assert ledger.balanced
+        assert ledger.done == ledger.published == 11
+
+
+async def test_a_wait_is_estimated(backend: Backend) -> None:
+    """Who is queued hears how long it may take, by what such jobs have taken here (B9, C25)."""
+
+    async def queued(dispatcher: Dispatcher) -> Queued:
+        told = await dispatcher.submit(Submission(model="flux", payload=b"1"))
+        assert isinstance(told, Queued)
+        return told
+
+    async with gated(backend) as (dispatcher, _, gate):
+        first = await queued(dispatcher)
+        assert (first.position, first.estimated_wait) == (0, None)
+        gate.opened.set()
+        await ended(dispatcher, [first.job_id])
+        gate.opened.clear()
+        await until(lambda: _free(backend))
+        await send(dispatcher, "flux")
+        await until(lambda: dispatcher.running["flux"] == 1)
+        waits = [await queued(dispatcher) for _ in range(3)]
+        assert [one.position for one in waits] == [0, 1, 2]
+        mean = waits[0].estimated_wait
+        assert mean is not None
+        assert mean > 0
+        assert [one.estimated_wait for one in waits] == pytest.approx([mean, 2 * mean, 3 * mean])
+
+
+async def _free(backend: Backend) -> bool:
+    view = await slots_of(backend).look()
+    return all(info.assigned + info.detached == 0 for info in view.endpoints)
+
+
+async def test_results_are_kept_for_their_time(backend: Backend) -> None:
+    """A result is there for as long as the model's configuration says, and gone after it (C5, C11)."""
+    async with (
+        SimulatedGpu(name="a", latency=0.001) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu, config=ModelConfig(result_ttl=0.5))
+        (job_id,) = await send(dispatcher, "flux")
+        await ended(dispatcher, [job_id])
+        assert await dispatcher.jobs.result(job_id) == encode_json(
+            "result", {"server": "a", "job_id": job_id, "attempt": 1}
+        )
+
+        async def gone() -> bool:
+            return await dispatcher.jobs.result(job_id) is None
+
+        await until(gone, "the result is forgotten")
+        assert (await ledger_of(backend, "flux")).done == 1
+
+
+async def test_the_ledger_has_callbacks_too(backend: Backend) -> None:
+    """Every job and every word to its client is accounted for, in the queue of the one and the other (C26, C7)."""
+    async with (
+        receiving() as receiver,
+        SimulatedGpu(name="a", slots=2, latency=0.001) as gpu,
+        dispatching(backend, **calling(receiver)) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        url = f"http://127.0.0.1:{receiver.port}/"
+        await ended(dispatcher, await send(dispatcher, "flux", 5, callback_url=url))
+
+        async def told() -> bool:
+            return (await control_of(backend).ledger(CALLBACKS)).done == 5
+
+        await until(told, "every client was told")
+        for ledger in (
+            await ledger_of(backend, "flux"),
+            await control_of(backend).ledger(CALLBACKS),
+        ):
+            assert ledger.balanced
+            assert ledger.published == ledger.done == 5

@@ -1,0 +1,154 @@
+"""Servers with more than one model: jobs go where theirs is loaded, and each model has its turn."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import Endpoint, Seen, SlotLease, SlotPool, slots_of
+from taskqueue_dispatch.gpu.jobs import Job
+from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.service import Dispatcher
+from taskqueue_dispatch.sharing import Turns
+from tests.dispatch.desk import URL, registry_of, settings
+from tests.dispatch.support import dispatching, ended, ledger_of, send, until
+
+
+async def share(dispatcher: Dispatcher, *gpus: SimulatedGpu) -> None:
+    """Register two models on each server, which runs one job at once, and wait until all of them may get jobs."""
+    for gpu in gpus:
+        for model in ("flux", "sd"):
+            await dispatcher.registry.register(model, gpu.name, gpu.url, 1, together=1)
+
+    async def all_well() -> bool:
+        return all(info.usable for info in (await dispatcher.pool.look()).endpoints)
+
+    await until(all_well, "every server is well")
+
+
+async def test_a_switch_is_told_to_the_server(backend: Backend) -> None:
+    """A server learns with a job that the one before was another model's: it may have to load this one (A19)."""
+    switches: list[bool] = []
+
+    async def note(job: Job) -> None:
+        switches.append(job.switched)
+
+    async with (
+        SimulatedGpu(name="one", handler=note) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await share(dispatcher, gpu)
+        for model in ("flux", "flux", "sd", "sd", "flux"):
+            await ended(dispatcher, await send(dispatcher, model))
+        assert switches == [False, False, True, False, True]
+        view = await dispatcher.pool.look()
+        assert {info.last_model for info in view.endpoints} == {"flux"}
+        assert gpu.refused == 0
+
+
+async def test_jobs_go_where_their_model_is_loaded(backend: Backend) -> None:
+    """Of two servers with the same two models each gets the jobs of the one that it had last (A18, A19)."""
+    switches: list[bool] = []
+
+    async def note(job: Job) -> None:
+        switches.append(job.switched)
+
+    async with (
+        SimulatedGpu(name="one", handler=note) as one,
+        SimulatedGpu(name="two", handler=note) as two,
+    ):
+        loaded = {"flux": two, "sd": one}
+        for model, gpus in (("flux", (one, two)), ("sd", (two, one))):
+            await _load(slots_of(backend), model, *gpus)
+        async with dispatching(backend) as dispatcher:
+            jobs: dict[str, list[str]] = {"flux": [], "sd": []}
+            for _ in range(2):
+                for model, ids in jobs.items():
+                    ids.extend(await send(dispatcher, model))
+                    await ended(dispatcher, ids)
+                    await until(lambda: _idle(dispatcher), "slots have come back")
+        for model, gpu in loaded.items():
+            assert list(gpu.runs) == jobs[model]
+    assert switches == [False] * 4
+
+
+async def _idle(dispatcher: Dispatcher) -> bool:
+    """Whether each model keeps one slot for a job that may come, and none is in use."""
+    leases = (await dispatcher.pool.look()).leases
+    return sorted((lease.model, lease.job) for lease in leases) == [("flux", None), ("sd", None)]
+
+
+async def _load(pool: SlotPool, model: str, *gpus: SimulatedGpu) -> None:
+    """Register servers of which the last one is the one that was given the model last."""
+    for gpu in gpus:
+        await pool.register(Endpoint(model=model, server=gpu.name, url=gpu.url, slots=1))
+        await pool.reconcile(model, gpu.name, Seen(active=0), settled=0)
+    leases = await pool.acquire(model, "loader", ttl=5, limit=len(gpus))
+    (last,) = (lease for lease in leases if lease.server == gpus[-1].name)
+    await pool.assign((last, "warm-up"), ttl=5)
+    await pool.release(*leases)
+
+
+async def test_a_backlog_keeps_no_server(backend: Backend) -> None:
+    """However many jobs one model has, those of another on the same server have their turn (A18, C1, C26)."""
+    async with (
+        SimulatedGpu(name="one", latency=0.02) as gpu,
+        dispatching(backend, turn=0.2) as dispatcher,
+    ):
+        await share(dispatcher, gpu)
+        many = await send(dispatcher, "flux", 30)
+        await until(lambda: gpu.active == 1)
+        few = await send(dispatcher, "sd", 2)
+        await ended(dispatcher, few)
+        assert (await ledger_of(backend, "flux")).waiting > 0
+        await ended(dispatcher, many)
+        assert gpu.refused == 0
+        assert gpu.most_at_once == 1
+
+
+async def test_turns(backend: Backend) -> None:
+    """A turn is of a server that cannot serve all of its models at once, and ends with an offer (A18)."""
+    registry, pool = await registry_of(backend), slots_of(backend)
+    now = [100.0]
+    turns = Turns(registry, settings(turn=10), monotonic=lambda: now[0])
+
+    async def lease(server: str, slots: int = 1, together: int | None = None) -> SlotLease:
+        for model in ("flux", "sd") if server != "alone" else ("flux",):
+            await pool.register(
+                Endpoint(
+                    model=model,
+                    server=server,
+                    url=URL,
+                    slots=slots,
+                    together=together,
+                    reports=False,
+                )
+            )
+        await registry.refresh()
+        found = await pool.acquire("flux", "me", ttl=60, limit=9)
+        turns.take(*found)
+        return next(one for one in found if one.server == server)
+
+    shared = await lease("shared", together=1)
+    unlimited = await lease("unlimited")
+    roomy = await lease("roomy", together=2)
+    alone = await lease("alone", together=1)
+    assert [turns.is_shared(one) for one in (shared, unlimited, roomy, alone)] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    assert not turns.is_over(shared)
+    now[0] += 10
+    assert turns.is_over(shared)
+    assert not any(turns.is_over(one) for one in (unlimited, roomy, alone))
+    before, ahead, after = turns.others_first, turns.offer(shared), turns.others_first
+    assert (before, after) == (False, True)
+    assert not turns.is_over(shared)
+    now[0] += ahead
+    assert not turns.others_first
+    assert turns.offer(structs.replace(shared, switched=True)) > ahead
+    turns.take(shared)
+    assert not turns.is_over(shared)
+    await pool.drain("sd", "shared")
+    await registry.refresh()
+    now[0] += 10
+    assert not turns.is_over(shared)

@@ -1,0 +1,58 @@
+"""Who waits for an endpoint in process, and the queue's jobs: neither keeps the slots from the other."""
+
+from __future__ import annotations
+
+import asyncio
+
+from taskqueue_core.backend import Backend
+from taskqueue_dispatch.finding import FoundLeased, FoundQueued, Permit
+from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.service import Dispatcher
+from tests.dispatch.support import dispatching, ended, send, serve, until
+
+
+async def _permit(dispatcher: Dispatcher) -> Permit:
+    found = await dispatcher.finder.find_endpoint("flux", timeout=20)
+    if isinstance(found, FoundLeased):
+        return found.permit
+    assert isinstance(found, FoundQueued)
+    return await found
+
+
+async def test_jobs_get_slots_too(backend: Backend) -> None:
+    """Of one slot that somebody waits for all the time every other turn is a job's (B10, B11)."""
+
+    async def ask_on() -> None:
+        while True:
+            async with await _permit(dispatcher):
+                await asyncio.sleep(0.01)
+
+    async with (
+        SimulatedGpu(name="a", slots=1, latency=0.01) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        asking = [asyncio.create_task(ask_on()) for _ in range(4)]
+        await until(lambda: dispatcher.waiters.wanting("flux") > 1)
+        await ended(dispatcher, await send(dispatcher, "flux", 5))
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_slots_that_no_job_wants(backend: Backend) -> None:
+    """All who wait get the slots that are free, at once, where the queue has no job for them (B10, C19)."""
+    async with (
+        SimulatedGpu(name="a", slots=4, latency=0.01) as gpu,
+        dispatching(backend, safety_pass=60.0, lease=60.0) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        held = [await _permit(dispatcher) for _ in range(4)]
+        waiting = [asyncio.create_task(_permit(dispatcher)) for _ in range(4)]
+        await until(lambda: dispatcher.waiters.wanting("flux") == 4)
+        await dispatcher.pool.release(*(permit._held.lease for permit in held))
+        async with asyncio.timeout(5):
+            permits = await asyncio.gather(*waiting)
+        for permit in permits:
+            await permit.release()
+        await ended(dispatcher, await send(dispatcher, "flux"), within=5)

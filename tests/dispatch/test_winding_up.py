@@ -1,0 +1,143 @@
+"""How a dispatcher ends: quickly, and with nothing left behind, also where the store is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from taskqueue_core.backend import Backend
+from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.models import ModelConfig, ModelType
+from taskqueue_dispatch.service import Dispatcher
+from tests.dispatch.support import ASKED, dispatching, ended, send, serve, settings, until
+from tests.redis.backends import opened
+from tests.redis.conftest import MakeServer
+from tests.redis.servers import RedisServer
+
+_OURS = ("Runner", "Run.", "Keeper", "Checks", "Sender", "Dispatcher")
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    return str(getattr(task.get_coro(), "__qualname__", ""))
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
+async def test_the_store_is_away(how: str, *, busy: bool, make_server: MakeServer) -> None:
+    """It ends within its drain and two seconds, and leaves no task, where the store is away (C20, C21, R16)."""
+    server: RedisServer = make_server().start()
+    config = ModelConfig(
+        model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05
+    )
+    async with (
+        SimulatedGpu(name="a", slots=4, latency=30 if busy else 0.01, asynchronous=True) as gpu,
+        opened(server.url, "end") as backend,
+    ):
+        dispatcher = Dispatcher(backend, settings(drain=0.5))
+        await dispatcher.__aenter__()
+        await serve(dispatcher, "flux", gpu, config=config)
+        await serve(dispatcher, "sd", gpu, config=config)
+        await send(dispatcher, "flux", 3)
+        if busy:
+            await until(lambda: gpu.active == 3)
+        server.freeze() if how == "frozen" else server.kill()
+        try:
+            await asyncio.sleep(0.3)
+            began = time.monotonic()
+            await dispatcher.stop()
+            took = time.monotonic() - began
+        finally:
+            if how == "frozen":
+                server.thaw()
+            else:
+                server.start()
+        left = {_name(task) for task in asyncio.all_tasks()}
+        assert not {name for name in left if name.startswith(_OURS)}
+        assert took < 0.5 + 2
+
+
+async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
+    """Whenever it is cut short it leaves no task, and what ran goes on without it (C22, R16)."""
+    config = ModelConfig(
+        model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05
+    )
+    async with SimulatedGpu(name="a", slots=2, latency=0.6, asynchronous=True) as gpu:
+        ids: list[str] = []
+        for seconds in (0.0, 0.001, 0.01, 0.1):
+            dispatcher = Dispatcher(backend, settings(drain=30.0))
+            await dispatcher.__aenter__()
+            await serve(dispatcher, "flux", gpu, config=config)
+            ids += await send(dispatcher, "flux", 2)
+            await until(lambda: gpu.active > 0)
+            stopping = asyncio.create_task(dispatcher.stop())
+            await asyncio.sleep(seconds)
+            began = time.monotonic()
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+            assert time.monotonic() - began < 2
+            left = {_name(task) for task in asyncio.all_tasks()}
+            assert not {name for name in left if name.startswith(_OURS)}
+        async with dispatching(backend) as heir:
+            await ended(heir, ids)
+        assert set(gpu.runs.values()) == {1}
+
+
+async def test_done_and_not_settled(backend: Backend) -> None:
+    """A job that has run, and can't be settled before the end, is asked for by the next one (FIX-C8, C10, R15)."""
+    config = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05)
+    async with (
+        SimulatedGpu(name="a", latency=0.01) as one,
+        SimulatedGpu(name="b", latency=0.01) as two,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", one, config=config)
+        await until(lambda: "flux" in dispatcher.running)
+        runner, _ = dispatcher._runners["flux"]
+        settlements: Any = runner._settlements
+        asked = asyncio.Event()
+
+        async def hang(*_: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        settlements.ack = hang
+        ids = await send(dispatcher, "flux")
+        await asked.wait()
+        await dispatcher.stop()
+        async with dispatching(backend) as heir:
+            await heir.registry.register("flux", "b", two.url, 1, priority=9)
+            await ended(heir, ids)
+        assert not two.runs
+        assert set(one.runs.values()) == {1}
+
+
+async def test_many_that_cannot_be_settled(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs whose end can't be told for now are bounded: no more are taken until there is room (OPEN-C5, C13)."""
+    monkeypatch.setattr("taskqueue_dispatch.runner._UNSETTLED", 3)
+    stuck = asyncio.Event()
+    async with (
+        SimulatedGpu(name="a", slots=2, latency=0.001) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        await until(lambda: "flux" in dispatcher.running)
+        runner, _ = dispatcher._runners["flux"]
+        settlements: Any = runner._settlements
+        ack = settlements.ack
+
+        async def wait(*words: Any) -> Any:
+            await stuck.wait()
+            return await ack(*words)
+
+        settlements.ack = wait
+        ids = await send(dispatcher, "flux", 30)
+        await until(lambda: len(gpu.runs) >= 3)
+        await asyncio.sleep(1)
+        assert len(gpu.runs) <= 3 + 2 * 2
+        stuck.set()
+        await ended(dispatcher, ids)
