@@ -1,8 +1,15 @@
-"""Tests of the time report that closes a run of the tests."""
+"""Tests of the order of the tests, and of the time report that closes a run."""
 
 import pytest
 
 from tests import areas
+
+
+class Named(pytest.Item):
+    """A test of which only the name counts."""
+
+    def runtest(self) -> None:
+        """Prove nothing."""
 
 
 def report(nodeid: str, seconds: float) -> pytest.TestReport:
@@ -31,3 +38,20 @@ def test_areas_share_their_budget() -> None:
         ("server 3.0 s of 120 s", False),
         ("tools 1.0 s", False),
     ]
+
+
+def test_spark_comes_first(request: pytest.FixtureRequest) -> None:
+    """Tests on Spark are put before all others, which stay in their order; none is lost."""
+    names = [
+        "tests/a/test_x.py::t",
+        "tests/spark/test_b.py::t",
+        "tests/spark/test_a.py::t",
+        "tests/z.py::t",
+    ]
+    items: list[pytest.Item] = [
+        Named.from_parent(request.session, name="t", nodeid=name) for name in names
+    ]
+    areas.pytest_collection_modifyitems(items)
+    assert [item.nodeid for item in items] == [names[1], names[2], names[0], names[3]]
+    ours = areas.FIRST.rstrip("/")
+    assert (request.config.rootpath / ours).is_dir()

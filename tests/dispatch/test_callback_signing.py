@@ -102,6 +102,7 @@ def test_without_a_secret() -> None:
         "", "whsec_", KEY.removeprefix("whsec_"), "WHSEC_" + KEY[6:], "whsk_" + KEY[6:], " " + KEY, KEY + " ",
         KEY[:-1], KEY[:-4] + "-___", KEY[:-4] + "ü", KEY[:20] + "\n" + KEY[20:], KEY + KEY, key(23), key(65),
     ],
+    ids=range(14),
 )  # fmt: skip
 def test_what_is_no_secret(secret: str) -> None:
     """It is refused when the dispatcher starts, by its place, and not shown (fault I4)."""

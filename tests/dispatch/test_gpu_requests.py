@@ -66,13 +66,12 @@ class TestOnce:
             await other
 
     async def test_after_a_failure(self) -> None:
-        """The same attempt hears of its failure again; the next one is run (C23)."""
+        """A failure is told to who asks, and a job that is sent again is run again, as one taken up again is (C17, C23)."""
         async with serving() as it:
             it.model.end(2)
             assert isinstance(await it.send(payload="fail"), Failed)
-            assert isinstance(await it.send(payload="fail"), Failed)
             assert it.model.runs == {"job-1": 1}
-            assert isinstance(await it.send(payload="fail", attempt=2), Failed)
+            assert isinstance(await it.send(payload="fail"), Failed)
             assert it.model.runs == {"job-1": 2}
 
     async def test_another_payload(self) -> None:
@@ -140,6 +139,15 @@ class TestHealth:
             await until(lambda: bool(app.jobs.active))
             await app.aclose()
             assert await call == Failed("HTTP 500: the server has ended")
+
+    async def test_ended_before_it_began(self) -> None:
+        """A job that had no turn yet ends with the server too: who waits for it is told (C23, fault H4)."""
+        app = GpuServer(Model(), max_concurrent=1)
+        job = Job("job-1", None, attempt=1, direct=False)
+        app.jobs.add(job)
+        await app.aclose()
+        assert job.ended.is_set()
+        assert (job.error, dict(app.jobs.active)) == ("the server has ended", {})
 
 
 class TestRequests:

@@ -149,7 +149,7 @@ class GpuServer:
         known = self.jobs.find(job.id)
         if known is not None and known.digest != job.digest:
             raise _ProblemError(422, "this Idempotency-Key was used with another payload")
-        if known is not None and not _again(job, known):
+        if known is not None and not _again(known):
             if not job.direct:
                 known.token = job.token or known.token
             job = known
@@ -205,9 +205,9 @@ async def respond(
     await send({"type": "http.response.body", "body": body})
 
 
-def _again(job: Job, known: Job) -> bool:
+def _again(known: Job) -> bool:
     """Whether a job that is known is to be run once more: it has failed, and whoever sends it again knows that."""
-    return known.phase is Phase.FAILED and (job.direct or job.attempt > known.attempt)
+    return known.phase is Phase.FAILED
 
 
 def _job_of(headers: dict[str, str], body: bytes) -> Job:

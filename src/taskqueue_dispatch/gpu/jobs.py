@@ -22,6 +22,7 @@ __all__ = ["Handler", "Job", "JobFailed", "JobRefused", "Jobs", "Phase"]
 
 _KEPT = 64 * 1024 * 1024
 """bytes of results that are remembered at most"""
+_OVER = "the server has ended"
 _log = logging.getLogger("taskqueue.gpu")
 
 
@@ -146,6 +147,11 @@ class Jobs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for job in tuple(
+            self.active.values()
+        ):  # cancelled before its first turn, a task does not end its job
+            self._fail(job, _OVER)
+            self._end(job)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -167,21 +173,24 @@ class Jobs:
         except InvalidInput as error:
             self._fail(job, f"the handler's result is {error.got}: {error.allowed}")
         except asyncio.CancelledError:
-            self._fail(job, "the server has ended")
+            self._fail(job, _OVER)
             raise
         except Exception as error:  # noqa: BLE001 - what a model raises is its own
             # What an error of the model's own says may hold what the client has sent.
             _log.exception("a job has failed", extra={"job_id": job.id})
             self._fail(job, f"the model has failed ({type(error).__name__})")
         finally:
-            del self.active[job.id]
-            job.payload, job.ended_at = None, self._now()
-            self._ended[job.id] = job
-            self._kept += len(job.result)
-            self._forget()
-            job.ended.set()
-            self._go_on()
-            self._on_end(job)
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
+        del self.active[job.id]
+        job.payload, job.ended_at = None, self._now()
+        self._ended[job.id] = job
+        self._kept += len(job.result)
+        self._forget()
+        job.ended.set()
+        self._go_on()
+        self._on_end(job)
 
     async def _handled(self, job: Job) -> Any:
         if self._threads is None:
