@@ -66,7 +66,7 @@ class TestOnce:
             await other
 
     async def test_after_a_failure(self) -> None:
-        """A failure is told to who asks, and a job that is sent again is run again, as one taken up again is (C17, C23)."""
+        """A failure is told to who asks; a job that is sent again is run again, as one taken up again is (C17, C23)."""
         async with serving() as it:
             it.model.end(2)
             assert isinstance(await it.send(payload="fail"), Failed)
