@@ -147,9 +147,8 @@ class Jobs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for job in tuple(
-            self.active.values()
-        ):  # cancelled before its first turn, a task does not end its job
+        # A task that is cancelled before its first turn does not end its job.
+        for job in tuple(self.active.values()):
             self._fail(job, _OVER)
             self._end(job)
         if self._threads is not None:
