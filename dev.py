@@ -228,7 +228,7 @@ def create(wanted: "str | None", name: "str | None" = None) -> str:
 
 def install(folder: str, *arguments: str) -> None:
     """Installs into the environment. Of its modules only what is used is compiled, when that is."""
-    must(["python", "-m", "pip", "install", "--no-compile", *arguments], folder)
+    must(["python", "-m", "pip", "install", *arguments], folder)
 
 
 def stamps(folder: str) -> "list[str]":

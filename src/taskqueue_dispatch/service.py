@@ -174,7 +174,12 @@ class Dispatcher:
 
     async def _refresh(self) -> None:
         try:
+            before = self.registry.epoch
             await self._store.insist(self.registry.refresh)
+            if (
+                self.registry.epoch != before
+            ):  # emptied: jobs get their slots again before anybody gets new ones
+                await self.keeper.renew()
             known = {view.model for view in self.registry.known()}
             for model in known - self._runners.keys():
                 runner = Runner(model, self._parts)

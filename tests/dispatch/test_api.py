@@ -317,9 +317,9 @@ class TestDeadLetters:
             assert {one["model"] for one in letters} == {"flux", "a/b c"}
             assert all(one["error"] and one["failed_at"] and one["reason"] for one in letters)
             of_flux = await listed("&model=flux")
-            assert [one["payload"]["n"] for one in of_flux] == sorted(
-                one["payload"]["n"] for one in of_flux
-            )
+            times = [one["failed_at"] for one in of_flux]
+            assert times == sorted(times)
+            assert {one["payload"]["n"] for one in of_flux} == set(range(5))
             assert {one["model"] for one in of_flux} == {"flux"}
 
             first.mode = second.mode = Mode.OK

@@ -14,6 +14,7 @@ from taskqueue_core.server.access.door import CHECK_SECONDS, LOOK_SECONDS
 from taskqueue_core.server.access.tokens import VERBS, Tokens, read_entries
 from taskqueue_core.server.sockets import registry
 from taskqueue_core.server.sockets.greeting import HELLO_SECONDS
+from taskqueue_dispatch.config import DispatchSettings
 
 PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ taskqueue (token .+)$", PAGE, re.MULTILINE)
@@ -53,7 +54,11 @@ def test_the_example_and_the_tables() -> None:
     assert re.findall(r"^\| `(\w+)` \| to |^\| `(\w+)` \| queues", PAGE, re.MULTILINE)
     assert all(f"| `{verb}` |" in PAGE for verb in VERBS)
     named = set(re.findall(r"TASKQUEUE_([A-Z_]+)", PAGE))
-    assert {name.lower() for name in named} <= set(Settings.model_fields)
+    known = {
+        *Settings.model_fields,
+        *(f"dispatch_{name}" for name in DispatchSettings.model_fields),
+    }
+    assert {name.lower() for name in named} <= known
     for name in ("tokens_file", "tls_certificate", "tls_key", "tls_ca", "allowed_hosts", "origins"):
         assert f"TASKQUEUE_{name.upper()}" in PAGE
 

@@ -70,12 +70,19 @@ class TestSlowReaders:
         async with observed(lease=2.5, grace=0.05) as it, AsyncExitStack() as sockets:
             await it.publish("k", bodies(200))
             await warmed(it, "k", 100)
+
+            async def stick(name: str) -> None:
+                raw = await it.raw(name, socket={"receive_buffer": 4096})
+                sockets.enter_context(raw)
+                raw.say("credit", n=credit)
+
+            await stick("first")  # what the very first one costs stays with the process
+            await it.reaches("k", waiting=200 - credit, in_flight=credit)
+            await it.reaches("k", waiting=200, in_flight=0)
             before = await it.look()
             it.forget_peak()
             for n in range(stuck):
-                raw = await it.raw(f"stuck{n}", socket={"receive_buffer": 4096})
-                sockets.enter_context(raw)
-                raw.say("credit", n=credit)
+                await stick(f"stuck{n}")
             began = asyncio.get_running_loop().time()
             most = 0
             while asyncio.get_running_loop().time() < began + 1.5:

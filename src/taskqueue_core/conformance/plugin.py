@@ -48,6 +48,7 @@ MODULES = (
     "slot_moves",
     "slot_reconcile",
     "slot_servers",
+    "slot_unused",
     "slots",
     "slots_machine",
     "swap",
