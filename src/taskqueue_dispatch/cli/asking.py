@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 import typer
@@ -36,45 +36,12 @@ class NotFound(TaskQueueError):
     code = "not_found"
 
 
-class Server:
-    """One server with the dispatcher."""
-
-    def __init__(self, client: HttpClient) -> None:
-        self._client = client
-
-    async def ask(
-        self,
-        method: str,
-        where: str,
-        kind: type[T],
-        *,
-        body: object = None,
-        query: Mapping[str, str | int] | None = None,
-    ) -> T:
-        """Return the decoded answer. Raises what stands for a problem: see `taskqueue_core.remote.problems`."""
-        answer = await self.fetch(method, where, body=body, query=query)
-        if not answer.ok:
-            raise self.error(answer)
-        return self.decode(answer.body, kind)
-
-    async def fetch(
-        self,
-        method: str,
-        where: str,
-        *,
-        body: object = None,
-        query: Mapping[str, str | int] | None = None,
-    ) -> Answer:
-        """Return an answer whatever its status. Raises `BackendUnavailable` where there is none."""
-        return await self._client.fetch(method, where, body=body, query=query)
-
-    def decode(self, body: bytes, kind: type[T]) -> T:
-        """Decode JSON. Raises `ConfigurationError` where the server speaks otherwise."""
-        return self._client.decode(body, kind)
+class Server(HttpClient):
+    """A client of one server with the dispatcher."""
 
     def error(self, answer: Answer) -> TaskQueueError:
-        """Return the error that an answer stands for."""
-        shown = self._client.address.shown
+        """Return the error that an answer without success stands for."""
+        shown = self.address.shown
         problem = problem_of(answer.status, answer.body)
         if answer.status == _NOT_FOUND and problem.code == _NO_ROUTE:
             return ConfigurationError(
@@ -91,12 +58,10 @@ def asked(url: str | None, work: Callable[[Server], Awaitable[T]]) -> T:
     async def run() -> T:
         settings = load_settings(Settings)
         token = settings.token.get_secret_value() if settings.token else None
-        client = HttpClient(
-            url or settings.server_url, token, tls_ca=settings.tls_ca, starts=_STARTS
-        )
+        server = Server(url or settings.server_url, token, tls_ca=settings.tls_ca, starts=_STARTS)
         try:
-            return await work(Server(client))
+            return await work(server)
         finally:
-            await client.aclose()
+            await server.aclose()
 
     return asyncio.run(run())
