@@ -338,7 +338,7 @@ class _Declared(SlotMachine):
         super().__init__()
         if not has(self.bench.backend, Capability.SLOTS):
             self.teardown()
-            pytest.skip("the backend does not declare the capability 'slots'")
+        self.bench.needs(Capability.SLOTS)
 
 
 def _shape(lease: SlotLease | Held) -> tuple[object, ...]:
