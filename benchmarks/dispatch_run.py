@@ -1,7 +1,8 @@
 """One turn of the dispatcher at a backlog. Usage: ``python dispatch_run.py HOW URL SLOTS JOBS``.
 
 HOW is ``memory``, a Redis URL, or ``bare``: as many loops as there are slots that POST one job after the other with
-the same client, and nothing else. Prints the jobs done, and the times from a slot's end to the next POST, as JSON.
+the same client, and nothing else. Prints the jobs done, the times from a slot's end to the next POST, and the spans
+in which a job was sent and not yet answered, as JSON.
 """
 
 from __future__ import annotations
@@ -30,20 +31,24 @@ PAYLOAD = b'{"prompt":"a sunset over the sea"}'
 
 
 class Watched(Caller):
-    """Notes how long after a slot's end the next POST begins: the ends wait in line."""
+    """Notes when each POST begins and is answered, and how long after a slot's end the next begins."""
 
     def __init__(self, settings: DispatchSettings) -> None:
         """Start with none."""
         super().__init__(settings)
         self.gaps: list[float] = []
+        self.spans: list[tuple[float, float]] = []
         self._ends: deque[float] = deque()
 
     async def send(self, lease: SlotLease, task: Task, config: ModelConfig, *, attempt: int) -> Any:
-        """POST, and note."""
+        """POST, and note: the ends wait in line."""
+        begun = time.monotonic()
         if self._ends:
-            self.gaps.append(time.perf_counter() - self._ends.popleft())
+            self.gaps.append(begun - self._ends.popleft())
         answer = await super().send(lease, task, config, attempt=attempt)
-        self._ends.append(time.perf_counter())
+        ended = time.monotonic()
+        self.spans.append((begun, ended))
+        self._ends.append(ended)
         return answer
 
 
@@ -98,7 +103,7 @@ async def main(how: str, url: str, slots: int, jobs: int) -> None:
     caller = Watched(DispatchSettings(_env_file=None))
     work = bare(url, slots, jobs, caller) if how == "bare" else None
     done = await (work or dispatched(how, url, slots, jobs, caller))
-    print(json.dumps({"done": done, "gaps": caller.gaps}))
+    print(json.dumps({"done": done, "gaps": caller.gaps, "spans": caller.spans}))
 
 
 if __name__ == "__main__":

@@ -53,14 +53,15 @@ def _turn(how: str) -> dict[str, float]:
         raise SystemExit(f"invalid: {found['done']} of {JOBS} done, {len(spans)} run")
     gaps = sorted(1000 * gap for gap in found["gaps"])
     return {
-        "slot utilisation": _utilisation(spans),
+        "slot utilisation": _utilisation(found["spans"]),
+        "slot utilisation within the server": _utilisation(spans),
         "slot free to next POST, p50 ms": median(gaps),
         "slot free to next POST, p99 ms": quantiles(gaps, n=100)[98],
     }
 
 
 def _utilisation(spans: list[tuple[float, float]]) -> float:
-    """Return the share of the slots' time in which the server ran a job, until no more were waiting for one."""
+    """Return the share of the slots' time in which they had a job, until no more were waiting for one."""
     first = min(begun for begun, _ in spans)
     last = max(begun for begun, _ in spans)
     busy = sum(min(ended, last) - begun for begun, ended in spans)
