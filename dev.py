@@ -5,7 +5,7 @@ python3 dev.py COMMAND [--python 3.12] [arguments]
 
   run    start the demo: a server, workers and a real job (arguments go to `taskqueue demo`)
   report  a page on where that job's time went (arguments go to `taskqueue pipeline report`)
-  test   run the tests: all in two processes, a selection in one (arguments go to pytest)
+  test   run the tests: all in three processes, a selection in one (arguments go to pytest)
   check  run every static check and sum up
   bench  run the benchmarks
   chaos  run the tests that kill, freeze and cut off processes (--seeds N: that many random runs)
@@ -41,7 +41,7 @@ UV = "uv==0.13.8"  # pinned, so that the same pins give the same lock
 SOLVE = """uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11
     --generate-hashes --no-header --no-annotate --quiet -o requirements.lock"""
 SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
-TWO_PROCESSES = ["--numprocesses", "2", "--dist", "worksteal"]  # tests wait for much
+THREE_PROCESSES = ["--numprocesses", "3", "--dist", "worksteal"]  # tests wait for much
 SOAKED = ("tests/server", "tests/spark/test_audit.py", "tests/dispatch/test_burst.py")
 PROBE_SECONDS = 10
 PROBE = """
@@ -327,7 +327,7 @@ def carry_out(arguments: "list[str]") -> int:
     programs = {
         "run": ["taskqueue", "demo", "--journal", journal],
         "report": ["taskqueue", "pipeline", "report", "--open"],
-        "test": ["python", "-m", "pytest", *([] if rest else TWO_PROCESSES)],
+        "test": ["python", "-m", "pytest", *([] if rest else THREE_PROCESSES)],
         "check": ["python", "tools/check.py"],
         "bench": ["python", "benchmarks/run.py"],
         "chaos": ["python", "-m", "tests.chaos"],

@@ -23,8 +23,8 @@ BUDGETS = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the tests on Spark first, and leaves the others in their order.
 
-    Of two processes the first begins there, and what the second takes over from it is at the end: one Java is started
-    and gets warm, not two.
+    Of the processes the first begins there, and what others take over from it is at the end: one Java is started
+    and gets warm, not three.
     """
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 

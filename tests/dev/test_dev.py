@@ -267,7 +267,7 @@ def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch
         ("report --from x", "taskqueue pipeline report --open --from x"),
         ("report --backend=redis", "taskqueue pipeline report --open --backend=redis"),
         ("test -k x --python=3.12 -q", "python -m pytest -k x -q"),
-        ("test", "python -m pytest --numprocesses 2 --dist worksteal"),
+        ("test", "python -m pytest --numprocesses 3 --dist worksteal"),
         ("--python 3.12 check", "python tools/check.py"),
         ("chaos --seeds 3", "python -m tests.chaos --seeds 3"),
         (

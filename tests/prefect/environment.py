@@ -43,7 +43,7 @@ def python_with_prefect() -> str:
 
 def _make(folder: Path) -> None:
     python = str(folder / "bin" / "python")
-    requirements = ["--no-compile", "--require-hashes", "--requirement", str(_PINS)]
+    requirements = ["--no-compile", "--no-deps", "--require-hashes", "--requirement", str(_PINS)]
     for words in (
         [sys.executable, "-m", "venv", "--clear", str(folder)],
         [python, "-m", "pip", "install", "--quiet", *requirements],
