@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-import socket
 from collections.abc import Awaitable, Callable, Iterable
 from urllib.parse import urlsplit
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
+from taskqueue_dispatch.egress.errors import NotReached
+from taskqueue_dispatch.egress.looking_up import look_up
 
 __all__ = ["Allowed", "Resolve", "resolve"]
 
@@ -29,13 +30,11 @@ _RESOLVING = 5.0
 
 async def resolve(host: str) -> tuple[str, ...]:
     """Ask the system's resolver."""
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_RESOLVING):
-            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError, TimeoutError):
+            return await look_up(host, 0, threads="look-up-endpoints")
+    except (NotReached, TimeoutError):
         return ()
-    return tuple(str(address[0]) for *_, address in found)
 
 
 class Allowed:
@@ -60,13 +59,26 @@ class Allowed:
             if self._holds(address):
                 return
             raise InvalidInput("endpoint", "an address elsewhere", _PLACES)
-        if any(_matches(host, pattern) for pattern in self._hosts):
+        if self._names(host):
             return
-        found = [_address_of(told) for told in await self._resolve(host)]
+        found = await self._resolve(host)
         if not found:
             raise InvalidInput("endpoint", "a host that is not found", "one that is, or an address")
-        if not all(one is not None and self._holds(one) for one in found):
+        if not self.holds(found):
             raise InvalidInput("endpoint", "a host elsewhere", _PLACES)
+
+    def follows(self, host: str) -> bool:
+        """Whether it matters where a host's name leads: it is no address, and no name that the settings have."""
+        host = host.lower().rstrip(".")
+        return _address_of(host) is None and not self._names(host)
+
+    def holds(self, addresses: Iterable[str]) -> bool:
+        """Whether every address is within the networks."""
+        found = [_address_of(told) for told in addresses]
+        return all(one is not None and self._holds(one) for one in found)
+
+    def _names(self, host: str) -> bool:
+        return any(_matches(host, pattern) for pattern in self._hosts)
 
     def _holds(self, address: _Address) -> bool:
         return any(address in network for network in self._networks)

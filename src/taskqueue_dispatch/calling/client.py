@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx2
 from taskqueue_core.capabilities import Endpoint, Seen, SlotLease
 from taskqueue_core.tasks import Task
 from taskqueue_core.trust import trusting
+from taskqueue_dispatch.allowed import Allowed
 from taskqueue_dispatch.calling.answers import Answer, Failed, Unreachable
 from taskqueue_dispatch.calling.exchanging import (
     NotReachedError,
@@ -20,9 +22,11 @@ from taskqueue_dispatch.calling.exchanging import (
     NotWholeError,
     exchange,
 )
+from taskqueue_dispatch.calling.pinning import ElsewhereError, Pins, ask_the_system
 from taskqueue_dispatch.calling.reading import Reply, read, read_seen, read_status
 from taskqueue_dispatch.calling.transports import Transports
 from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.egress.looking_up import Resolve
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
 __all__ = ["Caller"]
@@ -34,6 +38,8 @@ _TAKE = 60.0
 _HEALTH_LIMIT = 1024 * 1024
 _SCHEMES = frozenset({"http", "https"})
 _PORT = 65_535
+_MANY = 1000
+_log = logging.getLogger("taskqueue.dispatch")
 _ASKING = (
     ("accept", "application/json"),
     ("accept-encoding", "identity"),
@@ -46,17 +52,28 @@ class Caller:
     """Calls servers, over connections that it keeps. One event loop; any number of calls at once.
 
     No redirect is followed, no proxy, cookie or credential of the environment used, and certificates are verified.
+    A name that ``endpoints_allowed`` does not have is looked up for each connection: one that leads elsewhere is
+    `Unreachable`, and nothing is connected to.
     Whatever a server does, a call ends in time and reads no more than it may; none raises for it.
     """
 
-    def __init__(self, settings: DispatchSettings, *, tls_ca: Path | str | None = None) -> None:
+    def __init__(
+        self,
+        settings: DispatchSettings,
+        *,
+        tls_ca: Path | str | None = None,
+        resolve: Resolve = ask_the_system,
+    ) -> None:
         """Do no input or output but to read ``tls_ca``, authorities (PEM) to trust instead of the system's."""
         trust = trusting(tls_ca, setting="TASKQUEUE_DISPATCH_TLS_CA")
         self._limit = settings.answer_limit
         self._health = min(_HEALTH, settings.health_interval)
+        self._pins = Pins(Allowed(settings.endpoints_allowed), resolve)
         self._transports = Transports(
-            ssl.create_default_context if trust is None else lambda: trust
+            ssl.create_default_context if trust is None else lambda: trust, self._pins
         )
+        self._elsewhere: set[tuple[str, str] | None] = set()
+        """endpoints of which it was logged that their names lead elsewhere"""
 
     async def send(
         self, lease: SlotLease, task: Task, config: ModelConfig, *, attempt: int
@@ -83,7 +100,8 @@ class Caller:
             request = httpx2.Request(
                 "POST", _address(lease.url), headers=headers, content=task.payload
             )
-            reply = await self._call(request, patience, self._limit)
+            who = lease.model, lease.server
+            reply = await self._call(request, patience, self._limit, who)
         except NotUsableError as error:
             return Failed(str(error))
         except TimeoutError:
@@ -117,7 +135,8 @@ class Caller:
         """Ask an endpoint's server how it is; ``None`` where it does not answer as one that is well."""
         try:
             request = _get(endpoint.url, config.health_path)
-            reply = await self._call(request, self._health, _HEALTH_LIMIT)
+            who = endpoint.model, endpoint.server
+            reply = await self._call(request, self._health, _HEALTH_LIMIT, who)
         except (NotUsableError, NotReachedError, NotWholeError, TimeoutError):
             return None
         return read_seen(reply)
@@ -125,13 +144,41 @@ class Caller:
     async def aclose(self) -> None:
         """Close every connection, those of calls under way once these have ended. Later calls open new ones."""
         await self._transports.aclose()
+        await self._pins.aclose()
 
-    async def _call(self, request: httpx2.Request, patience: float, limit: int) -> Reply:
+    async def _call(
+        self,
+        request: httpx2.Request,
+        patience: float,
+        limit: int,
+        who: tuple[str, str] | None = None,
+    ) -> Reply:
         async with (
-            self._transports.to(_origin(request.url)) as transport,
+            self._transports.to(_origin(request.url)) as way,
             asyncio.timeout(patience),
         ):
-            return await exchange(transport, request, limit)
+            if way.pin is None:
+                return await exchange(way.transport, request, limit)
+            try:
+                reply = await way.pin.exchange(way.transport, request, limit)
+            except ElsewhereError:
+                self._tell(who)
+                raise
+            self._elsewhere.discard(who)
+            return reply
+
+    def _tell(self, who: tuple[str, str] | None) -> None:
+        """Log once that an endpoint's name leads elsewhere, until it has answered again."""
+        if who is None or who in self._elsewhere:
+            return
+        if len(self._elsewhere) >= _MANY:
+            self._elsewhere.clear()
+        self._elsewhere.add(who)
+        model, server = who
+        _log.warning(
+            "an endpoint's name leads where none may be: it is not called",
+            extra={"model": model, "server": server},
+        )
 
 
 def _get(url: str, path: str) -> httpx2.Request:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
 import httpx2
 
 from taskqueue_dispatch.calling.reading import Reply
 
-__all__ = ["NotReachedError", "NotUsableError", "NotWholeError", "exchange"]
+__all__ = [
+    "NotConnectedError",
+    "NotReachedError",
+    "NotUsableError",
+    "NotWholeError",
+    "exchange",
+]
 
 _CONNECT = 5.0
+"""seconds for a connection, and as many for its TLS"""
 _ANY = 18
 """digits that a length may have"""
 
 
 class NotReachedError(Exception):
     """Nothing was sent. Its text says why, and shows no address."""
+
+
+class NotConnectedError(NotReachedError):
+    """Nothing listens there, as far as can be told."""
 
 
 class NotUsableError(Exception):
@@ -30,16 +41,23 @@ class NotWholeError(Exception):
 
 
 async def exchange(
-    transport: httpx2.AsyncHTTPTransport, request: httpx2.Request, limit: int
+    transport: httpx2.AsyncHTTPTransport,
+    request: httpx2.Request,
+    limit: int,
+    *,
+    among: int = 1,
+    opening: Callable[[], Awaitable[None]] | None = None,
 ) -> Reply:
     """Send a request, and return the whole answer, of ``limit`` bytes at most. It takes its time: bound it.
 
     A connection that the server has closed while nobody used it is replaced before anything is sent; nothing is ever
-    sent twice. Raises `NotReachedError`, `NotWholeError` or `NotUsableError`.
+    sent twice. The time for a connection is shared ``among`` so many addresses. ``opening`` is called before a
+    connection is made, and may raise instead. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or
+    `NotUsableError`.
     """
-    async with _Course() as course:
+    async with _Course(opening) as course:
         request.extensions |= {
-            "timeout": httpx2.Timeout(None, connect=_CONNECT).as_dict(),
+            "timeout": httpx2.Timeout(None, connect=_CONNECT / among).as_dict(),
             "trace": course,
         }
         try:
@@ -51,19 +69,26 @@ async def exchange(
         except (httpx2.TransportError, OSError, UnicodeError) as error:
             if course.sent and not isinstance(error, httpx2.LocalProtocolError):
                 raise NotWholeError(_broken(error)) from None
-            raise NotReachedError(f"no connection ({_name(error)})") from None
+            kind = NotConnectedError if course.refused else NotReachedError
+            raise kind(f"no connection ({_name(error)})") from None
 
 
 class _Course:
     """How far a call has come, as the transport tells it: an asynchronous function, for its ``trace``."""
 
-    def __init__(self) -> None:
+    def __init__(self, opening: Callable[[], Awaitable[None]] | None) -> None:
         self.sent = False
+        self.refused = False
+        self._before = opening
         self._opening: Any = None
         self._waited = False
 
     async def __call__(self, event: str, told: Mapping[str, Any]) -> None:
         match event:
+            case "connection.connect_tcp.started" if self._before is not None:
+                await self._before()
+            case "connection.connect_tcp.failed":
+                self.refused = True
             case "connection.connect_tcp.complete":
                 self._opening = told["return_value"]
             case "http11.send_request_headers.started":

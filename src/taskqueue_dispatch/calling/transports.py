@@ -14,7 +14,9 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx2
 
-__all__ = ["Transports"]
+from taskqueue_dispatch.calling.pinning import Pin, Pins
+
+__all__ = ["Transports", "Way"]
 
 _IDLE = 2.0
 """seconds; less than a server keeps idle connections (uvicorn: 5), so that few calls meet one that is closing"""
@@ -26,11 +28,13 @@ _UNANSWERED = 60.0
 """seconds after which a connection ends whose other side's machine is gone, or cut off"""
 
 
-class _Kept:
-    """A transport, and who uses it."""
+class Way:
+    """The way to a server, and who uses it."""
 
-    def __init__(self, transport: httpx2.AsyncHTTPTransport) -> None:
+    def __init__(self, transport: httpx2.AsyncHTTPTransport, pin: Pin | None) -> None:
+        """``pin`` is for a name that has to be followed."""
         self.transport = transport
+        self.pin = pin
         self.calls = 0
         self.unused_since = 0.0
         self.discarded = False
@@ -39,22 +43,23 @@ class _Kept:
 class Transports:
     """Transports by origin. One event loop."""
 
-    def __init__(self, secured: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, secured: Callable[[], ssl.SSLContext], pins: Pins) -> None:
         """Do no input or output. ``secured`` is called once, for the first server with TLS."""
         self._secured = secured
+        self._pins = pins
         self._tls: ssl.SSLContext | None = None
         self._no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody
-        self._used: dict[str, _Kept] = {}
-        self._unused: OrderedDict[str, _Kept] = OrderedDict()
+        self._used: dict[str, Way] = {}
+        self._unused: OrderedDict[str, Way] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def to(self, origin: str) -> AsyncIterator[httpx2.AsyncHTTPTransport]:
-        """Give the transport of an origin, which nobody closes meanwhile."""
+    async def to(self, origin: str) -> AsyncIterator[Way]:
+        """Give the way to an origin, whose transport nobody closes meanwhile."""
         kept = self._used.get(origin) or self._unused.pop(origin, None) or self._new(origin)
         self._used[origin] = kept
         kept.calls += 1
         try:
-            yield kept.transport
+            yield kept
         finally:
             kept.calls -= 1
             if not kept.calls:
@@ -68,8 +73,8 @@ class Transports:
         while self._unused:
             await self._close_oldest()
 
-    def _new(self, origin: str) -> _Kept:
-        return _Kept(
+    def _new(self, origin: str) -> Way:
+        return Way(
             httpx2.AsyncHTTPTransport(
                 verify=self._context() if origin.startswith("https:") else self._no_tls,
                 trust_env=False,
@@ -78,7 +83,8 @@ class Transports:
                     max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE
                 ),
                 socket_options=_watched(),
-            )
+            ),
+            self._pins.of(httpx2.URL(origin).raw_host.decode("ascii")),
         )
 
     def _context(self) -> ssl.SSLContext:
@@ -86,7 +92,7 @@ class Transports:
             self._tls = self._secured()
         return self._tls
 
-    async def _rest(self, origin: str, kept: _Kept) -> None:
+    async def _rest(self, origin: str, kept: Way) -> None:
         if kept.discarded:
             await kept.transport.aclose()
             return

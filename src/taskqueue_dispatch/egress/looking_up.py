@@ -22,11 +22,14 @@ _MANY = 1000
 _UNKNOWN = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
-async def look_up(host: str, port: int) -> tuple[str, ...]:
-    """Ask the system, once. Raises `NotReached`, and `NameUnknown` where nothing has the name."""
+async def look_up(host: str, port: int, *, threads: str = "look-up") -> tuple[str, ...]:
+    """Ask the system, once. Raises `NotReached`, and `NameUnknown` where nothing has the name.
+
+    Look-ups with other ``threads`` never wait for these.
+    """
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.run_in_executor(_threads(), _ask, host, port)
+        found = await loop.run_in_executor(_threads(threads), _ask, host, port)
     except socket.gaierror as error:
         if error.errno in _UNKNOWN:
             raise NameUnknown("no such name") from None
@@ -42,21 +45,29 @@ def _ask(host: str, port: int) -> list[str]:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def _threads(name: str) -> ThreadPoolExecutor:
     # Own ones: a resolver that hangs must not take the threads of all else.
-    return ThreadPoolExecutor(_THREADS, "look-up")
+    return ThreadPoolExecutor(_THREADS, name)
 
 
 class Recently:
     """Looks up through another, which is asked once for all who want the same at a time, and for some seconds after.
 
-    For a first look at what is checked again when it is connected to: that must ask anew.
+    For a first look at what is checked again when it is connected to, or where no address but those that were found
+    and checked is connected to.
     """
 
-    def __init__(self, resolve: Resolve, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` tells seconds."""
+    def __init__(
+        self,
+        resolve: Resolve,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        failures: float = _RECENT,
+    ) -> None:
+        """``clock`` tells seconds; ``failures`` are for how many of them what went wrong is told again."""
         self._resolve = resolve
         self._clock = clock
+        self._failures = failures
         self._asked: dict[tuple[str, int], tuple[float, asyncio.Task[tuple[str, ...]]]] = {}
 
     async def __call__(self, host: str, port: int) -> tuple[str, ...]:
@@ -66,6 +77,7 @@ class Recently:
         if asked is None or until <= now:
             self._forget(now)
             asked = asyncio.create_task(self._ask(host, port))
+            asked.add_done_callback(_heard)  # all who asked may have left
             self._asked[host, port] = now + _RECENT, asked
         return await asyncio.shield(asked)
 
@@ -78,8 +90,15 @@ class Recently:
         await asyncio.gather(*asked, return_exceptions=True)
 
     async def _ask(self, host: str, port: int) -> tuple[str, ...]:
-        async with asyncio.timeout(_RECENT):
-            return await self._resolve(host, port)
+        try:
+            async with asyncio.timeout(_RECENT):
+                return await self._resolve(host, port)
+        except Exception:
+            asked = self._asked.get((host, port))
+            if asked is not None and asked[1] is asyncio.current_task():
+                until = min(asked[0], self._clock() + self._failures)
+                self._asked[host, port] = until, asked[1]
+            raise
 
     def _forget(self, now: float) -> None:
         if len(self._asked) < _MANY:
@@ -89,3 +108,8 @@ class Recently:
         }
         if len(self._asked) >= _MANY:
             raise NotReached("too many names are looked up")
+
+
+def _heard(asked: asyncio.Task[tuple[str, ...]]) -> None:
+    if not asked.cancelled():
+        asked.exception()

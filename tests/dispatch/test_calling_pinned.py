@@ -1,0 +1,324 @@
+"""Servers by name: the name is checked at each connection, and the address that was checked is connected to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqueue_core.capabilities import slots_of
+from taskqueue_dispatch.calling.answers import Done, Unreachable
+from taskqueue_dispatch.calling.client import Caller
+from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.egress import NameUnknown, NotReached, Recently
+from taskqueue_dispatch.keeping import Keeper
+from taskqueue_dispatch.registry import Registry
+from taskqueue_memory import MemoryBackend
+from tests.dispatch.gpu_support import (
+    SYNC,
+    Trap,
+    endpoint_of,
+    lease_of,
+    response,
+    said,
+    task_of,
+    trap,
+)
+from tests.dispatch.keepers import is_healthy, running
+from tests.redis.backends import until
+from tests.server.tls import Files, make_files
+
+WELL = said(status="success", result=1, active_jobs=0)
+ONCE = response(200, b'{"status": "success", "result": 1, "active_jobs": 0}', "connection: close")
+"""and the next call has to connect anew"""
+NAME = "gpu.inside.example"
+NETWORKS = ("127.0.0.1/32", "127.0.0.3/32", "::1/128")
+ELSEWHERE = "127.0.0.2"
+GONE = Unreachable("its name leads where no endpoint may be", sent=False)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Certificates, good ones and bad ones."""
+    return make_files(tmp_path_factory.mktemp("tls"))
+
+
+class Names:
+    """A name service that nobody must trust, and a clock for those who remember what it said."""
+
+    def __init__(self, *addresses: str) -> None:
+        """Every name leads there."""
+        self.addresses = addresses
+        self.error: Exception | None = None
+        self.asked: list[str] = []
+        self.now = 0.0
+
+    async def resolve(self, host: str, _port: int) -> tuple[str, ...]:
+        """Answer, or fail."""
+        self.asked.append(host)
+        if self.error is not None:
+            raise self.error
+        return self.addresses
+
+    def lead(self, *addresses: str) -> None:
+        """Lead there from now on, and nobody remembers anything else."""
+        self.addresses = addresses
+        self.now += 60
+
+
+@asynccontextmanager
+async def calling(
+    names: Names,
+    *,
+    tls_ca: Path | None = None,
+    allowed: tuple[str, ...] = NETWORKS,
+    **values: Any,
+) -> AsyncIterator[Caller]:
+    """A caller that asks this name service."""
+    settings = DispatchSettings(_env_file=None, endpoints_allowed=allowed, **values)
+    caller = Caller(settings, tls_ca=tls_ca, resolve=names.resolve)
+    caller._pins._recently = Recently(names.resolve, lambda: names.now, failures=0.5)
+    try:
+        yield caller
+    finally:
+        await caller.aclose()
+
+
+@asynccontextmanager
+async def beside(server: Trap, host: str = ELSEWHERE) -> AsyncIterator[Trap]:
+    """Another server at the same port of another address."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(ONCE)
+
+    it = Trap(answer, "http")
+    listener = await asyncio.start_server(it.accept, host, server.port)
+    try:
+        yield it
+    finally:
+        listener.close()
+        await it.aclose()
+
+
+def named(server: Trap, name: str = NAME) -> str:
+    """The server's URL, by a name."""
+    return server.url.replace("127.0.0.1", name)
+
+
+async def send(caller: Caller, url: str) -> object:
+    """Send a job."""
+    return await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
+
+
+async def test_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    """A name that leads elsewhere after its registration is not connected to, by any kind of call (security 8, C12)."""
+    names = Names("127.0.0.1")
+    async with trap(ONCE) as server, beside(server) as inner, calling(names) as caller:
+        url = named(server)
+        assert await send(caller, url) == Done(b"1")
+        names.lead(ELSEWHERE)
+        with caplog.at_level(logging.WARNING, "taskqueue.dispatch"):
+            for _ in range(2):
+                assert await send(caller, url) == GONE
+                assert await caller.ask(url, "r-1", SYNC) == GONE
+                assert await caller.health(endpoint_of(url), SYNC) is None
+        (line,) = caplog.records
+        assert (line.__dict__["model"], line.__dict__["server"]) == ("flux", "one")
+        shown = line.getMessage() + str(line.__dict__)
+        assert ELSEWHERE not in shown
+        assert NAME not in shown
+        assert (server.connections, inner.connections) == (1, 0)
+        names.lead("127.0.0.1")
+        assert await caller.health(endpoint_of(url), SYNC) is not None, "it is back"
+        names.lead(ELSEWHERE)
+        assert await send(caller, url) == GONE
+        assert len(caplog.records) == 2, "and it is told of again"
+        assert inner.connections == 0
+
+
+async def test_some_elsewhere() -> None:
+    """One address that may not be spoils a name (security 8)."""
+    names = Names("127.0.0.1", ELSEWHERE)
+    async with trap(WELL) as server, beside(server) as inner, calling(names) as caller:
+        assert await send(caller, named(server)) == GONE
+        assert (server.connections, inner.connections) == (0, 0)
+
+
+async def test_the_address_that_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the address of the check that is connected to, whatever the system says of the name (security 8)."""
+    names = Names("127.0.0.1")
+    asked: list[object] = []
+    loop = asyncio.get_running_loop()
+    plain = loop.getaddrinfo
+
+    async def lies(host: object, *rest: object, **more: object) -> object:
+        asked.append(host)
+        told = ELSEWHERE if host in {NAME, NAME.encode()} else host
+        return await plain(told, *rest, **more)  # type: ignore[arg-type] # passed on as it came
+
+    monkeypatch.setattr(loop, "getaddrinfo", lies)
+    async with trap(ONCE) as server, beside(server) as inner, calling(names) as caller:
+        assert await send(caller, named(server)) == Done(b"1")
+        assert (server.connections, inner.connections) == (1, 0)
+        assert f"\r\nhost: {NAME}:{server.port}\r\n".encode() in server.requests[0].lower()
+    assert NAME not in asked
+    assert NAME.encode() not in asked
+
+
+async def test_tls(files: Files) -> None:
+    """A certificate is verified for the name, which the server is told, not for the address (security 5, 8)."""
+    told: list[str | None] = []
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(files.good, files.key)  # for localhost, and for 127.0.0.1
+    tls.sni_callback = lambda _, name, __: told.append(name)
+    names = Names("127.0.0.1")
+    async with (
+        trap(WELL, tls=tls) as server, calling(names, tls_ca=files.authority) as caller
+    ):  # fmt: skip
+        for _ in range(3):
+            assert await send(caller, named(server, "localhost")) == Done(b"1")
+        assert (told, server.connections) == (["localhost"], 1)
+        assert f"\r\nhost: localhost:{server.port}\r\n".encode() in server.requests[0].lower()
+        wrong = Unreachable("no connection (SSLCertVerificationError)", sent=False)
+        assert await send(caller, named(server)) == wrong
+        assert told == ["localhost", NAME]
+        assert len(server.requests) == 3
+
+
+async def test_kept_connections() -> None:
+    """A name is looked up for a connection, not for each call, and once for several at a time (security 8, C3)."""
+    names = Names("127.0.0.1")
+    async with trap(WELL) as server, calling(names) as caller:
+        url = named(server)
+        for _ in range(5):
+            assert await send(caller, url) == Done(b"1")
+            names.now += 60  # nothing is remembered any more
+        assert (names.asked, server.connections) == ([NAME], 1)
+        names.lead(ELSEWHERE)
+        assert await send(caller, url) == Done(b"1"), "it is the server that was checked"
+        assert (names.asked, server.connections) == ([NAME], 1)
+        names.lead("127.0.0.1")
+        calls = await asyncio.gather(*(send(caller, url) for _ in range(8)))
+        assert calls == [Done(b"1")] * 8
+        assert names.asked == [NAME] * 2
+        assert server.connections > 1
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("localhost", ("LocalHost",)),
+        ("localhost.", ("localhost",)),
+        ("gpu.localhost", ("*.localhost",)),
+        ("127.0.0.1", NETWORKS),
+    ],
+)
+async def test_names_that_are_trusted(host: str, allowed: tuple[str, ...]) -> None:
+    """A name that the settings have, and an address, are called as they are: nothing is looked up (security 8)."""
+    names = Names(ELSEWHERE)
+    async with trap(ONCE) as server, calling(names, allowed=allowed) as caller:
+        url = named(server, host)
+        answers = [await send(caller, url) for _ in range(2)]
+        if host in {"localhost", "127.0.0.1"}:  # not every system has the others
+            assert answers == [Done(b"1")] * 2
+        assert not names.asked
+
+
+async def test_a_server_that_moves() -> None:
+    """A name that leads to another good address is followed with the next connection (C12)."""
+    names = Names("127.0.0.3")
+    async with trap(ONCE) as server, beside(server, "127.0.0.3") as other, calling(names) as caller:
+        url = named(server)
+        assert await send(caller, url) == Done(b"1")
+        names.lead("127.0.0.1")
+        assert await send(caller, url) == Done(b"1")
+        assert (other.connections, server.connections) == (1, 1)
+
+
+async def test_several_addresses() -> None:
+    """Of several addresses the next is tried where nothing listens at one; what answered is asked first (C12, C23)."""
+    names = Names("127.0.0.3", "::1", "127.0.0.1")
+    async with trap(ONCE) as server, calling(names) as caller:
+        url = named(server)
+        assert await send(caller, url) == Done(b"1")
+        async with beside(server, "127.0.0.3") as first:
+            assert await send(caller, url) == Done(b"1")
+            assert (server.connections, first.connections) == (2, 0)
+        names.lead("127.0.0.3", "::1")
+        answer = await send(caller, url)
+        assert answer == Unreachable("no connection (ConnectionRefusedError)", sent=False)
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("error", [NameUnknown("x"), NotReached("x"), None])
+async def test_names_that_are_not_found(error: Exception | None) -> None:
+    """A name that cannot be looked up makes a server unreachable, and half a second later it may be there (C23)."""
+    names = Names()
+    names.error = error
+    async with trap(ONCE) as server, calling(names) as caller:
+        url = named(server)
+        for _ in range(2):
+            answer = await send(caller, url)
+            assert answer == Unreachable("its name is not found", sent=False)
+        assert await caller.health(endpoint_of(url), SYNC) is None
+        names.error, names.addresses = None, ("127.0.0.1",)
+        names.now += 10 if error is None else 0.6
+        assert await send(caller, url) == Done(b"1")
+        assert len(names.asked) == 2
+
+
+async def test_a_look_up_that_hangs() -> None:
+    """A call that is given up, or whose caller closes, leaves no look-up behind (fault H5)."""
+    names = Names("127.0.0.1")
+    asked = asyncio.Event()
+
+    async def hang(_host: str, _port: int) -> tuple[str, ...]:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with trap(ONCE) as server, calling(names) as caller, asyncio.timeout(5):
+        before = asyncio.all_tasks()
+        caller._pins._recently = Recently(hang)
+        calls = [asyncio.create_task(send(caller, named(server))) for _ in range(2)]
+        await asked.wait()
+        calls[0].cancel()
+        await asyncio.wait(calls[:1])
+        assert calls[0].cancelled()
+        await caller.aclose()
+        answer = await calls[1]
+        assert answer == Unreachable("its name is not looked up any more", sent=False)
+        await until(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_a_rebound_endpoint_gets_unwell() -> None:
+    """An endpoint whose name leads elsewhere is not well for the pool until it leads back (security 8, C22)."""
+    names, backend = Names("127.0.0.1"), MemoryBackend()
+    async with trap(ONCE) as server, beside(server) as inner, calling(names) as caller:
+        settings = DispatchSettings(
+            _env_file=None, endpoints_allowed=NETWORKS, health_interval=0.05
+        )
+
+        async def told(host: str) -> tuple[str, ...]:
+            return await names.resolve(host, 0)
+
+        registry = Registry(backend, settings, resolve=told)
+        await registry.refresh()
+        await registry.register("flux", "a", named(server), 1)
+        async with running(Keeper(slots_of(backend), registry, caller, settings)):
+            await until(lambda: is_healthy(backend, "a"))
+            names.lead(ELSEWHERE)
+            await until(lambda: _unwell(backend))
+            names.lead("127.0.0.1")
+            await until(lambda: is_healthy(backend, "a"))
+        assert inner.connections == 0
+
+
+async def _unwell(backend: MemoryBackend) -> bool:
+    return not await is_healthy(backend, "a")
