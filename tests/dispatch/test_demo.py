@@ -9,8 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -19,17 +19,24 @@ from rich.console import Console
 from rich.text import Text
 
 from taskqueue_core.capabilities import Endpoint
+from taskqueue_core.server import Server
+from taskqueue_core.server.parts import Part
 from taskqueue_core.tasks import Ledger
 from taskqueue_dispatch.demo.board import Board, Line, Rack
 from taskqueue_dispatch.demo.options import DemoOptions
 from taskqueue_dispatch.demo.plan import make_plan
 from taskqueue_dispatch.demo.report import Callbacks, Crash, Lie, OfModel, Report
+from taskqueue_dispatch.demo.site import _serving
 from taskqueue_dispatch.demo.view import LiveView
+from taskqueue_memory import MemoryBackend
 from tests.redis.backends import opened
 from tests.redis.servers import RedisServer
+from tests.server.support import settings
 
 JOBS = 60
 PATIENCE = 120
+AT_ONCE = 25
+"""seconds, of which a crowded machine needs a few: who waits for a store that has gone takes more"""
 
 
 @contextmanager
@@ -119,10 +126,31 @@ def test_an_interrupt_ends_what_was_started(
         while "all healthy" not in (line := process.stdout.readline()):
             assert line, process.stderr and process.stderr.read()
         process.send_signal(number)
-        _, err = process.communicate(timeout=PATIENCE)
+        _, err = process.communicate(timeout=AT_ONCE)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_its_server_lets_go_before_the_store_goes() -> None:
+    """What a signal has begun is not cut short by the end of the run: the server ends, and then its store (C22, R16)."""
+    over = asyncio.Event()
+
+    @asynccontextmanager
+    async def slow(_: object) -> AsyncIterator[None]:
+        yield
+        await asyncio.sleep(0.7)  # an immediate end would not wait for so long
+        over.set()
+
+    server = Server(MemoryBackend(), settings(), parts=[Part(name="slow", open=slow)])
+
+    async def run() -> None:
+        async with _serving(server):
+            server.stop()  # as a signal does
+            await asyncio.Event().wait()
+
+    await asyncio.gather(asyncio.create_task(run()), return_exceptions=True)
+    assert over.is_set()
 
 
 def test_the_plan_of_a_seed() -> None:

@@ -182,7 +182,7 @@ async def _serving(server: Server) -> AsyncIterator[None]:
     finally:
         ready.cancel()
         leaving.cancel()
-        server.stop()
+        server.stop_once()  # a second time would cut short what the signal began, and the store goes next
         done, _ = await asyncio.wait({serving}, timeout=_ENDS)
         if not done:
             server.stop()
