@@ -269,7 +269,7 @@ async def test_clients_that_leave_while_they_wait(backend: Backend) -> None:
         await api.register("zimg", gpu)
         job_id = await api.submit("zimg")
         waiters = api.hub.waiters
-        async with httpx2.AsyncClient(base_url=api.url, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=api.url, trust_env=False, verify=False) as client:
             where = f"/queue/jobs/{job_id}?wait=30"
             waiting = [asyncio.create_task(client.get(where, timeout=60)) for _ in range(5)]
             await until(lambda: len(waiters) == 5)

@@ -74,6 +74,7 @@ async def test_in_each_of_several_processes(
         httpx2.AsyncClient(
             base_url=it.url,
             trust_env=False,
+            verify=False,
             timeout=20,
             limits=httpx2.Limits(max_keepalive_connections=0),
         ) as client,
@@ -104,7 +105,7 @@ async def test_by_the_environment(tmp_path: Path) -> None:
     for variables, status in ((told, 200), (nothing, 404)):
         async with (
             serving(tmp_path, "--backend", "memory", **variables) as it,
-            httpx2.AsyncClient(base_url=it.url, trust_env=False) as client,
+            httpx2.AsyncClient(base_url=it.url, trust_env=False, verify=False) as client,
         ):
             assert (await client.get("/admin/endpoints")).status_code == status
             assert (await client.get("/dispatch")).status_code == status

@@ -80,7 +80,7 @@ async def test_a_burst_loses_nothing(backend: Backend, number: int) -> None:
     sleeps = Sleeps()
     async with (
         Flaky(answer, refused=0.05, cut=0.01) as front,
-        httpx2.AsyncClient(trust_env=False) as client,
+        httpx2.AsyncClient(trust_env=False, verify=False) as client,
     ):
 
         async def some() -> None:
@@ -106,7 +106,7 @@ async def test_the_same_through_threads(backend: Backend) -> None:
     async with Flaky(answer, refused=0.3, cut=0.2, seed=1) as front:
 
         def some() -> list[Confirmed]:
-            with httpx2.Client(trust_env=False) as client:
+            with httpx2.Client(trust_env=False, verify=False) as client:
                 return [
                     submit_until_confirmed_sync(client, front.url, JOB, sleep=lambda _: None)
                     for _ in range(50)
@@ -124,7 +124,7 @@ async def test_back_pressure_is_waited_out(backend: Backend) -> None:
     submitter = await desk(backend, room=2)
     async with (
         Flaky(answering(submitter)) as front,
-        httpx2.AsyncClient(trust_env=False) as client,
+        httpx2.AsyncClient(trust_env=False, verify=False) as client,
     ):
         for _ in range(2):
             await submit_until_confirmed(client, front.url, JOB)
@@ -163,7 +163,7 @@ async def test_what_is_tried_again(lost: Reply) -> None:
     sleeps = Sleeps()
     async with (
         Flaky(answer, script=[lost, lost]) as front,
-        httpx2.AsyncClient(trust_env=False) as client,
+        httpx2.AsyncClient(trust_env=False, verify=False) as client,
     ):
         told = await submit_until_confirmed(client, front.url, JOB, sleep=sleeps)
         assert (told.tries, told.answer) == (3, {"job_id": "x"})
@@ -184,7 +184,7 @@ async def test_what_is_final(status: int) -> None:
     final = reply(status, problem, "location: http://169.254.169.254/")
     async with (
         Flaky(answer, script=[final]) as front,
-        httpx2.AsyncClient(trust_env=False) as client,
+        httpx2.AsyncClient(trust_env=False, verify=False) as client,
     ):
         with pytest.raises(SubmitRefused, match="got nothing") as caught:
             await submit_until_confirmed(client, front.url, JOB, sleep=Sleeps())
@@ -194,7 +194,7 @@ async def test_what_is_final(status: int) -> None:
 
 async def test_a_silent_server() -> None:
     """A server that does not answer, or is not there, is tried again (OPEN-C1)."""
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
         async with Flaky(answer) as front:
             pass
         with pytest.raises(PublishUnconfirmed) as caught:
@@ -208,7 +208,7 @@ async def test_a_silent_server() -> None:
 
         async with (
             Flaky(hang) as front,
-            httpx2.AsyncClient(trust_env=False, timeout=None) as patient,
+            httpx2.AsyncClient(trust_env=False, verify=False, timeout=None) as patient,
             asyncio.timeout(10),
         ):
             with pytest.raises(PublishUnconfirmed):
@@ -230,7 +230,7 @@ async def test_a_server_that_drips() -> None:
         writer.close()
 
     def submitted(url: str) -> None:
-        with httpx2.Client(trust_env=False) as client:
+        with httpx2.Client(trust_env=False, verify=False) as client:
             submit_until_confirmed_sync(client, url, JOB, attempts=1, deadline=0.3)
 
     async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
@@ -246,7 +246,7 @@ async def test_it_ends_in_time() -> None:
     sleeps = Sleeps()
     async with (
         Flaky(answer, script=[reply(502)] * 100) as front,
-        httpx2.AsyncClient(trust_env=False) as client,
+        httpx2.AsyncClient(trust_env=False, verify=False) as client,
     ):
         with pytest.raises(PublishUnconfirmed) as caught:
             await submit_until_confirmed(
@@ -279,7 +279,7 @@ async def test_pauses() -> None:
     sleeps = Sleeps()
     async with (
         Flaky(answer, script=script) as front,
-        httpx2.AsyncClient(trust_env=False) as client,
+        httpx2.AsyncClient(trust_env=False, verify=False) as client,
     ):
         await submit_until_confirmed(
             client, front.url, JOB, deadline=1e6, sleep=sleeps, uniform=lambda: 0.5
@@ -301,7 +301,7 @@ async def test_pauses() -> None:
 )
 async def test_what_no_server_would_take(field: str, job: dict[str, object]) -> None:
     """What can't be said in JSON, or is no key, is refused before anything is sent (OPEN-C1)."""
-    async with Flaky(answer) as front, httpx2.AsyncClient(trust_env=False) as client:
+    async with Flaky(answer) as front, httpx2.AsyncClient(trust_env=False, verify=False) as client:
         with pytest.raises(InvalidInput) as caught:
             await submit_until_confirmed(client, front.url, JOB | job)
         assert caught.value.field == field
@@ -316,7 +316,7 @@ async def test_cancelled() -> None:
     """Who is cancelled stops trying (OPEN-C1)."""
     async with (
         Flaky(answer, script=[reply(502)] * 10) as front,
-        httpx2.AsyncClient(trust_env=False) as client,
+        httpx2.AsyncClient(trust_env=False, verify=False) as client,
     ):
         waiting = asyncio.Event()
 

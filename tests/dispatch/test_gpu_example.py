@@ -32,7 +32,7 @@ async def test_it_serves() -> None:
     )
     url = f"http://127.0.0.1:{port}/generate"
     try:
-        async with calling() as caller, httpx2.AsyncClient(trust_env=False) as client:
+        async with calling() as caller, httpx2.AsyncClient(trust_env=False, verify=False) as client:
 
             async def well() -> bool:
                 return await caller.health(endpoint_of(url), SYNC) is not None

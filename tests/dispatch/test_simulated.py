@@ -103,7 +103,10 @@ class TestModes:
         async def wait(_: float) -> None:
             await go.wait()
 
-        async with SimulatedGpu(slots=2, sleep=wait) as gpu, httpx2.AsyncClient() as client:
+        async with (
+            SimulatedGpu(slots=2, sleep=wait) as gpu,
+            httpx2.AsyncClient(verify=False) as client,
+        ):
             for _ in range(6):
                 assert (await client.post(gpu.url, json=0)).status_code == 200
             for _ in range(5):
@@ -143,7 +146,7 @@ class TestCrashes:
 
     async def test_over_the_wire(self, caller: Caller) -> None:
         """What a test in another process needs: the mode, the counts, and a crash (fault H4)."""
-        async with SimulatedGpu(latency=0) as gpu, httpx2.AsyncClient() as client:
+        async with SimulatedGpu(latency=0) as gpu, httpx2.AsyncClient(verify=False) as client:
             await send(caller, gpu)
             control = gpu.origin + CONTROL
             assert (await client.get(control)).json()["runs"] == {"job-1": 1}

@@ -50,11 +50,11 @@ async def obey(server: Server) -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while words := (await reader.readline()).decode().split():
-        answer = look(server)
         if words[0] == "ledger":
             assert server.hub is not None
-            answer = msgspec.to_builtins(await server.hub.control.ledger(words[1]))
-        tell(answer)
+            tell(msgspec.to_builtins(await server.hub.control.ledger(words[1])))
+        else:
+            tell(look(server))
     server.stop()
 
 

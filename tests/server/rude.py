@@ -42,6 +42,8 @@ class RawSocket:
         """the server's close code, once it was read"""
         self.reason = b""
         self._buffer = b""
+        self._early = b""
+        """what came together with the handshake"""
         self._loop = asyncio.get_running_loop()
 
     @classmethod
@@ -73,11 +75,12 @@ class RawSocket:
 
     async def _upgraded(self) -> None:
         head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            byte = await self._receive(1)
-            if not byte:
+        while b"\r\n\r\n" not in head:
+            piece = await self._receive(4096)
+            if not piece:
                 raise ConnectionResetError("no handshake")
-            head += byte
+            head += piece
+        head, _, self._early = head.partition(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 101"):
             raise ConnectionRefusedError(head.splitlines()[0])
 
@@ -91,6 +94,9 @@ class RawSocket:
         self.socket.send(frame(msgspec.json.encode({"type": kind, **fields})))
 
     async def _receive(self, size: int) -> bytes:
+        if self._early:
+            early, self._early = self._early[:size], self._early[size:]
+            return early
         async with asyncio.timeout(self._patience):
             return await self._loop.sock_recv(self.socket, size)
 

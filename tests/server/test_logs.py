@@ -217,7 +217,7 @@ async def test_the_command(options: list[str], variables: dict[str, str], tmp_pa
     )
     assert serving.stdout is not None
     url = json.loads(await serving.stdout.readline())["url"]
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
         await client.get(f"{url}/v1/queues")
     serving.send_signal(signal.SIGTERM)
     _, told = await serving.communicate()

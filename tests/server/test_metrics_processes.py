@@ -42,7 +42,7 @@ async def test_they_add_up(tmp_path: Path) -> None:
     async with (
         process(tmp_path) as (one, _),
         process(tmp_path) as (two, killed),
-        httpx2.AsyncClient(trust_env=False) as client,
+        httpx2.AsyncClient(trust_env=False, verify=False) as client,
     ):
         client.base_url = httpx2.URL(one)
         for n, url in enumerate((one, one, two)):

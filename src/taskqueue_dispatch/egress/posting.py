@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, Self
 
 import httpx2
@@ -37,8 +38,9 @@ class Reply(msgspec.Struct, frozen=True):
     """seconds"""
 
 
+@cache  # the authorities take a twentieth of a second to load
 def trusted() -> ssl.SSLContext:
-    """Return what trusts the system's authorities, verifies names, and speaks TLS 1.2 or later."""
+    """Return what trusts the system's authorities, verifies names, and speaks TLS 1.2 or later: one for all."""
     context = httpx2.create_ssl_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
