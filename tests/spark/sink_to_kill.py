@@ -1,6 +1,7 @@
-"""What a test kills: a stream that never gets from the sink's commit to Spark's, and a write that ends itself half-way.
+"""What tests kill: a stream that never gets from the sink's commit to Spark's, and a write that ends itself half-way.
 
-Arguments: the URL of the store, its prefix, and a folder with the source of a stream (without one it is the write).
+In the stream's process the streaming service is at work as well. Arguments: the URL of the store, its prefix, and the
+folder of both (without one it is the write).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types
 
+from taskqueue_spark.service import StreamOptions, run
 from taskqueue_spark.session import LITTLE, session
 from taskqueue_spark.sink import writing
 from taskqueue_spark.source import TaskQueueDataSource
@@ -44,15 +46,25 @@ def _stuck(folder: str) -> type[Any]:
     return Stuck
 
 
-def stream(store: dict[str, str], folder: str) -> None:
-    """Publish as a stream until killed."""
-    conf = {"spark.driver.memory": "1g", "spark.speculation": "true"}
-    spark = session("to kill", "local[1,4]", **LITTLE, **conf)
-    spark.dataSource.register(_stuck(folder))
+def stream(store: dict[str, str], folder: Path) -> None:
+    """Publish as a stream that gets stuck, then archive a journal as the service does, until killed."""
+    assert "JAVA_HOME" not in os.environ
+    conf = {
+        "spark.driver.memory": "1g",
+        "spark.speculation": "true",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    spark = session("to kill", "local[2,4]", **LITTLE, **conf)
+    (folder / "java").write_text(os.environ["JAVA_HOME"])
+    spark.dataSource.register(_stuck(str(folder)))
     reading = spark.readStream.schema("task_id STRING, payload STRING, key STRING")
-    writing = reading.parquet(f"{folder}/source").writeStream.format("stuck").options(**store)
-    writing = writing.option("checkpointLocation", f"{folder}/checkpoint")
-    writing.trigger(availableNow=True).start().awaitTermination()
+    rows = reading.parquet(f"{folder}/source").writeStream.format("stuck").options(**store)
+    rows = rows.option("checkpointLocation", f"{folder}/checkpoint")
+    query = rows.trigger(availableNow=True).start()
+    while not (folder / "committed").exists():
+        assert not query.awaitTermination(1), "it came to its end"
+    source = {"path": str(folder / "journal.jsonl")}
+    run(spark, StreamOptions(out=folder / "out", source=source, trigger=0.1, max_events=40))
 
 
 def write(store: dict[str, str]) -> None:
@@ -71,6 +83,6 @@ def write(store: dict[str, str]) -> None:
 if __name__ == "__main__":
     url, prefix, *folders = sys.argv[1:]
     if folders:
-        stream({"url": url, "prefix": prefix}, folders[0])
+        stream({"url": url, "prefix": prefix}, Path(folders[0]))
     else:
         write({"url": url, "prefix": prefix})

@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from contextlib import nullcontext
@@ -32,21 +30,11 @@ from taskqueue_spark.service import StreamOptions, Summary, batches, run
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.state import State, load
 from tests.redis.servers import RedisServer, wait_until
-from tests.spark.as_lines import lines_of
 from tests.spark.compiling import compiling
 from tests.spark.journaling import START, Store
+from tests.spark.killing import Killed
 from tests.spark.small_journals import Row, SmallJournal
 from tests.spark.synthetic import Made, made
-
-_SERVICE = """
-import sys
-from pathlib import Path
-from taskqueue_spark.service import StreamOptions, run
-from taskqueue_spark.session import LITTLE, session
-conf = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
-spark = session("service", "local[2]", **LITTLE, **conf)
-run(spark, StreamOptions(out=Path(sys.argv[2]), source={"path": sys.argv[1]}, trigger=0.1, max_events=40))
-"""
 
 
 def verdicts(state: State) -> Counter[tuple[str, str]]:
@@ -182,20 +170,6 @@ def test_what_began_anew_and_what_is_missing(spark: SparkSession, tmp_path: Path
     assert read_damaged(spark, options.out).count() == 1
 
 
-def until_killed(journal: Path, out: Path) -> None:
-    """Run the service in a process of its own, and kill it in the midst of its third batch."""
-    service = subprocess.Popen(
-        [sys.executable, "-c", _SERVICE, str(journal), str(out)], stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_until(
-            lambda: len([*out.glob("transitions/*")]) > 1, "two batches are shown", seconds=180
-        )
-    finally:
-        service.send_signal(signal.SIGKILL)
-        service.wait()
-
-
 def until_asked(spark: SparkSession, options: StreamOptions, rows: int) -> Summary:
     """Run the service in this process, and ask it to end by SIGTERM once it has so many rows."""
     said: list[str] = []
@@ -214,17 +188,14 @@ def until_asked(spark: SparkSession, options: StreamOptions, rows: int) -> Summa
     return summary
 
 
-def test_whatever_ends_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_whatever_ends_it(spark: SparkSession, killed: Killed) -> None:
     """Neither kill -9, SIGTERM, a lost commit nor a lost checkpoint loses or doubles anything (G11; faults L1, L2).
 
     What SIGTERM finds at work comes to its end, and damage is kept aside.
     """
-    journal, out = tmp_path / "journal.jsonl", tmp_path / "out"
-    told = made(3, 60, shards=1)
-    text = lines_of(told.table)
+    journal, out = killed.folder / "journal.jsonl", killed.folder / "out"
+    told, text = killed.made, killed.text
     half = len(text) // 2
-    journal.write_bytes(b"".join(text[:half]))
-    until_killed(journal, out)
     assert half > archived(out).num_rows
     with journal.open("ab") as file:
         file.write(b"no line of ours\n")

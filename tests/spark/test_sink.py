@@ -19,10 +19,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, types
 
 from taskqueue_spark.sink import writing
-from tests.redis.servers import RedisServer, wait_until
+from tests.redis.servers import RedisServer
+from tests.spark.killing import NUMBER, SCRIPT, Killed, keep
 
-NUMBER = 6000
-_SCRIPT = Path(__file__).with_name("sink_to_kill.py")
 _BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -38,17 +37,6 @@ def tasks(spark: SparkSession, first: int = 0, end: int = NUMBER) -> DataFrame:
     return numbers.selectExpr(
         "concat('t', id) AS task_id", """concat('{"n":', id, '}') AS payload""", "'k' AS key"
     )
-
-
-def keep(file: Path, first: int, end: int) -> None:
-    """Write rows of tasks into a file."""
-    numbers = range(first, end)
-    rows = {
-        "task_id": [f"t{n}" for n in numbers],
-        "payload": [f'{{"n":{n}}}' for n in numbers],
-        "key": ["k"] * len(numbers),
-    }
-    pq.write_table(pa.table(rows), file)
 
 
 def expect(server: RedisServer, prefix: str, number: int = NUMBER) -> None:
@@ -173,41 +161,22 @@ def test_micro_batches_that_are_replayed(
 
 
 def test_a_driver_that_is_killed(
-    spark: SparkSession,
-    told: dict[str, str],
-    redis_server: RedisServer,
-    redis_prefix: str,
-    tmp_path: Path,
+    spark: SparkSession, killed: Killed, redis_server: RedisServer
 ) -> None:
     """SIGKILL between the sink's commit and Spark's: the stream goes on elsewhere, each task once (G8; fault L1)."""
-    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
-    source.mkdir()
-    keep(source / "0.parquet", 0, NUMBER)
-    arguments = [sys.executable, str(_SCRIPT), told["url"], told["prefix"], str(tmp_path)]
-    with (tmp_path / "log").open("wb") as log:
-        driver = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True)
-        try:
-            wait_until(
-                lambda: (tmp_path / "committed").exists() or driver.poll() is not None,
-                "a commit",
-                seconds=180,
-            )
-            assert driver.poll() is None, (tmp_path / "log").read_text()
-        finally:
-            os.killpg(driver.pid, signal.SIGKILL)  # and what it has started
-            driver.wait()
-    expect(redis_server, redis_prefix)
+    checkpoint = killed.folder / "checkpoint"
+    expect(redis_server, killed.told["prefix"])
     assert not any((checkpoint / "commits").glob("[0-9]"))
-    stream(spark, source, checkpoint, told)
+    stream(spark, killed.folder / "source", checkpoint, killed.told)
     assert (checkpoint / "commits" / "0").exists()
-    expect(redis_server, redis_prefix)
+    expect(redis_server, killed.told["prefix"])
 
 
 def test_a_writer_that_is_killed(
     told: dict[str, str], redis_server: RedisServer, redis_prefix: str
 ) -> None:
     """SIGKILL half-way in a write, and all of it again: each task once (G8; fault L1)."""
-    arguments = [sys.executable, str(_SCRIPT), told["url"], told["prefix"]]
+    arguments = [sys.executable, str(SCRIPT), told["url"], told["prefix"]]
     assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
     before = redis_server.call("XLEN", f"{{{redis_prefix}:0}}:q:k/s5")
     assert 0 < before < NUMBER
