@@ -155,8 +155,8 @@ def redis_cluster(shared_servers: _Shared) -> Cluster:
 
 @pytest.fixture(scope="session")
 def redis_acl(shared_servers: _Shared) -> RedisServer:
-    """A shared redis-server whose ``url`` has the user of the ACL file that ships, who may do nothing more."""
-    server = shared_servers(RedisServer, _best(), acl=access_list())
+    """A shared redis-server 7.0 whose ``url`` has the user of the ACL file that ships, who may do nothing more."""
+    server = shared_servers(RedisServer, _required("7.0"), acl=access_list())
     server.login = ACCESS
     return server
 

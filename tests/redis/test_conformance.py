@@ -1,6 +1,11 @@
-"""The conformance kit on every engine, on a cluster, and under the access list that ships (M6, E1)."""
+"""The conformance kit on every engine, on a cluster, and under the access list that ships (M6, E1).
 
+``TASKQUEUE_KIT_EXAMPLES`` sets how many random histories each of them plays; `dev.py soak` sets it high.
+"""
+
+import os
 import secrets
+from functools import cache
 
 import pytest
 from pydantic import SecretStr
@@ -11,10 +16,22 @@ from taskqueue_core.conformance import BackendSuite
 from taskqueue_redis import RedisBackend, RedisSettings
 
 
+def histories(usual: int) -> int:
+    """How many random histories are played, unless the environment says it."""
+    return int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", usual))
+
+
+@cache
+def settings_for(url: str, partitions: int) -> RedisSettings:
+    """Read once, as the environment is looked through each time: that takes longer than a test."""
+    return RedisSettings(url=SecretStr(url), partitions=partitions, _env_file=None)
+
+
 class RedisKit(BackendSuite):
     """The kit on one server; a backend's prefix keeps it from the others."""
 
     __test__ = False
+    max_examples = histories(12)
     server: str
     """the fixture that gives it"""
     partitions: int = 1
@@ -25,9 +42,7 @@ class RedisKit(BackendSuite):
 
     def settings(self, prefix: str) -> RedisSettings:
         """Return what a backend with that prefix is told."""
-        return RedisSettings(
-            url=SecretStr(self.url), prefix=prefix, partitions=self.partitions, _env_file=None
-        )
+        return settings_for(self.url, self.partitions).model_copy(update={"prefix": prefix})
 
     async def open_backend(self, clock: ManualClock) -> Backend:
         """Open a backend that shares nothing with others."""
@@ -41,26 +56,21 @@ class RedisKit(BackendSuite):
 
 
 class TestRedis70(RedisKit):
-    """On a server of 7.0: fault M6, and random histories against the model of the kit (fault M1)."""
+    """On a server of 7.0, as the user that may do nothing but what the access list allows: fault M6, E1.
+
+    And the most random histories against the model of the kit (fault M1).
+    """
 
     __test__ = True
-    server = "redis_70"
+    max_examples = histories(40)
+    server = "redis_acl"
 
 
 class TestRedis62(RedisKit):
-    """On a server of 6.2."""
+    """On a server of 6.2, as a user that may do everything."""
 
     __test__ = True
-    max_examples = 30
     server = "redis_62"
-
-
-class TestAccessList(RedisKit):
-    """As the user that may do nothing but what the access list allows."""
-
-    __test__ = True
-    max_examples = 20
-    server = "redis_acl"
 
 
 class TestCluster(RedisKit):
@@ -68,5 +78,4 @@ class TestCluster(RedisKit):
 
     __test__ = True
     partitions = 8
-    max_examples = 20
     server = "redis_cluster"
