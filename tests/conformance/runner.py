@@ -14,6 +14,9 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import Bench, Harness
 from tests.conformance.facade import Facade
 
+_AT_ONCE = 4
+"""tests in real time; more of them would keep each other from being in time"""
+
 
 def suite_on(backend: type[Facade], suite: type[Harness], *, patience: float = 5.0) -> Any:
     """Return ``suite`` over a backend; little ``patience`` where what hangs is meant to."""
@@ -32,18 +35,28 @@ def suite_on(backend: type[Facade], suite: type[Harness], *, patience: float = 5
 
 def outcomes(suite: Harness, *only: str) -> dict[str, str]:
     """Run the async tests of a suite; say of each that it ``passed``, or why it was skipped or ``failed``."""
-    found = {}
-    for name, test in inspect.getmembers(suite, inspect.iscoroutinefunction):
-        if name in only or (not only and name.startswith("test_")):
-            try:
-                asyncio.run(_run(suite, test))
-            except pytest.skip.Exception as skipped:
-                found[name] = str(skipped)
-            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however a broken backend fails
-                found[name] = "failed"
-            else:
-                found[name] = "passed"
-    return found
+    return {
+        name: asyncio.run(_outcome(suite, test))
+        for name, test in _tests(suite).items()
+        if not only or name in only
+    }
+
+
+def outcomes_in_real_time(suite: Harness) -> dict[str, str]:
+    """Do as `outcomes` does, a few tests at once: what they do is wait."""
+
+    async def together() -> dict[str, str]:
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(test: Callable[..., Any]) -> str:
+            async with turns:
+                return await _outcome(suite, test)
+
+        found = _tests(suite)
+        told = await asyncio.gather(*map(one, found.values()))
+        return dict(zip(found, told, strict=True))
+
+    return asyncio.run(together())
 
 
 def laws(suite: Harness, test: str) -> set[str]:
@@ -53,6 +66,17 @@ def laws(suite: Harness, test: str) -> set[str]:
     return {law for numbers in listed for law in numbers.removesuffix(", ").split(", ")}
 
 
-async def _run(suite: Harness, test: Callable[..., Any]) -> None:
-    async with Bench.opened(suite) as bench:
-        await test(bench)
+def _tests(suite: Harness) -> dict[str, Callable[..., Any]]:
+    every = inspect.getmembers(suite, inspect.iscoroutinefunction)
+    return {name: test for name, test in every if name.startswith("test_")}
+
+
+async def _outcome(suite: Harness, test: Callable[..., Any]) -> str:
+    try:
+        async with Bench.opened(suite) as bench:
+            await test(bench)
+    except pytest.skip.Exception as skipped:
+        return str(skipped)
+    except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however a broken backend fails
+        return "failed"
+    return "passed"
