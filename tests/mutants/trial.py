@@ -23,7 +23,11 @@ __all__ = ["ROOT", "Copy", "Verdict"]
 
 ROOT = Path(__file__).parents[2]
 _COPIED = ("src", "tests", "docs", "examples", "tools", "pyproject.toml", "README.md")
-_LOADED = "hiredis", "hypothesis", "pydantic", "starlette.applications", "uvicorn", "websockets"
+_LOADED = (
+    "hiredis", "httpx2", "hypothesis.stateful", "jinja2", "prometheus_client", "pydantic_settings",
+    "pytest_asyncio.plugin", "schemathesis.pytest.plugin", "starlette.applications", "structlog",
+    "uvicorn.server", "websockets.asyncio.client", "websockets.asyncio.server",
+)  # fmt: skip
 """loaded once, for every process that is forked"""
 _OUTPUT = "output.txt"
 _PATIENCE = 40
@@ -51,6 +55,7 @@ class Copy:
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self.folder = folder
+        self._second = 0
         for name in _LOADED:
             importlib.import_module(name)
         ignore = shutil.ignore_patterns("__pycache__", "results", "*.pyc")
@@ -64,12 +69,16 @@ class Copy:
     def mutated(self, mutant: Mutant) -> Iterator[None]:
         """Have the mistake in the copy for a while."""
         path = self.folder / mutant.path
-        before = path.read_text()
+        before, since = path.read_text(), path.stat()
         path.write_text(mutant.make())
+        # Bytecode is known by its source's size and full second: each mutant has one of its own.
+        self._second += 1
+        os.utime(path, (self._second, self._second))
         try:
             yield
         finally:
             path.write_text(before)
+            os.utime(path, ns=(since.st_atime_ns, since.st_mtime_ns))
 
     def attempt(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> Verdict:
         """Run tests with a mistake in the copy."""
@@ -115,11 +124,14 @@ class Copy:
         output = os.open(self.folder / _OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        sys.dont_write_bytecode = True
+        sys.dont_write_bytecode = (
+            False  # what is in the copy is compiled once, not for every mutant
+        )
+        sys.pycache_prefix = None
         paths = [str(self.folder / "src"), str(self.folder)]
         sys.path[:0] = paths
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         for name in [one for one in sys.modules if one.split(".")[0] in _OURS]:
             del sys.modules[name]
         # Who wants to know whether a test fails needs no smallest example, nor one that another mutant left behind.
