@@ -9,7 +9,7 @@ python3 dev.py COMMAND [--python 3.12] [arguments]
   check  run every static check and sum up
   bench  run the benchmarks
   chaos  run the tests that kill, freeze and cut off processes (--seeds N: that many random runs)
-  soak   run the fuzz tests, the audit and a burst of jobs at their large size
+  soak   run the fuzz tests, random histories, the audit and a burst of jobs at their large size
   model  visit every state of the model of the scripts, in its large bound
   mutants  put mistakes into the product, and count how many the tests notice
   env    only set up the environment, and say where it is
@@ -42,7 +42,13 @@ SOLVE = """uv pip compile pyproject.toml --all-extras --group dev --universal --
     --generate-hashes --no-header --no-annotate --quiet -o requirements.lock"""
 SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
 THREE_PROCESSES = ["--numprocesses", "3", "--dist", "worksteal"]  # tests wait for much
-SOAKED = ("tests/server", "tests/spark/test_audit.py", "tests/dispatch/test_burst.py")
+SOAKED = (
+    "tests/server",
+    "tests/spark/test_audit.py",
+    "tests/dispatch/test_burst.py",
+    "tests/memory",
+    "tests/redis/test_conformance.py",
+)
 PROBE_SECONDS = 10
 PROBE = """
 import importlib.util, ssl, sys, zlib
@@ -338,7 +344,7 @@ def carry_out(arguments: "list[str]") -> int:
             "-m",
             "not chaos",
             "-k",
-            "fuzz or million or burst",
+            "fuzz or million or burst or machine or nobody_waits or swap_of_many",
             *SOAKED,
         ],
         "model": ["python", "-m", "tests.model"],
@@ -356,6 +362,8 @@ def carry_out(arguments: "list[str]") -> int:
                 "TASKQUEUE_FUZZ_FRAMES": "1000000",
                 "TASKQUEUE_SCHEMA_EXAMPLES": "500",
                 "TASKQUEUE_BURST_JOBS": "50000",
+                "TASKQUEUE_KIT_EXAMPLES": "1000",
+                "TASKQUEUE_SWAP_TASKS": "100000",
             },
             "run": {"TASKQUEUE_DEMO_REPORT": "python3 dev.py report"},
         }

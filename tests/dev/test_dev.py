@@ -273,8 +273,9 @@ def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch
         (
             "soak",
             (
-                "python -m pytest -m not chaos -k fuzz or million or burst tests/server "
-                "tests/spark/test_audit.py tests/dispatch/test_burst.py"
+                "python -m pytest -m not chaos -k fuzz or million or burst or machine or nobody_waits "
+                "or swap_of_many tests/server tests/spark/test_audit.py tests/dispatch/test_burst.py "
+                "tests/memory tests/redis/test_conformance.py"
             ),
         ),
     ],

@@ -15,7 +15,15 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
-from tests.memory.test_wakeups import KEYS, History, counted_looks, hop, stop, waiting
+from tests.memory.test_wakeups import (
+    HISTORIES,
+    KEYS,
+    History,
+    counted_looks,
+    hop,
+    stop,
+    waiting,
+)
 
 
 async def looks_during(
@@ -125,7 +133,7 @@ class LimitedHistory(History):
                     assert not queue.room(self.backend.now()).left, f"{number} sleeps on {key}"
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=HISTORIES, deadline=None)
 @given(moves)
 async def test_nobody_waits_while_there_is_room(steps: list[tuple[str, Any]]) -> None:
     """Fault E4, laws 5, 9: after any history who waits has nothing to take, then and when tokens come by themselves."""

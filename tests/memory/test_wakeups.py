@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,9 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Received, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_memory.subscription import MemorySubscription
+
+HISTORIES = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "120"))
+"""random ones that each such test plays; `dev.py soak` sets many"""
 
 
 async def hop() -> None:
@@ -264,7 +268,7 @@ class History:
             self.backend._store.hand_back(record, lost=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=HISTORIES, deadline=None)
 @given(moves)
 async def test_nobody_waits_while_there_is_work(steps: list[tuple[str, Any]]) -> None:
     """Fault E4: after any history no task of a key waits while a receive on that key does."""
