@@ -38,7 +38,10 @@ _SIGNS = {
 
 
 class Clustered(World):
-    """Three masters, each with ``replicas`` replicas. Clients find their way by themselves, without links."""
+    """Three masters, each with ``replicas`` replicas. Clients find their way by themselves, without links.
+
+    A ``cluster`` that runs already is emptied and used in place of one of its own, and runs on afterwards.
+    """
 
     def __init__(
         self,
@@ -49,13 +52,17 @@ class Clustered(World):
         config: Mapping[str, str] | None = None,
         engine: Engine | None = None,
         keys: tuple[str, ...] = CLUSTER_KEYS,
+        cluster: Cluster | None = None,
         **more: Any,
     ) -> None:
         """Start nothing yet. ``config`` goes to every node."""
         engine = engine or discover().best
         assert engine is not None
         config = {**CONFIG, **(config or {})}
-        self.cluster = Cluster(engine, folder / "nodes", replicas=replicas, config=config)
+        self._borrowed = cluster is not None
+        self.cluster = cluster or Cluster(
+            engine, folder / "nodes", replicas=replicas, config=config
+        )
         self.partitions = Partitions(_PREFIX, _PARTITIONS)
         shape = msgspec.structs.replace(shape or Shape(), keys=keys, producers=max(2, len(keys)))
         self.errors: list[str] = []
@@ -65,8 +72,17 @@ class Clustered(World):
     # The stage
 
     async def raise_store(self) -> None:
-        """Start the nodes, and wait until all of them are well and in step."""
-        await asyncio.to_thread(self.cluster.start)
+        """Start the nodes, and wait until all of them are well and in step; or empty those that run."""
+        if self._borrowed:
+            await asyncio.to_thread(self.cluster.everywhere, "FLUSHALL")
+            await asyncio.to_thread(self.cluster.everywhere, "CONFIG", "RESETSTAT")
+        else:
+            await asyncio.to_thread(self.cluster.start)
+
+    async def lower_store(self) -> None:
+        """End the nodes, if they are this one's."""
+        if not self._borrowed:
+            await asyncio.to_thread(self.cluster.close)
 
     def open_backend(self, port: int, *, url: str = "") -> Backend:
         """Make a backend that finds its way in the cluster."""
@@ -82,11 +98,6 @@ class Clustered(World):
         if role == "producer":
             told["keys"] = (self.shape.keys[number % len(self.shape.keys)],)
         return told
-
-    async def close(self) -> None:
-        """End everything."""
-        await super().close()
-        await asyncio.to_thread(self.cluster.close)
 
     # Who has what
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,24 @@ from tests.chaos.cases import CHAOS, SEEDS, passed, small
 from tests.chaos.clustered import Clustered, Sharded, standstill
 from tests.chaos.history import Event, What
 from tests.chaos.outages import RECOVERY
-from tests.chaos.world import Shape
+from tests.chaos.world import CONFIG, Shape
+from tests.redis.clusters import Cluster
+from tests.redis.engines import discover
 
 _ELECTION = 1.5
 """seconds that nodes take to vote for a replica, whatever their timeout"""
 _UNAFFECTED = 1.0
 """seconds that nobody notices, on a machine that does other things as well"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for the tests in which no node dies: a cluster takes seconds to start."""
+    engine = discover().best
+    assert engine is not None, "no redis-server was found"
+    with Cluster(engine, tmp_path_factory.mktemp("cluster"), config=CONFIG) as cluster:
+        yield cluster
+
 
 each_seed = pytest.mark.parametrize("seed", SEEDS)
 
@@ -77,7 +89,7 @@ async def test_a_master_without_a_replica_dies(folder: Path, coverage: str, seed
         dead = world.owner("beta")
         theirs, others = world.keys_of(dead), world.keys_but(dead)
         since = time.monotonic()
-        await world.kill_and_restart(dead, 1.5, until_down=coverage == "yes")
+        await world.kill_and_restart(dead, 1.1, until_down=coverage == "yes")
         until = time.monotonic()
         outcome = await world.finish()
     figures = passed(outcome)
@@ -92,12 +104,13 @@ async def test_a_master_without_a_replica_dies(folder: Path, coverage: str, seed
 
 
 @each_seed
-async def test_a_busy_slot_moves(folder: Path, seed: int) -> None:
+async def test_a_busy_slot_moves(folder: Path, cluster: Cluster, seed: int) -> None:
     """Fault D4: the slot of a busy queue goes from master to master, key by key; nothing is lost or overtaken.
 
     Whoever asks meanwhile waits until all of its keys are on one side.
     """
-    async with Clustered(folder, clustered(tasks=1200, seconds=2.0), seed=seed) as world:
+    shape = clustered(tasks=1200, seconds=2.0)
+    async with Clustered(folder, shape, seed=seed, cluster=cluster) as world:
         await world.begin()
         await world.holding("consumer", 0, 1)
         home = world.owner("alpha")
@@ -115,11 +128,10 @@ async def test_a_busy_slot_moves(folder: Path, seed: int) -> None:
 
 
 @each_seed
-async def test_slots_move_while_consumers_die(folder: Path, seed: int) -> None:
+async def test_slots_move_while_consumers_die(folder: Path, cluster: Cluster, seed: int) -> None:
     """Fault D4: three slots move, and consumers and producers are killed meanwhile."""
-    async with Clustered(
-        folder, clustered(tasks=1200, seconds=3.0, consumers=3), seed=seed
-    ) as world:
+    shape = clustered(tasks=1200, seconds=3.0, consumers=3)
+    async with Clustered(folder, shape, seed=seed, cluster=cluster) as world:
         await world.begin()
         await world.holding("consumer", 0, 1)
         for turn in range(2):
@@ -135,12 +147,12 @@ async def test_slots_move_while_consumers_die(folder: Path, seed: int) -> None:
     assert not world.errors
 
 
-async def test_keys_of_a_script_share_a_slot(folder: Path) -> None:
+async def test_keys_of_a_script_share_a_slot(folder: Path, cluster: Cluster) -> None:
     """Fault D1: whatever a partition's scripts touch is in one slot, so no node refuses or misses a key of theirs."""
     for partition in Partitions("tq", 64).names:
         keys = [partition, f"{partition}:meta", f"{partition}:q:{{x}}/t", bell(partition, "{y}")]
         assert len({slot_of(key) for key in keys}) == 1
-    async with Clustered(folder, clustered()) as world:
+    async with Clustered(folder, clustered(), cluster=cluster) as world:
         outcome = await world.run()
         found = await asyncio.to_thread(world.slots_of_keys)
     assert passed(outcome).tasks == world.shape.tasks
@@ -148,10 +160,11 @@ async def test_keys_of_a_script_share_a_slot(folder: Path) -> None:
     assert found == {slot_of(partition) for partition in world.partitions.names}
 
 
-async def test_operators_see_every_partition(folder: Path) -> None:
+async def test_operators_see_every_partition(folder: Path, cluster: Cluster) -> None:
     """FIX-C6, fault D5: lists, counts and purges are the truth of all partitions, of which each node has some."""
     keys = tuple(f"queue-{n}" for n in range(60))
-    async with Clustered(folder, clustered(tasks=0, consumers=0)) as world:
+    shape = clustered(tasks=0, consumers=0)
+    async with Clustered(folder, shape, cluster=cluster) as world:
         backend = world.backend
         publisher, control, letters = backend.publisher, world.control, dead_letters_of(backend)
         for number, key in enumerate(keys):
@@ -185,13 +198,13 @@ async def test_operators_see_every_partition(folder: Path) -> None:
 
 
 @each_seed
-async def test_the_number_of_shards_changes(folder: Path, seed: int) -> None:
+async def test_the_number_of_shards_changes(folder: Path, cluster: Cluster, seed: int) -> None:
     """A16, fault D7: 4, 8, 3 and 8 shards again with all keys in flight, while consumers and producers are killed.
 
     A key moves only when its old shard has none of it, so its tasks never run side by side, nor out of their order.
     """
-    shape = clustered(tasks=1200, seconds=4.0, consumers=3, entities=60, keyed=True, liveness=60.0)
-    async with Sharded(folder, shape, seed=seed) as world:
+    shape = clustered(tasks=1200, seconds=3.2, consumers=3, entities=60, keyed=True, liveness=60.0)
+    async with Sharded(folder, shape, seed=seed, cluster=cluster) as world:
         await world.spread(4)
         await world.begin()
         await world.holding("consumer", 0, 1)

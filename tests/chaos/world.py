@@ -134,12 +134,16 @@ class World:
         for backend in self._backends:
             with contextlib.suppress(BackendUnavailable):
                 await backend.aclose()
-        await asyncio.to_thread(self.redis.close)
+        await self.lower_store()
         self.log.close()
 
     async def raise_store(self) -> None:
         """Start Redis."""
         await asyncio.to_thread(self.redis.start)
+
+    async def lower_store(self) -> None:
+        """End Redis."""
+        await asyncio.to_thread(self.redis.close)
 
     def open_backend(self, port: int, *, url: str = "") -> Backend:
         """Make a backend of this process, closed with the world: at Redis itself, or at a link."""
