@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import typer
 
@@ -58,11 +59,16 @@ for module in (
 mount(app)
 
 
+@cache  # to put it together takes longer than most commands
+def _command() -> Callable[..., object]:
+    return typer.main.get_command(app)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     as_json = "--json" in arguments
     try:
-        app(args=list(arguments), prog_name="taskqueue")
+        _command()(args=list(arguments), prog_name="taskqueue")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
