@@ -113,8 +113,8 @@ async def test_a_server_that_hangs(backend: Backend) -> None:
 async def test_a_job_longer_than_the_lease(backend: Backend) -> None:
     """A job that runs for longer than the lease of a slot keeps its slot to the end (C21, FIX-C7, OPEN-C3)."""
     async with (
-        SimulatedGpu(name="a", slots=1, latency=1.5) as gpu,
-        dispatching(backend, lease=0.5) as dispatcher,
+        SimulatedGpu(name="a", slots=1, latency=0.9) as gpu,
+        dispatching(backend, lease=0.4) as dispatcher,
     ):
         await serve(dispatcher, "flux", gpu)
         ids = await send(dispatcher, "flux", 2)

@@ -8,7 +8,7 @@ import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, control_of
 from taskqueue_core.tasks import State
-from taskqueue_dispatch.callbacks import callback_id
+from taskqueue_dispatch.callbacks import callback_id, sending
 from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import CALLBACKS
@@ -54,8 +54,11 @@ async def test_done_and_failed(backend: Backend) -> None:
     assert second["error"]
 
 
-async def test_a_slot_does_not_wait_for_its_callback(backend: Backend) -> None:
+async def test_a_slot_does_not_wait_for_its_callback(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While a receiver hangs, slots are free and jobs are done (C7, fault I2)."""
+    monkeypatch.setattr(sending, "_GRACE", 0.1)  # for what hangs at the end
     async with (
         receiving(receivers.hang) as receiver,
         SimulatedGpu(name="a", slots=1, latency=0.001) as gpu,
@@ -70,8 +73,9 @@ async def test_a_slot_does_not_wait_for_its_callback(backend: Backend) -> None:
         assert view.endpoints[0].assigned == 0
 
 
-async def test_an_expiry_is_told(backend: Backend) -> None:
+async def test_an_expiry_is_told(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client is told that its job has expired in the queue, once (C26, fault F12)."""
+    monkeypatch.setattr(sending, "_LOOK_AGAIN", 0.1)
     async with (
         receiving() as receiver,
         dispatching(backend, **calling(receiver)) as dispatcher,

@@ -64,10 +64,10 @@ async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
     config = ModelConfig(
         model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05
     )
-    async with SimulatedGpu(name="a", slots=2, latency=0.6, asynchronous=True) as gpu:
+    async with SimulatedGpu(name="a", slots=2, latency=0.3, asynchronous=True) as gpu:
         ids: list[str] = []
         for seconds in (0.0, 0.001, 0.01, 0.1):
-            dispatcher = Dispatcher(backend, settings(drain=30.0))
+            dispatcher = Dispatcher(backend, settings(drain=30.0, lease=1.0))
             await dispatcher.__aenter__()
             await serve(dispatcher, "flux", gpu, config=config)
             ids += await send(dispatcher, "flux", 2)
@@ -137,7 +137,7 @@ async def test_many_that_cannot_be_settled(
         settlements.ack = wait
         ids = await send(dispatcher, "flux", 30)
         await until(lambda: len(gpu.runs) >= 3)
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.4)
         assert len(gpu.runs) <= 3 + 2 * 2
         stuck.set()
         await ended(dispatcher, ids)

@@ -159,7 +159,7 @@ async def test_no_descriptors_are_left() -> None:
         free = 20 + (await it.look()).fds
         resource.prlimit(it.pid, resource.RLIMIT_NOFILE, (free, free))
         async with asyncio.TaskGroup() as many, AsyncExitStack() as opened:
-            tries = [many.create_task(_tried(it, opened)) for _ in range(60)]
+            tries = [many.create_task(_tried(it, opened)) for _ in range(40)]
             await worker.send("ping", n=1)
             await worker.frame("pong")
             await asyncio.gather(*tries)
@@ -171,7 +171,7 @@ async def test_no_descriptors_are_left() -> None:
 
 async def _tried(it: Observed, opened: AsyncExitStack) -> None:
     with contextlib.suppress(OSError):
-        opened.enter_context(await RawSocket.opened(it.port, patience=1.5))
+        opened.enter_context(await RawSocket.opened(it.port, patience=0.7))
 
 
 async def test_fuzz_over_sockets() -> None:

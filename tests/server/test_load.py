@@ -101,7 +101,7 @@ class TestSlowReaders:
             await it.publish("k", bodies(100))
             await worker.send("credit", n=1)
             before = await it.look()
-            usual = await times(worker, 150)
+            usual = await times(worker, 80)
             async with AsyncExitStack() as sockets:
                 for n in range(5):
                     raw = await it.raw(f"slow{n}", credit=20, socket={"receive_buffer": 4096})
@@ -110,7 +110,7 @@ class TestSlowReaders:
                     sockets.push_async_callback(gone, reading)
                 await it.reaches("k", in_flight=100)
                 await worker.send("credit", n=1)
-                disturbed = await times(worker, 150)
+                disturbed = await times(worker, 80)
                 await it.reaches("k", waiting=100)
             assert disturbed[-3] < 2 * usual[-3] + 0.03
             await it.settles_to(before)
@@ -275,7 +275,7 @@ class TestFloods:
                 with flood(it.port, unit * (2 * MB // len(unit) // 10)):
                     await eventually_connected(it, 2)
                     await worker.send("credit", n=1)
-                    disturbed = await times(worker, 15)
+                    disturbed = await times(worker, 7)
                     # A turn takes six or so of the loop's, and in each the flood has some milliseconds.
                     assert disturbed[len(disturbed) // 2] < 0.3 + 5 * usual[-1], name
                     assert (await it.look()).rss - before.rss < 6 * MB, name
