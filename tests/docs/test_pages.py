@@ -70,7 +70,14 @@ def _passes_the_kit(folder: Path, snippet: str, *only: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "tests/test_conformance.py"]
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as files:
         done = subprocess.run(
-            [*command, "-k", " or ".join(only), f"--basetemp={files}/tests"],
+            [
+                *command,
+                "-p",
+                "no:schemathesis",
+                "-k",
+                " or ".join(only),
+                f"--basetemp={files}/tests",
+            ],
             cwd=folder,
             env={
                 **os.environ,

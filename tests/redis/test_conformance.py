@@ -56,7 +56,7 @@ class RedisKit(BackendSuite):
 
 
 class TestRedis70(RedisKit):
-    """On a server of 7.0, as the user that may do nothing but what the access list allows: fault M6, E1.
+    """On a server of 7.0, as the user that may do nothing but what the access list allows: fault M6.
 
     And the most random histories against the model of the kit (fault M1).
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.redis.certificates import Certificates
-from tests.redis.clusters import Cluster, Sentinels, follow, in_step
+from tests.redis.clusters import Cluster, follow, in_step
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import CI, REQUIRED, Engine, Engines, lacking
 from tests.redis.resp import RedisError
@@ -111,18 +111,6 @@ def test_cluster_fails_over(engines: Engines, tmp_path: Path) -> None:
         wait_until(lambda: cluster.owner("key") is not owner, "another owner")
         cluster.wait_ready()
         assert cluster.call("key", "GET", "key") == b"kept"
-
-
-def test_sentinels_fail_over(engines: Engines, tmp_path: Path) -> None:
-    """Sentinels make the replica a master once the master is killed."""
-    with Sentinels(engines.found[-1], tmp_path) as sentinels:
-        first = sentinels.master
-        first.call("SET", "key", "kept")
-        assert first.call("WAIT", 1, 1000) == 1
-        first.kill()
-        wait_until(lambda: sentinels.master is not first, "another master")
-        wait_until(lambda: sentinels.master.info("replication")["role"] == "master", "promoted")
-        assert sentinels.master.call("GET", "key") == b"kept"
 
 
 def test_replica_is_waited_for(make_server: MakeServer) -> None:

@@ -58,39 +58,38 @@ async def test_a_bell_rings_in_the_whole_cluster(redis_cluster: Cluster, redis_p
         await bell.aclose()
 
 
-async def test_slots_that_move(engines: Engines, tmp_path: Path) -> None:
+async def test_slots_that_move(redis_cluster: Cluster, redis_prefix: str) -> None:
     """MOVED, ASK and TRYAGAIN are followed: while slots move under load every command runs exactly once."""
-    with Cluster(engines.found[-1], tmp_path, aof=False) as cluster:
-        async with linked(cluster.url) as link:
-            key, other = "{tq:0}:n", "{tq:0}:m"
-            slot = cluster.slot(key)
-            source = cluster.owner(key)
-            target = next(node for node in cluster.masters if node is not source)
-            ids = {node: node.call("CLUSTER", "MYID").decode() for node in (source, target)}
-            done = asyncio.Event()
-            counted: list[int] = []
+    async with linked(redis_cluster.url) as link:
+        key, other = f"{{{redis_prefix}:0}}:n", f"{{{redis_prefix}:0}}:m"
+        slot = redis_cluster.slot(key)
+        source = redis_cluster.owner(key)
+        target = next(node for node in redis_cluster.masters if node is not source)
+        ids = {node: node.call("CLUSTER", "MYID").decode() for node in (source, target)}
+        done = asyncio.Event()
+        counted: list[int] = []
 
-            async def keep_counting() -> None:
-                while not done.is_set():
-                    counted.append(await count(link, key, resend=False))
+        async def keep_counting() -> None:
+            while not done.is_set():
+                counted.append(await count(link, key, resend=False))
 
-            counters = [asyncio.create_task(keep_counting()) for _ in range(5)]
-            for a, b in ((source, target), (target, source)) * 2:
-                await asyncio.sleep(0.02)
-                await count(link, other)
-                b.call("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[a])
-                a.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[b])
-                a.call("MIGRATE", "127.0.0.1", b.port, key, 0, 5000)
-                pair = asyncio.create_task(link.command(key, "MGET", key, other))
-                await asyncio.sleep(0.02)  # one key here, one there: TRYAGAIN
-                a.call("MIGRATE", "127.0.0.1", b.port, other, 0, 5000)
-                for node in (b, a):
-                    node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[b])
-                assert len(await pair) == 2
-            done.set()
-            await asyncio.gather(*counters)
-            assert sorted(counted) == list(range(1, len(counted) + 1))
-            assert await link.command(other, "GET", other) == b"4"
+        counters = [asyncio.create_task(keep_counting()) for _ in range(5)]
+        for a, b in ((source, target), (target, source)) * 2:
+            await asyncio.sleep(0.02)
+            await count(link, other)
+            b.call("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[a])
+            a.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[b])
+            a.call("MIGRATE", "127.0.0.1", b.port, key, 0, 5000)
+            pair = asyncio.create_task(link.command(key, "MGET", key, other))
+            await asyncio.sleep(0.02)  # one key here, one there: TRYAGAIN
+            a.call("MIGRATE", "127.0.0.1", b.port, other, 0, 5000)
+            for node in (b, a):
+                node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[b])
+            assert len(await pair) == 2
+        done.set()
+        await asyncio.gather(*counters)
+        assert sorted(counted) == list(range(1, len(counted) + 1))
+        assert await link.command(other, "GET", other) == b"4"
 
 
 async def test_a_node_that_dies(engines: Engines, tmp_path: Path) -> None:
