@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_memory import MemoryBackend
+from tests.dispatch.killed import started
 from tests.redis.backends import opened
 from tests.redis.conftest import (
     certificates,
@@ -28,6 +30,13 @@ __all__ = [
     "redis_server",
     "shared_servers",
 ]
+
+
+@pytest.fixture(scope="session")
+def parent() -> Iterator[subprocess.Popen[bytes]]:
+    """What starts dispatchers in processes of their own: see `killed.process`."""
+    with started() as parent:
+        yield parent
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -1,6 +1,8 @@
 """A dispatcher that ends itself by SIGKILL at a step of a job's way: ``python -m tests.dispatch.killed_program``.
 
-Standard input's first line is what it is told, as JSON; without a step it lives until it is ended.
+Each line of standard input is what one is told, as JSON; without a step it lives until it is ended. Each is a process
+of its own, forked from one that has imported everything: its line of output has its id, then comes ``ready``, and
+once it has ended its exit code. The next one is not started before.
 """
 
 from __future__ import annotations
@@ -114,17 +116,25 @@ def _prepare(dispatcher: Dispatcher, backend: RedisBackend, step: Step) -> None:
             backend.subscribe = subscribed  # type: ignore[method-assign]
 
 
-async def main() -> None:
+async def main(told: Told) -> None:
     """Work until killed, by itself or by another."""
-    told = msgspec.json.decode(sys.stdin.readline(), type=Told)
     backend = RedisBackend(settings=settings_for(told.url, prefix=told.prefix, lease=1.0))
     dispatcher = Dispatcher(backend, DispatchSettings(_env_file=None, **told.settings))
     if told.step is not None:
         _prepare(dispatcher, backend, told.step)
     async with dispatcher:
-        print("ready", flush=True)  # noqa: T201 - its word to who has started it
+        _say("ready")
         await asyncio.Event().wait()
 
 
+def _say(word: object) -> None:
+    print(word, flush=True)  # noqa: T201 - its word to who has started it
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    while line := sys.stdin.readline():
+        if child := os.fork():
+            _say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        else:
+            _say(os.getpid())
+            sys.exit(asyncio.run(main(msgspec.json.decode(line, type=Told))))

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
-import msgspec
 import pytest
 
 from taskqueue_dispatch.gpu.simulated import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from tests.dispatch import receivers
+from tests.dispatch.killed import process
 from tests.dispatch.killed_program import Step, Told
 from tests.dispatch.receivers import receiving
 from tests.dispatch.support import ASKED, FAST, dispatching, ended, ledger_of, send, serve, until
 from tests.redis.backends import housekept, opened
 from tests.redis.servers import RedisServer
 
-_ROOT = Path(__file__).parents[2]
 _SYNC = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=5)
 _ASYNC = _SYNC.model_copy(update={"model_type": ModelType.ASYNC})
 _CASES = [
@@ -32,30 +28,15 @@ _CASES = [
 ]
 
 
-@asynccontextmanager
-async def process(told: Told) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Give a dispatcher's process, ready."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.dispatch.killed_program",
-        cwd=_ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(msgspec.json.encode(told) + b"\n")
-        assert await child.stdout.readline() == b"ready\n"
-        yield child
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
-
-
 @pytest.mark.parametrize(
     ("step", "config"), _CASES, ids=[f"{step}-{config.model_type}" for step, config in _CASES]
 )
 async def test_killed_at_a_step(
-    step: Step, config: ModelConfig, redis_server: RedisServer, redis_prefix: str
+    step: Step,
+    config: ModelConfig,
+    parent: subprocess.Popen[bytes],
+    redis_server: RedisServer,
+    redis_prefix: str,
 ) -> None:
     """A dispatcher's SIGKILL loses no job, runs none twice where the server tells, and leaks no slot.
 
@@ -73,7 +54,7 @@ async def test_killed_at_a_step(
         async with dispatching(backend, **policy) as first:
             await serve(first, "flux/ü {1}", gpu, config=config)
         told = Told(redis_server.url, redis_prefix, FAST | policy, step)
-        async with process(told) as child, dispatching(backend, **policy) as submitting:
+        async with process(parent, told) as child, dispatching(backend, **policy) as submitting:
             await submitting.stop()
             url = f"http://127.0.0.1:{receiver.port}/done"
             ids = await send(submitting, "flux/ü {1}", 3, callback_url=url)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 
 from taskqueue_dispatch.gpu.simulated import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
+from tests.dispatch.killed import process
 from tests.dispatch.killed_program import Told
 from tests.dispatch.support import (
     ASKED,
@@ -17,7 +19,6 @@ from tests.dispatch.support import (
     serve,
     until,
 )
-from tests.dispatch.test_killed import process
 from tests.dispatch.test_rows_dispatching import Gate
 from tests.redis.backends import housekept, keys_of, opened
 from tests.redis.servers import RedisServer
@@ -61,7 +62,9 @@ async def test_the_pool_is_deleted_under_running_jobs(
         assert (await ledger_of(backend, "flux")).done == 5
 
 
-async def test_a_dispatcher_that_is_frozen(redis_server: RedisServer, redis_prefix: str) -> None:
+async def test_a_dispatcher_that_is_frozen(
+    parent: subprocess.Popen[bytes], redis_server: RedisServer, redis_prefix: str
+) -> None:
     """Its slot ran out and its job is on the server: nobody else is put there, and its late word changes nothing.
 
     Another dispatcher fetches the result once the server is idle (fault H3, fault H2, OPEN-C3, OPEN-C4, R16).
@@ -74,7 +77,7 @@ async def test_a_dispatcher_that_is_frozen(redis_server: RedisServer, redis_pref
     ):
         async with dispatching(backend, **fast) as first:
             await serve(first, "flux", gpu, config=_TOLD)
-        async with process(Told(redis_server.url, redis_prefix, fast)) as child:
+        async with process(parent, Told(redis_server.url, redis_prefix, fast)) as child:
             async with dispatching(backend, **fast) as submitting:
                 await submitting.stop()
                 ids = await send(submitting, "flux", 2)

@@ -7,6 +7,7 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, control_of
+from taskqueue_core.consuming import housekeeping
 from taskqueue_core.tasks import State
 from taskqueue_dispatch.callbacks import callback_id, sending
 from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
@@ -76,6 +77,7 @@ async def test_a_slot_does_not_wait_for_its_callback(
 async def test_an_expiry_is_told(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client is told that its job has expired in the queue, once (C26, fault F12)."""
     monkeypatch.setattr(sending, "_LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(housekeeping, "_EVERY", 0.2)
     async with (
         receiving() as receiver,
         dispatching(backend, **calling(receiver)) as dispatcher,
