@@ -133,7 +133,7 @@ def test_an_interrupt_ends_what_was_started(
 
 
 async def test_its_server_lets_go_before_the_store_goes() -> None:
-    """What a signal has begun is not cut short by the end of the run: its server ends, then its store (C22, R16)."""
+    """What a signal has begun is not cut short by the end of the run: its server ends, and then its store."""
     over = asyncio.Event()
 
     @asynccontextmanager
