@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable
 
@@ -54,17 +55,27 @@ class RedisBackend:
         return await self._home.health()
 
     async def aclose(self) -> None:
-        """Hand everything back and close every connection; what the store holds stays."""
+        """Hand everything back and close every connection; what the store holds stays.
+
+        With the store away this is tried for about a second, after TASKQUEUE_REDIS_ANSWER_TIMEOUT where it has just
+        begun to be silent. Then calls that wait for it end with `BackendUnavailable`, and what was held comes back
+        when its lease is over.
+        """
         if self._home.closed:
             return
         self._home.closed = True
-        for subscription in tuple(self._home.subscriptions):
-            with contextlib.suppress(
-                TaskQueueError
-            ):  # its deliveries come back when its lease is over
-                await subscription.close()
-        await self.publisher.sent()
-        await self._home.aclose()
+        patience = asyncio.create_task(self._home.give_up())
+        try:
+            for subscription in tuple(self._home.subscriptions):
+                with contextlib.suppress(
+                    TaskQueueError
+                ):  # its deliveries come back when its lease is over
+                    await subscription.close()
+            await self.publisher.sent()
+            await self._home.aclose()
+        finally:
+            patience.cancel()
+            await asyncio.wait([patience])
 
 
 def create_backend() -> RedisBackend:

@@ -44,7 +44,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._over: asyncio.Event | None = None
+        self._beating: asyncio.Task[None] | None = None
         self._closed = False
 
     def add(self, token: str, partition: str) -> None:
@@ -65,34 +65,32 @@ class Heartbeat:
                 tokens.discard(token)
 
     async def aclose(self) -> None:
-        """End the thread."""
+        """End the thread, also in the midst of a sign of life: the store may be away."""
         with self._lock:
             self._closed = True
-            thread, loop, over = self._thread, self._loop, self._over
+            thread, loop, beating = self._thread, self._loop, self._beating
         if thread is None:
             return
-        if loop is not None and over is not None:
+        if loop is not None and beating is not None:
             with contextlib.suppress(RuntimeError):  # it has ended
-                loop.call_soon_threadsafe(over.set)
+                loop.call_soon_threadsafe(beating.cancel)
         await asyncio.to_thread(thread.join)
 
     def _run(self) -> None:
-        asyncio.run(self._beat_on())
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._beat_on())
 
     async def _beat_on(self) -> None:
-        over = asyncio.Event()
         with self._lock:
-            self._loop, self._over = asyncio.get_running_loop(), over
+            self._loop, self._beating = asyncio.get_running_loop(), asyncio.current_task()
             if self._closed:
                 return
         link = Link(self._settings)
         scripts = Scripts(link, self._settings.prefix, self._settings.partitions_of, None)
         try:
             pause = self._settings.lease / _BEATS
-            while not over.is_set():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), pause)
-                    return
+            while True:
+                await asyncio.sleep(pause)
                 pause = self._settings.lease / _BEATS
                 with self._lock:
                     consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import Protocol
+from typing import Any, Protocol
 
 from taskqueue_core.capabilities import Durability
 from taskqueue_core.clock import Clock
@@ -32,6 +32,8 @@ _CURES = {
     Durability.DISK: "set appendonly yes and appendfsync always",
     Durability.REPLICATED: "connect more replicas",
 }
+_AWAY = 1.0
+"""seconds for which a backend that is closed tries to reach a store that is away"""
 _log = logging.getLogger("taskqueue.redis")
 
 
@@ -71,12 +73,15 @@ class Home:
         )
         self.heartbeat = Heartbeat(settings, self._given_up)
         self.background = Owned()
+        self.asking: set[asyncio.Task[Any]] = set()
+        """calls that go on where their callers are cancelled"""
         self.link.trouble.healed = self._healed
         self.subscriptions: dict[Member, None] = {}
         self.closed = False
         self._consumers = 0
         self._facts: ServerFacts | None = None
         self._histories: tuple[str, ...] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._checking = asyncio.Lock()
         self.promises_checked = False
         """whether this Redis is known to keep what its queues promise"""
@@ -145,16 +150,30 @@ class Home:
                     )
         self.promises_checked = True
 
+    async def give_up(self) -> None:
+        """Once nothing has worked for a while, end every call that waits for the store; later ones fail at once."""
+        pause = _AWAY
+        while True:
+            await asyncio.sleep(pause)
+            if self.link.trouble.seconds >= _AWAY / 2:  # else it answers, or was away for a moment
+                break
+            pause = _AWAY / 10
+        await self.link.aclose()
+
     async def aclose(self) -> None:
-        """Close everything, in order."""
+        """Close everything, in order. With the store away this waits for it unless somebody calls `give_up`."""
+        if self._looking is not None:
+            self._looking.cancel()  # nobody acts on what it finds any more
         await self.background.drained()
         await self.heartbeat.aclose()
         await self.wakeups.aclose()
         await self.link.aclose()
+        if self.asking:
+            await asyncio.wait(self.asking)
 
     def _healed(self) -> None:
         if not self.closed:
-            self.background.start(self._look_for_failover())
+            self._looking = self.background.start(self._look_for_failover())
 
     async def _look_for_failover(self) -> None:
         """After an outage: where the store went back, what it has in flight here may have been settled already."""

@@ -226,7 +226,10 @@ class Intake:
                 self._given_up, found = True, _Taken()
             except TaskQueueError:
                 read = None
-                await asyncio.sleep(_AGAIN)
+                if self._home.closed:
+                    found = _Taken()  # nobody takes anything any more
+                else:
+                    await asyncio.sleep(_AGAIN)
         self._unseen += found.received.deliveries
         self._late += found.expired
         del self._aside[partition]

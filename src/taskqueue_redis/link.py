@@ -7,6 +7,7 @@ command is sent again only if nothing was executed, or if its caller says that t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -55,6 +56,8 @@ class Link:
         self.trouble = Trouble(settings.address.shown)
         self._topology = _topology(settings)
         self._closed = False
+        self._over = asyncio.Event()
+        """set with it: nobody waits for the next try of a command then"""
 
     async def command(
         self,
@@ -95,7 +98,7 @@ class Link:
                         self.trouble.over()
                     return reply
         deadline = now + self.settings.operation_timeout
-        trial = Trial(deadline, self.trouble, resend=resend)
+        trial = Trial(deadline, self.trouble, resend=resend, rest=self._rest)
         trial.uncertain = uncertain
         return await self._persist(trial, key, _Order(words, follow), node, reply)
 
@@ -106,10 +109,10 @@ class Link:
         """
         deadline = asyncio.get_running_loop().time() + self.settings.operation_timeout
         trouble = Trouble(self.settings.address.shown, quiet=True) if quietly else self.trouble
-        nodes = await self._masters(Trial(deadline, trouble, resend=True))
+        nodes = await self._masters(Trial(deadline, trouble, resend=True, rest=self._rest))
 
         def ask(node: Node) -> Any:
-            trial = Trial(deadline, trouble, resend=True)
+            trial = Trial(deadline, trouble, resend=True, rest=self._rest)
             return self._persist(trial, node, _Order(words, None))
 
         replies = await asyncio.gather(*map(ask, nodes), return_exceptions=True)
@@ -145,9 +148,18 @@ class Link:
         return self._topology.in_charge(place)
 
     async def aclose(self) -> None:
-        """Close every connection; calls that wait for an answer fail. Idempotent."""
+        """Close every connection; calls that wait for an answer, or for another try, fail. Idempotent."""
         self._closed = True
+        self._over.set()
         await self._topology.aclose()
+
+    async def _rest(self, pause: float) -> None:
+        if not pause:
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._over.wait()
 
     async def _masters(self, trial: Trial) -> list[Node]:
         while True:

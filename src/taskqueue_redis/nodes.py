@@ -131,7 +131,7 @@ class Node:
 
     async def _open(self) -> Wire:
         loop = asyncio.get_running_loop()
-        if (pause := self._not_before - loop.time()) > 0:
+        if not self._closed and (pause := self._not_before - loop.time()) > 0:
             await asyncio.sleep(pause)
         if self._closed:
             raise link_closed()

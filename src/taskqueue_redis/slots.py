@@ -132,6 +132,8 @@ class RedisSlots:
             "" if idle is None else microseconds(idle),
         )
         asking = asyncio.create_task(self._acquire(words, releasing))
+        self._home.asking.add(asking)
+        asking.add_done_callback(self._home.asking.discard)
         try:
             told = await asyncio.shield(asking)
         except asyncio.CancelledError:

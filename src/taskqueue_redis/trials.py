@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from taskqueue_redis.failures import AnswerLost, Failure, NotReached, Policy, Refused
@@ -48,6 +48,11 @@ class Trouble:
         LOGGER.warning("%s: %s%s", self._shown, self.text, more)
         self._logged, self._unlogged, self._told = now, 0, True
 
+    @property
+    def seconds(self) -> float:
+        """For how long nothing has worked; 0 as long as nothing is known to be wrong."""
+        return 0.0 if self.text is None else time.monotonic() - self._since
+
     def over(self) -> None:
         """Take note that a command was answered."""
         if self.text is None:
@@ -61,15 +66,23 @@ class Trouble:
 
 
 class Trial:
-    """One command's tries, until ``deadline`` (the loop's time)."""
+    """One command's tries, until ``deadline`` (the loop's time). ``rest`` waits between them, or not so long."""
 
-    def __init__(self, deadline: float, trouble: Trouble, *, resend: bool) -> None:
+    def __init__(
+        self,
+        deadline: float,
+        trouble: Trouble,
+        *,
+        resend: bool,
+        rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self.deadline = deadline
         self.uncertain = False
         """whether a try may have been executed whose answer was lost"""
         self.sent = False
         """whether the command of the try that is on its way may have left"""
         self._resend = resend
+        self._rest = rest
         self._trouble = trouble
         self._backoff = Backoff()
         self._at_once = 0
@@ -98,7 +111,7 @@ class Trial:
             pause = self._backoff.next()
         if asyncio.get_running_loop().time() + pause >= self.deadline:
             self._give_up(failure)
-        await asyncio.sleep(pause)
+        await self._rest(pause)
 
     def expire(self, reason: str) -> NoReturn:
         """Raise what the caller is to see when the time is over in the middle of a try."""

@@ -1,0 +1,181 @@
+"""A backend that is closed while its store is away: in order, and soon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from taskqueue_core.backend import Subscription
+from taskqueue_core.capabilities import Endpoint, Seen
+from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed, SubscriptionClosed
+from taskqueue_core.tasks import Received, Task
+from taskqueue_redis import RedisBackend
+from taskqueue_redis.failures import NotReached
+from tests.redis.backends import KEY, opened, publish, take, until
+from tests.redis.conftest import MakeServer
+from tests.redis.links import settings_for
+from tests.redis.servers import RedisServer
+
+AT_MOST = 3.0
+"""seconds to close in: about one, on a machine that is busy with others"""
+
+
+async def begun(server: RedisServer, prefix: str, **values: Any) -> RedisBackend:
+    """A backend that has a slot to give."""
+    values = {"lease": 15.0, "prefix": prefix} | values
+    backend = RedisBackend(settings=settings_for(server.url, **values))
+    await backend.slots.register(Endpoint(model="m", server="s", url="http://s", slots=4))
+    await backend.slots.reconcile("m", "s", Seen(active=0), settled=0)
+    return backend
+
+
+@asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """No task and no thread is left behind."""
+    before, threads = asyncio.all_tasks(), set(threading.enumerate())
+    yield
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() <= before
+    left = set(threading.enumerate()) - threads
+    assert not [thread.name for thread in left if "taskqueue" in thread.name]
+
+
+async def closed(backend: RedisBackend) -> float:
+    """Close it, and return the seconds that took."""
+    since = time.monotonic()
+    await backend.aclose()
+    return time.monotonic() - since
+
+
+async def ended(*calls: asyncio.Task[Any]) -> list[Any]:
+    """Return what became of calls, which have to end now."""
+    async with asyncio.timeout(1):
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.parametrize("away", [0.0, 1.5])
+async def test_calls_in_flight(make_server: MakeServer, redis_prefix: str, away: float) -> None:
+    """A13, faults B1 and E4: what is in flight when the store is killed ends with the backend, in about a second."""
+    server = make_server().start()
+    async with nothing_left():
+        backend = await begun(server, redis_prefix)
+        await publish(backend, *"abc")
+        consumer, *others = (backend.subscribe([KEY, f"k{n}"], f"c{n}") for n in range(4))
+        (held,) = await take(consumer, 1)
+        waiting = [asyncio.create_task(each.receive(1, None)) for each in others[1:]]
+        await take(others[0], 2)
+        await until(lambda: all(each.asleep for each in others[1:]), "all wait")
+        server.kill()
+        calls = [
+            asyncio.create_task(call)
+            for call in (
+                backend.slots.acquire("m", "h", ttl=30),
+                consumer.ack(held),
+                backend.publisher.publish(Task.of(KEY, id="d")),
+                backend.control.ledger(KEY),
+            )
+        ]
+        receive = asyncio.create_task(consumer.receive(1, None))
+        left = asyncio.create_task(backend.slots.acquire("m", "h", ttl=30))
+        await asyncio.sleep(0.05)
+        left.cancel()
+        await asyncio.sleep(away)
+        assert await closed(backend) < AT_MOST
+        assert {type(told) for told in await ended(*calls)} <= {
+            BackendUnavailable,
+            PublishUnconfirmed,
+        }
+        for told in await ended(
+            receive, *waiting
+        ):  # what looked for work at that moment lost its answer
+            assert told == Received() or isinstance(told, BackendUnavailable)
+        with contextlib.suppress(asyncio.CancelledError):
+            await left
+        assert left.cancelled()
+        await refused(consumer)
+    server.start()
+    async with opened(server.url, redis_prefix) as again:
+        assert (await again.control.ledger(KEY)).published >= 3
+
+
+async def refused(consumer: Subscription) -> None:
+    """It says that it is closed."""
+    with pytest.raises(SubscriptionClosed):
+        await consumer.receive(1, 0)
+
+
+async def test_a_sign_of_life_in_flight(make_server: MakeServer, redis_prefix: str) -> None:
+    """A13, fault B1: a sign of life that waits for the store holds nobody up."""
+    server = make_server().start()
+    async with nothing_left():
+        backend = await begun(server, redis_prefix, lease=1.0)
+        consumer = backend.subscribe([KEY], "c")
+        await consumer.receive(1, 0)
+        server.freeze()
+        await asyncio.sleep(0.5)  # one is given three times a second
+        server.kill()
+        assert await closed(backend) < AT_MOST
+
+
+async def test_a_store_that_is_silent(make_server: MakeServer, redis_prefix: str) -> None:
+    """A13, fault B10: one that answers no more is waited for as long as for any answer, and once for all."""
+    server = make_server().start()
+    async with nothing_left():
+        backend = await begun(server, redis_prefix, answer_timeout=1.0)
+        for number in range(3):
+            await backend.subscribe([f"k{number}"], "c").receive(1, 0)
+        server.freeze()
+        call = asyncio.create_task(backend.slots.acquire("m", "h", ttl=30))
+        await asyncio.sleep(0)
+        assert await closed(backend) < AT_MOST + 1
+        (told,) = await ended(call)
+        assert isinstance(told, BackendUnavailable)
+        server.thaw()
+
+
+async def test_a_store_that_is_back(make_server: MakeServer, redis_prefix: str) -> None:
+    """A13, fault B1: one that was away for a moment gets everything back."""
+    server = make_server().start()
+    backend = await begun(server, redis_prefix, lease=60.0)
+    await publish(backend, "a")
+    await take(backend.subscribe([KEY], "c"), 1)
+    server.kill()
+    closing = asyncio.create_task(backend.aclose())
+    await asyncio.sleep(0.05)
+    await asyncio.to_thread(server.start)
+    await closing
+    async with opened(server.url, redis_prefix) as other:
+        assert (await other.control.ledger(KEY)).waiting == 1
+
+
+async def test_a_part_that_is_away(
+    redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A13, fault E5: a part of the store that a receive finds out of reach as all is closed is not asked for ever."""
+    async with nothing_left():
+        backend = await begun(redis_server, redis_prefix, partitions=2)
+        scripts, asked = backend._home.scripts, asyncio.Event()
+        run, gone = scripts.run, scripts.partitions.names[0]
+        keys = [f"k{number}" for number in range(8)]
+        consumer = backend.subscribe(keys, "c")
+        await consumer.receive(1, 0)
+
+        async def fails(name: str, partition: str, *words: Any, **more: Any) -> Any:
+            if partition != gone or name == "leave":
+                return await run(name, partition, *words, **more)
+            asked.set()
+            await until(lambda: consumer.closed)
+            raise NotReached("away")
+
+        monkeypatch.setattr(scripts, "run", fails)
+        receive = asyncio.create_task(consumer.receive(1, None))
+        await asked.wait()
+        assert await closed(backend) < AT_MOST
+        assert await ended(receive) == [Received()]
