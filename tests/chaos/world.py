@@ -352,10 +352,8 @@ class World:
         answers: list[Confirmation] = []
         while len(answers) < count:
             size = min(500, count - len(answers))
-            tasks = [
-                Task.of(self.shape.keys[0], {"will": "ack", "padding": ""}, **fields)
-                for _ in range(size)
-            ]
+            body = {"will": "ack", "padding": ""}
+            tasks = [Task.of(self.shape.keys[0], body, **fields) for _ in range(size)]
             answers += await producer.publish_once(tasks)
         return tuple(answers)
 
