@@ -287,10 +287,14 @@ class Run:
         task = self._delivery.task
         match answer:
             case Done(result):
-                await self._parts.report(task, "done", result, None)
+                late = task.deadline is not None and task.deadline <= self._parts.backend.now()
+                if not late:
+                    await self._parts.report(task, "done", result, None)
                 told = await self._ends.settlements.ack([(self._delivery, result)])
                 if not told[self._delivery.receipt]:
-                    await self._note(result)  # late: the job is not this dispatcher's any more
+                    await self._note(result)  # the job is not this dispatcher's any more
+                elif late:  # it might have expired meanwhile; if this is not told, who watches the deadline does it
+                    await self._parts.report(task, "done", result, None)
             case Unreachable(sent=True):
                 await self._settle(Redeliver(lost=True))
             case Failed(error, final):

@@ -21,11 +21,11 @@ from taskqueue_core.consuming.store_link import StoreLink
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.retry import Failed, Outcome, Rejected, ScheduleRetry, Success, decide
 from taskqueue_core.settlement import settle
-from taskqueue_core.tasks import Delivery, Settled, State
+from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
 from taskqueue_dispatch.callbacks.policy import policy_of, prepare
 from taskqueue_dispatch.callbacks.records import CallbackRecord, Receipt, record_of
 from taskqueue_dispatch.callbacks.signing import Signer
-from taskqueue_dispatch.callbacks.tasks import CALLBACK_URL, JOB, QUEUE
+from taskqueue_dispatch.callbacks.tasks import CALLBACK_URL, JOB, QUEUE, callback_task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.egress import (
     NameUnknown,
@@ -179,13 +179,24 @@ class Sender:
         (status,) = await self._store.insist(look)
         if status is not None and status.state is State.EXPIRED:
             return True
-        if status is not None and status.state.live:
+        # A job that is done was told of, but for one whose dispatcher was killed in between.
+        done = status is not None and status.state is State.DONE
+        if (status is not None and status.state.live) or (done and not await self._is_told(task)):
             pause = min(delivery.attempt * _LOOK_AGAIN, _SELDOM)
             later = ScheduleRetry(pause, "the job goes on")
             await self._store.insist(partial(settle, self._backend, subscription, delivery, later))
-        else:  # there is nothing to tell, or others have told it
+        else:
             await self._store.insist(partial(self._control.cancel, CALLBACKS, task.id))
         return False
+
+    async def _is_told(self, watch: Task) -> bool:
+        """Have it told, if it was not yet, that the job that is watched is done; say whether that is stored."""
+        key, job_id = watch.headers[QUEUE], watch.headers[JOB]
+        (result,) = await self._store.insist(partial(self._control.results, key, job_id))
+        job = Task(key=key, id=job_id, headers={CALLBACK_URL: watch.headers[CALLBACK_URL]})
+        publish = partial(self._backend.publisher.publish, callback_task(job, "done", result, None))
+        (told,) = await self._store.insist(publish)
+        return told.status is not Published.REFUSED
 
     async def _attempt(self, delivery: Delivery, tls: ssl.SSLContext) -> tuple[Outcome, float]:
         task = delivery.task
