@@ -120,7 +120,10 @@ def test_missing_overrides() -> None:
     ],
 )
 def test_real_time(concern: type[Harness], seconds: float) -> None:
-    """A backend that cannot take a clock is tested in short real time."""
+    """A backend that cannot take a clock is tested in short real time.
+
+    What fails so, a few at once on a machine that may be busy, must pass alone in longer times.
+    """
 
     class Suite(concern):  # type: ignore[misc, valid-type]
         manual_clock = False
@@ -129,8 +132,15 @@ def test_real_time(concern: type[Harness], seconds: float) -> None:
         async def open_backend(self, _clock: ManualClock) -> MemoryBackend:
             return MemoryBackend()
 
+    class Longer(Suite):
+        short = 4 * seconds
+
     alone = {f"the backend does not declare {name!r}" for name in ("shared", "durable")}
-    assert set(outcomes_in_real_time(Suite()).values()) - alone == {"passed"}
+    found = outcomes_in_real_time(Suite())
+    again = [name for name, outcome in found.items() if outcome == "failed"]
+    assert len(again) < 4
+    found |= outcomes(Longer(), *again) if again else {}
+    assert set(found.values()) - alone == {"passed"}
 
 
 def test_every_test_says_what_it_proves() -> None:
