@@ -1,0 +1,191 @@
+"""One worker's socket: a run is sent, acknowledged, and only then the next one is taken.
+
+The handler is Prefect's own. It says no more than what can be seen from here:
+
+===================================== ===============================================================
+it makes a `MultiQueue`               a worker has subscribed; the task that runs now is the handler
+it observes the worker                at first: who it is. With a run out: *the worker has acknowledged it*
+it asks for a run                     it takes one; what came before is acknowledged
+it hands a run to ``retry``           the socket broke before the worker's word
+its task ends, however                what is out goes back
+===================================== ===============================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from taskqueue_core.backend import Subscription
+from taskqueue_core.consuming.handing_back import close
+from taskqueue_core.consuming.settlements import Settlements
+from taskqueue_core.consuming.store_link import StoreLink
+from taskqueue_core.protocol.task_run import refusal
+from taskqueue_core.retry import Rejected
+from taskqueue_core.tasks import Delivery, Task
+from taskqueue_prefect import runs
+from taskqueue_prefect.host import Host
+from taskqueue_prefect.names import name_of
+from taskqueue_prefect.runs import Accepted
+
+if TYPE_CHECKING:
+    from prefect.server.schemas.core import TaskRun
+
+__all__ = ["HandingOver"]
+
+_NOBODY = "unknown"
+_COMMIT = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
+"""seconds between looks at the database for a run whose transaction is just being committed"""
+_AWAY = 1.0
+"""seconds between looks at a database that is away"""
+_BAD = "bad_task_run"
+_current: ContextVar[HandingOver | None] = ContextVar("taskqueue_prefect_socket", default=None)
+_log = logging.getLogger("prefect.taskqueue")
+
+
+class HandingOver:
+    """Hands runs over to one worker, for as long as the task lives in which it is made."""
+
+    def __init__(self, host: Host, task_keys: Iterable[str]) -> None:
+        """Take nothing yet."""
+        self._host = host
+        self._keys = [name_of(key) for key in task_keys]
+        self._worker = _NOBODY
+        self._subscription: Subscription | None = None
+        self._store = StoreLink(self._tell)
+        self._out: Delivery | None = None
+        """what the worker was sent, and has not acknowledged"""
+        self._state = ""
+        self._settling: asyncio.Task[None] | None = None
+        self._taking: asyncio.Task[TaskRun] | None = None
+        _current.set(self)
+        if (handler := asyncio.current_task()) is not None:
+            handler.add_done_callback(lambda _: host.begin(self._end()))
+
+    @classmethod
+    def of_this_context(cls) -> HandingOver | None:
+        """Return the socket whose handler this is called from, if any."""
+        return _current.get()
+
+    def observed(self, client_id: str) -> None:
+        """Take note that the handler has heard of its worker."""
+        self._worker = client_id
+        if self._out is not None:
+            self._accept()
+
+    async def next(self) -> TaskRun:
+        """Return the next run. Cancelled, it goes on in the background, and the next call has the answer."""
+        if self._out is not None:  # whoever asks for more has the worker's word
+            self._accept()
+        if self._taking is None:
+            self._taking = asyncio.create_task(self._take())
+        run = await asyncio.shield(self._taking)
+        self._taking = None
+        return run
+
+    async def hand_back(self) -> None:
+        """Give back what is out, as if nothing had been."""
+        delivery, self._out = self._out, None
+        if delivery is not None:
+            await self._settlements.redeliver([delivery])
+
+    # Taking.
+
+    @property
+    def _settlements(self) -> Settlements:
+        return Settlements(self._host.backend, self._subscribed(), self._store)
+
+    def _subscribed(self) -> Subscription:
+        if self._subscription is None:
+            self._subscription = self._host.backend.subscribe(self._keys, name_of(self._worker))
+        return self._subscription
+
+    async def _take(self) -> TaskRun:
+        if self._settling is not None:
+            await self._settling
+        subscription = self._subscribed()
+        while True:
+            received = await self._store.insist(partial(subscription.receive, 1, None))
+            for delivery in received.deliveries:
+                run = await self._wanted(delivery)
+                if run is not None:
+                    self._out = delivery
+                    return run
+
+    async def _wanted(self, delivery: Delivery) -> TaskRun | None:
+        """Return the run of a delivery, ``None`` where it is not to be run: then it is settled."""
+        why = refusal(delivery.task)
+        if why is not None:
+            await self._bury(delivery, why)
+            return None
+        self._state, run = await self._current_run(delivery.task)
+        if run is None:
+            await self._accepted(delivery, Accepted(state=self._state))
+        return run
+
+    async def _current_run(self, task: Task) -> tuple[str, TaskRun | None]:
+        """Look at the database: it may not know yet what is in the queue, or know better."""
+        state, at = runs.state_of(task)
+        for pause in _COMMIT:
+            await asyncio.sleep(pause)
+            run = await self._read(task.id)
+            if run is not None and run.state is not None:
+                if str(run.state.id) == state:
+                    return state, run
+                if run.state.timestamp > at:
+                    break
+        return state, None
+
+    async def _read(self, run_id: str) -> TaskRun | None:
+        told = False
+        while True:
+            try:
+                return await runs.read(run_id)
+            except Exception:  # noqa: BLE001 - whatever it is: a run is not given up for the database's sake
+                if not told:
+                    _log.exception("the database could not be asked for a task run")
+                told = True
+                await asyncio.sleep(_AWAY)
+
+    # Settling.
+
+    def _accept(self) -> None:
+        delivery, self._out = self._out, None
+        if delivery is not None:
+            word = Accepted(worker=self._worker, state=self._state)
+            self._settling = asyncio.create_task(self._accepted(delivery, word))
+
+    async def _accepted(self, delivery: Delivery, word: Accepted) -> None:
+        told = await self._settlements.ack([(delivery, msgspec.json.encode(word))])
+        if word.worker is not None and not all(told.values()):
+            _log.warning("a worker's word came too late: run %s is out again", delivery.task.id)
+
+    async def _bury(self, delivery: Delivery, why: str) -> None:
+        _log.error(
+            "run %s is none that a worker bears, and is a dead letter now: %s",
+            delivery.task.id,
+            why,
+        )
+        await self._settlements.judge(delivery, Rejected(_BAD, why))
+
+    async def _end(self) -> None:
+        """Settle what was acknowledged, and hand back the rest."""
+        if self._taking is not None:
+            self._taking.cancel()
+            await asyncio.gather(self._taking, return_exceptions=True)
+        if self._settling is not None:
+            await asyncio.wait([self._settling])
+        if self._subscription is not None:
+            await close(self._subscription)
+
+    async def _tell(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
+        if ok:
+            _log.info("the task queue's store is back")
+        else:
+            _log.warning("the task queue's store is away: %s", reason)

@@ -1,0 +1,66 @@
+"""Have something done to modules when they are imported, however and whenever that is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+__all__ = ["Afterwards", "after_import"]
+
+Action = Callable[[ModuleType], None]
+
+
+def after_import(actions: Mapping[str, Action]) -> None:
+    """Call an action with each module named, at once with those that are imported already. Idempotent."""
+    for finder in sys.meta_path:
+        if isinstance(finder, Afterwards):
+            return
+    sys.meta_path.insert(0, Afterwards(actions))
+    for name, action in actions.items():
+        if (module := sys.modules.get(name)) is not None:
+            action(module)
+
+
+class Afterwards(MetaPathFinder):
+    """Finds what the other finders find, with an action after the module's own code."""
+
+    def __init__(self, actions: Mapping[str, Action]) -> None:
+        """Take actions by names of modules."""
+        self._actions = actions
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for the modules that there are actions for."""
+        if fullname not in self._actions:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(fullname, path, target)):
+                if spec.loader is not None:
+                    spec.loader = _Then(spec.loader, self._actions[fullname])
+                return spec
+        return None
+
+
+class _Then(Loader):
+    """A loader that goes on where another one ends. What else that one has is to be had."""
+
+    def __init__(self, inner: Loader, action: Action) -> None:
+        self._inner = inner
+        self._action = action
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = module.__loader__ = self._inner
+        self._inner.exec_module(module)
+        self._action(module)

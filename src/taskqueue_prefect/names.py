@@ -1,0 +1,46 @@
+"""Prefect's task keys and client ids as names of the contract, and back."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+
+from taskqueue_core.limits import LIMITS
+
+__all__ = ["name_of", "spelling_of"]
+
+_ODD = re.compile(r"[^A-Za-z0-9_<.:@=+>-]+|^[.:@=+>-]")
+_ESCAPED = re.compile(r"((?:~[0-9a-f]{2})+)")
+_FIRST = "<~."
+"""before an escape, with which no name begins; no escape has this dot"""
+_CUT = "~-"
+_DIGEST = 32
+
+
+def name_of(spelling: str) -> str:
+    """Return a name for any text but none: as it is, with the signs escaped that names cannot have.
+
+    One that is too long is cut, and ends with a digest of the whole.
+    """
+    name = _ODD.sub(_escape, spelling)
+    if name.startswith("~"):
+        name = _FIRST + name
+    if len(name) <= LIMITS.name:
+        return name
+    digest = sha256(spelling.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
+    return name[: LIMITS.name - len(_CUT) - _DIGEST] + _CUT + digest
+
+
+def spelling_of(name: str) -> str:
+    """Return what a name was made from; not so if it was cut."""
+    parts = _ESCAPED.split(name.removeprefix(_FIRST))
+    parts[1::2] = [_unescaped(part) for part in parts[1::2]]
+    return "".join(parts)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return "".join(f"~{byte:02x}" for byte in found[0].encode(errors="surrogatepass"))
+
+
+def _unescaped(part: str) -> str:
+    return bytes.fromhex(part.replace("~", "")).decode(errors="replace")

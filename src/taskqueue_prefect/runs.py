@@ -1,0 +1,89 @@
+"""Task runs: as Prefect has them, as tasks of a queue, and as the database knows them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+
+from taskqueue_core.tasks import Task
+from taskqueue_prefect.names import name_of
+
+if TYPE_CHECKING:
+    from prefect.server.schemas.core import TaskRun
+
+__all__ = ["Accepted", "due_at", "read", "scheduled_after", "state_id", "state_of", "task_of"]
+
+_VOLATILE = {"estimated_run_time", "estimated_start_time_delta", "total_run_time", "updated"}
+"""what changes with the time it is looked at; of no use to a worker"""
+_state = msgspec.json.Decoder(dict[str, Any])
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a run that has left the queue, as its result."""
+
+    worker: str | None = None
+    """the client id of who has acknowledged it; ``None``: nobody, it was not wanted any more"""
+    state: str
+    """the id of the state in which it was handed out"""
+
+
+def task_of(run: TaskRun) -> Task:
+    """Return a run as a task: its id is the run's, its payload what workers read, the same for the same state."""
+    told = run.model_dump(mode="json", exclude=_VOLATILE)
+    return Task(key=name_of(run.task_key), id=str(run.id), payload=msgspec.json.encode(told))
+
+
+def state_of(task: Task) -> tuple[str, datetime]:
+    """Return the id and the time of the state that a task was published for. Raises `ValueError`."""
+    try:
+        state = _state.decode(task.payload)["state"]
+        return str(state["id"]), datetime.fromisoformat(state["timestamp"])
+    except (KeyError, TypeError) as error:
+        raise ValueError("no task run with a state") from error
+
+
+def state_id(run: TaskRun) -> str:
+    """Return the id of the state that a run is in; of a run without any there is none."""
+    return str(run.state.id) if run.state else ""
+
+
+def due_at(run: TaskRun) -> float | None:
+    """Return when a run is to be executed, in Unix seconds."""
+    at = run.state.state_details.scheduled_time if run.state else None
+    return at.timestamp() if at is not None else None
+
+
+async def read(run_id: str) -> TaskRun | None:
+    """Return a run as it is now, ``None`` if there is none."""
+    from prefect.server import models
+    from prefect.server.database import provide_database_interface
+
+    async with provide_database_interface().session_context() as session:
+        found = await models.task_runs.read_task_run(session=session, task_run_id=UUID(run_id))
+        return None if found is None else _run(found)
+
+
+async def scheduled_after(last: UUID, limit: int) -> list[TaskRun]:
+    """Return runs in a scheduled state, by id from ``last`` on, without it."""
+    import sqlalchemy as sa
+    from prefect.server.database import provide_database_interface
+    from prefect.server.schemas.states import StateType
+
+    db = provide_database_interface()
+    async with db.session_context() as session:
+        found = await session.execute(
+            sa.select(db.TaskRun)
+            .where(db.TaskRun.state_type == StateType.SCHEDULED, db.TaskRun.id > last)
+            .order_by(db.TaskRun.id)
+            .limit(limit)
+        )
+        return [_run(model) for model in found.scalars().unique().all()]
+
+
+def _run(model: Any) -> TaskRun:
+    from prefect.server.schemas.core import TaskRun
+
+    return TaskRun.model_validate(model, from_attributes=True)

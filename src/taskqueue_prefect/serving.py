@@ -1,0 +1,50 @@
+"""What a server's process does from its start to its end, beside answering."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from taskqueue_core.consuming.housekeeping import keep_house
+from taskqueue_prefect.errors import NotAsConfigured
+from taskqueue_prefect.host import Host
+from taskqueue_prefect.logs import forward_logs
+from taskqueue_prefect.reconciling import reconcile
+
+__all__ = ["serving"]
+
+_log = logging.getLogger("prefect.taskqueue")
+
+
+@contextlib.asynccontextmanager
+async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
+    """Tell of it, keep house, and reconcile; in the end hand everything back.
+
+    Raises `NotAsConfigured` for faults, where the settings are strict.
+    """
+    forward_logs()
+    try:
+        await _declare(host, faults)
+        loops = [host.begin(keep_house(host.control)), host.begin(reconcile(host))]
+        try:
+            yield
+        finally:
+            for task in loops:
+                task.cancel()
+    finally:
+        await host.aclose()
+
+
+async def _declare(host: Host, faults: list[str]) -> None:
+    if faults and host.settings.strict:
+        raise NotAsConfigured(f"TASKQUEUE_PREFECT_STRICT: {'; '.join(faults)}")
+    for fault in faults:
+        _log.error("the task queue may not work: %s", fault)
+    health = await host.backend.health()
+    if not health.ok:
+        _log.error("the task queue's store is out of reach: %s", health.details.get("error"))
+    shared = "for all replicas" if host.backend.capabilities.shared else "of this process alone"
+    where = [str(value) for name, value in health.details.items() if name.endswith("address")]
+    told = " ".join([repr(host.name), shared, *where])
+    _log.info("background tasks go through the backend %s", told)
