@@ -20,7 +20,7 @@ hookimpl = pluggy.HookimplMarker(
 )  # Prefect's marker, from the first release with plugins on
 
 
-@hookimpl  # type: ignore[untyped-decorator]
+@hookimpl
 def setup_environment(ctx: Any = None) -> None:  # noqa: ARG001 - what Prefect gives
     """Have Prefect's server use the queue that is configured. Idempotent, as Prefect calls it more than once."""
     install()

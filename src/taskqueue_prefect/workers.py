@@ -53,7 +53,7 @@ class Workers:
             TaskWorkerResponse(
                 identifier=spelling_of(worker.worker_id),
                 task_keys=[spelling_of(key) for key in worker.keys],
-                timestamp=now,  # type: ignore[arg-type] # pydantic makes what Prefect wants
+                timestamp=now,  # pydantic makes what Prefect wants
             )
             for worker in await Host.of_this_loop().control.workers()
         ]
