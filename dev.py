@@ -13,7 +13,7 @@ python3 dev.py COMMAND [--python 3.12] [arguments]
   model  visit every state of the model of the scripts, in its large bound
   mutants  put mistakes into the product, and count how many the tests notice
   env    only set up the environment, and say where it is
-  lock   solve requirements.lock anew; pins that still fit stay, unless --upgrade is given
+  lock   solve requirements.lock and Prefect's anew; pins that still fit stay, unless --upgrade is given
   clean  remove environments, caches and builds
 
 Nothing is needed beforehand but Python 3.11, 3.12 or 3.13. The first command sets up an environment
@@ -38,8 +38,12 @@ SUPPORTED = ("3.13", "3.12", "3.11")  # best first
 LITTER = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
     __pycache__ [bdest]*/**/__pycache__"""  # benchmarks, docs, examples, src, tests, tools
 UV = "uv==0.13.8"  # pinned, so that the same pins give the same lock
-SOLVE = """uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11
-    --generate-hashes --no-header --no-annotate --quiet -o requirements.lock"""
+SOLVE = """uv pip compile pyproject.toml --universal --python-version 3.11
+    --generate-hashes --no-header --no-annotate --quiet"""
+LOCKS = (  # Prefect has an environment of its own: what it needs, and what all else needs, do not always go together
+    "--extra all --extra conformance --extra spark --group dev -o requirements.lock",
+    "--extra prefect --extra redis -c tests/prefect/constraints.txt -o tests/prefect/requirements.txt",
+)
 SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
 THREE_PROCESSES = ["--numprocesses", "3", "--dist", "worksteal"]  # tests wait for much
 SOAKED = (
@@ -291,14 +295,15 @@ def become(folder: str, command: "list[str]", **variables: str) -> int:
 
 
 def lock(wanted: "str | None", arguments: "list[str]") -> int:
-    """Solves requirements.lock for every supported Python and platform, with a uv of its own."""
+    """Solves the locks for every supported Python and platform, with a uv of its own."""
     with one_at_a_time():
         folder = place("lock")
         if content(folder, "stamp").decode() != UV or complaint(["uv", "--version"], folder):
             folder = create(wanted, name="lock")
             install(folder, UV)
             write(os.path.join(folder, "stamp"), UV)
-        must([*SOLVE.split(), *arguments], folder)
+        for what in LOCKS:
+            must([*SOLVE.split(), *what.split(), *arguments], folder)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Checks that requirements.lock is pure, and that it fits pyproject.toml.
+"""Checks that the locks are pure, and that they fit pyproject.toml.
 
 Pure: every line is a pin with hashes and nothing else, so no index, address, path or option of
 the machine that solved it can be in there. Fits: every direct dependency is pinned within bounds.
@@ -18,15 +18,20 @@ PIN = re.compile(r"([a-z0-9-]+)==([A-Za-z0-9.+!]+)( ; [^:/\\@#]+)? \\")
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
 
-def impurities(lock: str) -> Iterator[str]:
+LOCK = "requirements.lock"
+OTHERS = {"prefect": "tests/prefect/requirements.txt"}
+"""extras with a lock of their own"""
+
+
+def impurities(lock: str, name: str = LOCK) -> Iterator[str]:
     """Names each line that is neither a pin followed by hashes nor a hash."""
     for number, line in enumerate(lock.splitlines(), start=1):
         if not PIN.fullmatch(line) and not HASH.fullmatch(line):
-            yield f"requirements.lock:{number}: not a pin with hashes: {line}"
+            yield f"{name}:{number}: not a pin with hashes: {line}"
 
 
-def misfits(lock: str, project: str) -> Iterator[str]:
-    """Names each direct dependency that the lock does not pin within its bounds."""
+def misfits(lock: str, project: str, extra: str | None = None) -> Iterator[str]:
+    """Names each direct dependency that a lock does not pin within its bounds: an extra's, or all those of no such."""
     pins: dict[str, list[str]] = {}
     for line in lock.splitlines():
         if pin := PIN.fullmatch(line):
@@ -35,8 +40,9 @@ def misfits(lock: str, project: str) -> Iterator[str]:
     own = canonicalize_name(table["project"]["name"])
     wanted = list(table["project"]["dependencies"])
     for group in ("optional-dependencies", "dependency-groups"):
-        for requirements in (table["project"] | table).get(group, {}).values():
-            wanted += requirements
+        for name, requirements in (table["project"] | table).get(group, {}).items():
+            if name == extra or (extra is None and name not in OTHERS):
+                wanted += requirements
     for requirement in map(Requirement, dict.fromkeys(wanted)):
         name = canonicalize_name(requirement.name)
         versions = pins.get(name, [])
@@ -46,9 +52,11 @@ def misfits(lock: str, project: str) -> Iterator[str]:
 
 def main(root: Path = ROOT) -> int:
     """Prints what is wrong; 1 if anything is."""
-    lock = (root / "requirements.lock").read_text(encoding="utf-8")
     project = (root / "pyproject.toml").read_text(encoding="utf-8")
-    problems = [*impurities(lock), *misfits(lock, project)]
+    problems = []
+    for extra, name in {None: LOCK, **OTHERS}.items():
+        lock = (root / name).read_text(encoding="utf-8")
+        problems += [*impurities(lock, name), *misfits(lock, project, extra)]
     print(*problems, sep="\n", end="\n" if problems else "")
     return 1 if problems else 0
 

@@ -1,0 +1,38 @@
+"""Background tasks that note each execution in a file, and a worker that runs so many at once: ``background.py 1``."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.task_worker import serve
+
+
+def note(name: str) -> None:
+    """Write a line down, in one piece."""
+    with (Path(os.environ["MARKS"]) / "executed").open("a") as file:
+        file.write(f"{name}\n")
+
+
+@task(persist_result=True, cache_policy=NO_CACHE)  # type: ignore[untyped-decorator] # Prefect is not in this environment
+def work(name: str, seconds: float = 0) -> str:
+    """Take some time."""
+    note(name)
+    time.sleep(seconds)
+    return name
+
+
+@task(retries=1, retry_delay_seconds=2, cache_policy=NO_CACHE)  # type: ignore[untyped-decorator] # as above
+def fail_once(name: str) -> None:
+    """Fail at first."""
+    note(f"{name}@{time.time():.1f}")
+    path = Path(os.environ["MARKS"]) / f"failed-{name}"
+    if not path.exists():
+        path.touch()
+        raise RuntimeError(name)
+
+
+if __name__ == "__main__":
+    serve(work, fail_once, limit=int(sys.argv[1]))
