@@ -38,11 +38,12 @@ SUPPORTED = ("3.13", "3.12", "3.11")  # best first
 LITTER = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
     __pycache__ [bdest]*/**/__pycache__"""  # benchmarks, docs, examples, src, tests, tools
 UV = "uv==0.13.8"  # pinned, so that the same pins give the same lock
-SOLVE = """uv pip compile pyproject.toml --universal --python-version 3.11
+SOLVE = """uv pip compile --universal --python-version 3.11
     --generate-hashes --no-header --no-annotate --quiet"""
 LOCKS = (  # Prefect has an environment of its own: what it needs, and what all else needs, do not always go together
-    "--extra all --extra conformance --extra spark --group dev -o requirements.lock",
-    "--extra prefect --extra redis -c tests/prefect/constraints.txt -o tests/prefect/requirements.txt",
+    "pyproject.toml --extra all --extra conformance --extra spark --group dev -o requirements.lock",
+    """pyproject.toml tests/prefect/requirements.in --extra prefect --extra redis
+    -c tests/prefect/constraints.txt -o tests/prefect/requirements.txt""",
 )
 SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
 THREE_PROCESSES = ["--numprocesses", "3", "--dist", "worksteal"]  # tests wait for much

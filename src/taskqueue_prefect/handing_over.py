@@ -124,23 +124,27 @@ class HandingOver:
         if why is not None:
             await self._bury(delivery, why)
             return None
-        self._state, run = await self._current_run(delivery.task)
-        if run is None:
-            await self._accepted(delivery, Accepted(state=self._state))
+        run = await self._current_run(delivery.task)
+        if run is None or not runs.is_scheduled(run):
+            state = "" if run is None else runs.state_id(run)
+            await self._accepted(delivery, Accepted(state=state))
+            return None
+        self._state = runs.state_id(run)
         return run
 
-    async def _current_run(self, task: Task) -> tuple[str, TaskRun | None]:
-        """Look at the database: it may not know yet what is in the queue, or know better."""
+    async def _current_run(self, task: Task) -> TaskRun | None:
+        """Look at the database, which may not know yet what is in the queue, or may know better.
+
+        A run has one entry, which keeps the state that it was made for: a later state moves it.
+        """
         state, at = runs.state_of(task)
+        run = None
         for pause in _COMMIT:
             await asyncio.sleep(pause)
             run = await self._read(task.id)
-            if run is not None and run.state is not None:
-                if str(run.state.id) == state:
-                    return state, run
-                if run.state.timestamp > at:
-                    break
-        return state, None
+            if run is not None and (runs.state_id(run) == state or runs.state_time(run) > at):
+                return run
+        return None
 
     async def _read(self, run_id: str) -> TaskRun | None:
         told = False

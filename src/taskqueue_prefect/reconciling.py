@@ -68,7 +68,7 @@ class Reconciler:
         last, rescued = _FIRST, 0
         while page := await runs.scheduled_after(last, _PAGE):
             last = page[-1].id
-            deferred = [run for run in page if run.state and run.state.state_details.deferred]
+            deferred = [run for run in page if runs.is_scheduled(run)]
             rescued += await self._look_at(deferred, seen)
         self._missed = seen
         return rescued

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -14,7 +14,17 @@ from taskqueue_prefect.names import name_of
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
 
-__all__ = ["Accepted", "due_at", "read", "scheduled_after", "state_id", "state_of", "task_of"]
+__all__ = [
+    "Accepted",
+    "due_at",
+    "is_scheduled",
+    "read",
+    "scheduled_after",
+    "state_id",
+    "state_of",
+    "state_time",
+    "task_of",
+]
 
 _VOLATILE = {"estimated_run_time", "estimated_start_time_delta", "total_run_time", "updated"}
 """what changes with the time it is looked at; of no use to a worker"""
@@ -48,6 +58,16 @@ def state_of(task: Task) -> tuple[str, datetime]:
 def state_id(run: TaskRun) -> str:
     """Return the id of the state that a run is in; of a run without any there is none."""
     return str(run.state.id) if run.state else ""
+
+
+def state_time(run: TaskRun) -> datetime:
+    """Return when a run came into the state that it is in."""
+    return run.state.timestamp if run.state else datetime.min.replace(tzinfo=UTC)
+
+
+def is_scheduled(run: TaskRun) -> bool:
+    """Whether a run waits for a worker."""
+    return bool(run.state and run.state.is_scheduled() and run.state.state_details.deferred)
 
 
 def due_at(run: TaskRun) -> float | None:

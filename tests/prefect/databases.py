@@ -33,7 +33,7 @@ class Database:
         """Start nothing yet."""
         self._python = python
         self._folder = Path(tempfile.mkdtemp(prefix="prefect-db-"))
-        self._folder.chmod(0o755)  # noqa: S103 - another user's server has its data below
+        self._folder.chmod(0o755)  # another user's server has its data below
         self._port = free_port()
         self._server: subprocess.Popen[bytes] | None = None
 
@@ -59,7 +59,9 @@ class Database:
         fresh = Database(self._python)
         try:
             if _PROGRAMS is not None:
-                fresh._run("initdb", "-D", str(fresh._data), "-U", "postgres", "-A", "trust", "--no-sync")
+                fresh._run(
+                    "initdb", "-D", str(fresh._data), "-U", "postgres", "-A", "trust", "--no-sync"
+                )
             fresh._start()
             subprocess.run(
                 [self._python, "-m", "prefect", "server", "database", "upgrade", "--yes"],
@@ -91,7 +93,17 @@ class Database:
             for path in (self._data, *self._data.rglob("*")):
                 os.chown(path, who, -1)
         options = [word for setting in _SPEED for word in ("-c", setting)]
-        words = ["-D", str(self._data), "-p", str(self._port), "-k", "", "-h", "127.0.0.1", *options]
+        words = [
+            "-D",
+            str(self._data),
+            "-p",
+            str(self._port),
+            "-k",
+            "",
+            "-h",
+            "127.0.0.1",
+            *options,
+        ]
         with (self._folder / "log").open("ab") as log:
             self._server = subprocess.Popen(
                 [str(_PROGRAMS / "postgres"), *words], stdout=log, stderr=log, **_as_user()

@@ -15,12 +15,20 @@ import httpx2
 
 from tests.ports import free_port
 from tests.prefect.environment import PROGRAMS, ROOT
-from tests.redis.servers import wait_until
+from tests.redis.servers import RedisServer, wait_until
 
-__all__ = ["Replica", "Site"]
+__all__ = ["Process", "Replica", "Site", "executed", "worker"]
 
 SECONDS = 60.0
-_OFF = ("SCHEDULER", "LATE_RUNS", "CANCELLATION_CLEANUP", "PAUSE_EXPIRATIONS", "REPOSSESSOR", "FOREMAN", "TRIGGERS")
+_OFF = (
+    "SCHEDULER",
+    "LATE_RUNS",
+    "CANCELLATION_CLEANUP",
+    "PAUSE_EXPIRATIONS",
+    "REPOSSESSOR",
+    "FOREMAN",
+    "TRIGGERS",
+)
 _QUIET = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -40,16 +48,18 @@ _FAST = {
 class Site:
     """What replicas have in common."""
 
-    def __init__(self, python: str, folder: Path, database: str, redis: str, prefix: str) -> None:
+    def __init__(self, python: str, folder: Path, database: str, redis: RedisServer) -> None:
         """Keep it. ``folder`` is for all that they write."""
         self.python = python
         self.folder = folder
+        self.redis = redis
+        self.prefix = "site"
         self.settings = {
             "PREFECT_API_DATABASE_CONNECTION_URL": database,
             "PREFECT_PLUGINS_ENABLED": "true",
             "TASKQUEUE_BACKEND": "redis",
-            "TASKQUEUE_REDIS_URL": redis,
-            "TASKQUEUE_REDIS_PREFIX": prefix,
+            "TASKQUEUE_REDIS_URL": redis.url,
+            "TASKQUEUE_REDIS_PREFIX": self.prefix,
             **_FAST,
         }
 
@@ -84,7 +94,9 @@ class Site:
 class Process:
     """A program that goes on until it is ended. Use it as a context."""
 
-    def __init__(self, site: Site, name: str, words: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, site: Site, name: str, words: list[str], environment: Mapping[str, str]
+    ) -> None:
         """Start nothing yet."""
         self.name = name
         self._site = site
@@ -156,7 +168,16 @@ class Replica(Process):
         self.port = free_port()
         self.api = f"http://127.0.0.1:{self.port}/api"
         self.socket = f"ws://127.0.0.1:{self.port}/api/task_runs/subscriptions/scheduled"
-        start = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
+        start = [
+            "-m",
+            "prefect",
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
         super().__init__(
             site, name, [*start, *words], site.environment(name, **site.settings | settings)
         )
@@ -211,7 +232,8 @@ class Replica(Process):
 
         def there() -> bool:
             answer = self.client.post(
-                "/task_runs/filter", json={"task_runs": {"id": {"any_": sorted(left)}}, "limit": 200}
+                "/task_runs/filter",
+                json={"task_runs": {"id": {"any_": sorted(left)}}, "limit": 200},
             )
             left.difference_update(one["id"] for one in answer.json() if one["state_name"] == state)
             return not left
@@ -233,4 +255,3 @@ def executed(site: Site) -> list[str]:
     """Return the names of the runs that were executed, one for each time."""
     path = site.folder / "executed"
     return path.read_text().split() if path.exists() else []
-

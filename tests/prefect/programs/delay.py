@@ -1,4 +1,4 @@
-"""Delay runs of `background.work`, or of another of its tasks: ``delay.py COUNT PREFIX [SECONDS] [TASK]``; print their ids."""
+"""Delay runs of a task of `background`, and print their ids: ``delay.py COUNT PREFIX [SECONDS] [TASK]``."""
 
 import json
 import sys

@@ -1,0 +1,196 @@
+"""Two replicas of Prefect's own server, unforked, with one queue: what either takes in, a worker of either gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from taskqueue_redis import RedisBackend
+from tests.prefect.replicas import Replica, Site, executed, worker
+from tests.prefect.support import Taker
+from tests.server.support import eventually
+
+Pair = tuple[Replica, Replica]
+RUNS = 200
+
+
+def key() -> str:
+    """A task's key that no other test has."""
+    return f"add-{uuid4().hex[:8]}"
+
+
+def test_what_one_takes_in_a_worker_of_the_other_runs(pair: Pair, site: Site) -> None:
+    """Row E1: two hundred ``.delay()`` through one replica, the worker at the other: all are executed, once each."""
+    a, b = pair
+    with worker(site, "w", b.api):
+        runs = site.run("delay.py", str(RUNS), "one-", api=a.api)
+        a.all_reach("Completed", runs)
+    done = [name for name in executed(site) if name.startswith("one-")]
+    assert sorted(done) == sorted(f"one-{n}" for n in range(RUNS))
+
+
+async def test_each_replica_knows_all_workers(pair: Pair) -> None:
+    """Rows E1, REV-E5: workers of any replica are known to all; of two with one name, one may go."""
+    a, b = pair
+    name, other = key(), key()
+
+    def known(replica: Replica, *keys: str) -> dict[str, set[str]]:
+        answer = replica.client.post(
+            "/task_workers/filter", json={"task_worker_filter": {"task_keys": list(keys)}}
+        )
+        return {one["identifier"]: set(one["task_keys"]) for one in answer.json()}
+
+    async def until(replica: Replica, *there: str) -> None:
+        await eventually(lambda: set(known(replica, name)) == set(there))
+
+    async with Taker(b.socket, name, other, client_id="host-é-1"):
+        async with Taker(a.socket, name, client_id="host-2"):
+            for replica in pair:
+                await until(replica, "host-é-1", "host-2")
+                assert set(known(replica, other)) == {"host-é-1"}
+                assert known(replica, other)["host-é-1"] == {name, other}
+            async with Taker(b.socket, name, client_id="host-2"):
+                await asyncio.sleep(0.1)
+            a.created(name)
+            await asyncio.sleep(
+                1.5
+            )  # Prefect's handler looks every second whether its worker is there
+            assert set(known(b, name)) == {"host-é-1", "host-2"}
+        await until(b, "host-é-1")
+    await until(a)
+
+
+@pytest.mark.parametrize("reply", ["quit", "other", "garbage", "close", "abort"])
+async def test_without_an_ack_it_is_anothers(reply: str, pair: Pair, backend: RedisBackend) -> None:
+    """Rows E7, REV-E3, REV-E1: however a socket ends before its ack, the run is at once another's, nothing counted."""
+    a, b = pair
+    name = key()
+    run = a.created(name)
+    async with Taker(b.socket, name, client_id="first") as first:
+        assert (await first.receive())["id"] == run
+        match reply:
+            case "quit" | "other":
+                await first.send(reply)
+            case "garbage":
+                await first.socket.send("{no json")
+            case "close":
+                await first.socket.close()
+            case _:
+                first.socket.transport.abort()
+        async with Taker(a.socket, name, client_id="second") as second:
+            assert (await second.receive(5))["id"] == run
+            (status,) = await backend.control.statuses(name, run)
+            assert status is not None
+            assert (status.attempt, status.losses) == (1, 0)
+            await second.ack()
+            await second.nothing_comes()
+
+
+async def test_its_time_is_kept(pair: Pair) -> None:
+    """Rows REV-E1, REV-E2: a scheduled time is a run's own, and so is that of its next attempt, after its ack."""
+    a, b = pair
+    name = key()
+    async with Taker(b.socket, name) as taker:
+        at = datetime.now(UTC) + timedelta(seconds=2)
+        run = a.created(name, scheduled_time=at.isoformat())
+        assert (await taker.receive())["id"] == run
+        assert datetime.now(UTC) >= at
+        await taker.ack()
+        await asyncio.sleep(0.2)
+        again = datetime.now(UTC) + timedelta(seconds=2)
+        details = {"deferred": True, "scheduled_time": again.isoformat()}
+        state = {"type": "SCHEDULED", "name": "AwaitingRetry", "state_details": details}
+        for _ in range(2):  # of which the second moves what the first has made
+            answer = b.client.post(f"/task_runs/{run}/set_state", json={"state": state})
+            assert answer.status_code == 201, answer.text
+        found = await taker.receive()
+        assert (found["id"], found["state"]["name"]) == (run, "AwaitingRetry")
+        assert datetime.now(UTC) >= again
+        await taker.ack()
+
+
+async def test_keys_take_turns(pair: Pair) -> None:
+    """Row E5: a worker of several tasks gets runs of each in turn."""
+    a, b = pair
+    names = [key() for _ in range(3)]
+    runs = {a.created(name): name for name in names for _ in range(3)}
+    async with Taker(b.socket, *names) as taker:
+        seen = []
+        for _ in runs:
+            seen.append(runs[(await taker.receive())["id"]])
+            await taker.ack()
+    assert all(set(seen[n : n + 3]) == set(names) for n in (0, 3, 6))
+
+
+async def test_a_full_queue_says_so(pair: Pair, backend: RedisBackend) -> None:
+    """Row REV-E4: without room a request is answered with 503 at once; nothing hangs, and it goes on with room."""
+    a, b = pair
+    name = key()
+    a.created(name)
+    settings = await backend.control.settings(name)
+    assert settings.capacity == 1000
+    full = settings.model_copy(update={"capacity": 3})
+    await backend.control.configure(name, full)
+    runs = [a.created(name) for _ in range(2)]
+    began = time.monotonic()
+    for replica in pair:
+        answer = replica.create(name)
+        assert answer.status_code == 503, answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+    assert time.monotonic() - began < 5
+    for replica in pair:
+        assert replica.state(runs[0]) == "Scheduled"
+    kept = a.client.post("/task_runs/filter", json={"task_runs": {"tags": {"is_null_": True}}})
+    assert (
+        len([one for one in kept.json() if one["task_key"] == name]) == 3
+    )  # what was refused is undone
+    async with Taker(b.socket, name) as taker:
+        await taker.receive()
+        await taker.ack()
+        await taker.receive()
+        assert a.create(name).status_code == 201
+        await taker.ack()
+        for _ in range(2):
+            await taker.receive()
+            await taker.ack()
+    led = await backend.control.ledger(name)
+    assert led.balanced
+
+
+async def test_what_is_cancelled_is_not_sent(pair: Pair, backend: RedisBackend) -> None:
+    """A run that was ended in Prefect meanwhile is taken out of the queue, not executed (law 1)."""
+    a, b = pair
+    name = key()
+    dropped, wanted = a.created(name), a.created(name)
+    state = {"state": {"type": "CANCELLED"}, "force": True}
+    assert a.client.post(f"/task_runs/{dropped}/set_state", json=state).status_code == 201
+    async with Taker(b.socket, name) as taker:
+        assert (await taker.receive())["id"] == wanted
+        await taker.ack()
+        await taker.nothing_comes()
+    ledger = await backend.control.ledger(name)
+    assert (ledger.published, ledger.waiting, ledger.in_flight, ledger.balanced) == (2, 0, 0, True)
+
+
+async def test_accepted_and_never_begun(pair: Pair, backend: RedisBackend) -> None:
+    """Row E8: what a worker has accepted is its own while it is there, and another's once it has vanished."""
+    a, b = pair
+    name = key()
+    run = a.created(name)
+    async with Taker(b.socket, name, client_id="held") as first:
+        assert (await first.receive())["id"] == run
+        await first.ack()
+        async with Taker(a.socket, name, client_id="other") as second:
+            await second.nothing_comes(5)  # longer than the grace
+            (result,) = await backend.control.results(name, run)
+            assert result is not None
+            assert json.loads(result)["worker"] == "held"
+            first.socket.transport.abort()
+            assert (await second.receive(20))["id"] == run
+            await second.ack()
+            await second.nothing_comes(4)
