@@ -38,22 +38,16 @@ SUPPORTED = ("3.13", "3.12", "3.11")  # best first
 LITTER = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
     __pycache__ [bdest]*/**/__pycache__"""  # benchmarks, docs, examples, src, tests, tools
 UV = "uv==0.13.8"  # pinned, so that the same pins give the same lock
-SOLVE = """uv pip compile --universal --python-version 3.11
-    --generate-hashes --no-header --no-annotate --quiet"""
-LOCKS = (  # Prefect has an environment of its own: what it needs, and what all else needs, do not always go together
+SOLVE = "uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet"
+LOCKS = (  # Prefect has an environment of its own: what it needs and what all else needs do not always go together
     "pyproject.toml --extra all --extra conformance --extra spark --group dev -o requirements.lock",
     """pyproject.toml tests/prefect/requirements.in --extra prefect --extra redis
     -c tests/prefect/constraints.txt -o tests/prefect/requirements.txt""",
 )
 SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
 THREE_PROCESSES = ["--numprocesses", "3", "--dist", "worksteal"]  # tests wait for much
-SOAKED = (
-    "tests/server",
-    "tests/spark/test_audit.py",
-    "tests/dispatch/test_burst.py",
-    "tests/memory",
-    "tests/redis/test_conformance.py",
-)
+SOAKED = """tests/server tests/spark/test_audit.py tests/dispatch/test_burst.py tests/memory
+    tests/redis/test_conformance.py"""
 PROBE_SECONDS = 10
 PROBE = """
 import importlib.util, ssl, sys, zlib
@@ -351,7 +345,7 @@ def carry_out(arguments: "list[str]") -> int:
             "not chaos",
             "-k",
             "fuzz or million or burst or machine or nobody_waits or swap_of_many",
-            *SOAKED,
+            *SOAKED.split(),
         ],
         "model": ["python", "-m", "tests.model"],
         "mutants": ["python", "-m", "tests.mutants"],

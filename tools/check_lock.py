@@ -54,7 +54,7 @@ def main(root: Path = ROOT) -> int:
     """Prints what is wrong; 1 if anything is."""
     project = (root / "pyproject.toml").read_text(encoding="utf-8")
     problems = []
-    for extra, name in {None: LOCK, **OTHERS}.items():
+    for extra, name in [(None, LOCK), *OTHERS.items()]:
         lock = (root / name).read_text(encoding="utf-8")
         problems += [*impurities(lock, name), *misfits(lock, project, extra)]
     print(*problems, sep="\n", end="\n" if problems else "")

@@ -14,10 +14,10 @@ from taskqueue_core.capabilities import has, revocation_of
 from taskqueue_core.consuming.settlements import Settlements
 from taskqueue_core.consuming.store_link import StoreLink
 from taskqueue_core.errors import SubscriptionClosed
+from taskqueue_core.protocol.task_run import refusal
 from taskqueue_core.retry import Rejected
 from taskqueue_core.server.prefect import frames
 from taskqueue_core.server.prefect.guests import End, Guest
-from taskqueue_core.protocol.task_run import refusal
 from taskqueue_core.server.racing import first, forever
 from taskqueue_core.server.sockets.channel import Gone
 from taskqueue_core.tasks import Delivery
