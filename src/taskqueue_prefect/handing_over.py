@@ -14,6 +14,7 @@ its task ends, however                what is out goes back
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -26,8 +27,10 @@ from taskqueue_core.backend import Subscription
 from taskqueue_core.consuming.handing_back import close
 from taskqueue_core.consuming.settlements import Settlements
 from taskqueue_core.consuming.store_link import StoreLink
+from taskqueue_core.errors import LeaseLost
 from taskqueue_core.protocol.task_run import refusal
-from taskqueue_core.retry import Rejected
+from taskqueue_core.retry import Rejected, ScheduleRetry
+from taskqueue_core.settlement import settle
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_prefect import runs
 from taskqueue_prefect.host import Host
@@ -42,6 +45,8 @@ __all__ = ["HandingOver"]
 _NOBODY = "unknown"
 _COMMIT = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
 """seconds between looks at the database for a run whose transaction is just being committed"""
+_LOOKS = 4
+"""hand-outs, seconds apart, after which a run that the database never had is dropped"""
 _AWAY = 1.0
 """seconds between looks at a database that is away"""
 _BAD = "bad_task_run"
@@ -63,7 +68,7 @@ class HandingOver:
         """what the worker was sent, and has not acknowledged"""
         self._state = ""
         self._settling: asyncio.Task[None] | None = None
-        self._taking: asyncio.Task[TaskRun] | None = None
+        self._taking: asyncio.Task[tuple[Delivery, TaskRun]] | None = None
         _current.set(self)
         if (handler := asyncio.current_task()) is not None:
             handler.add_done_callback(lambda _: host.begin(self._end()))
@@ -85,8 +90,11 @@ class HandingOver:
             self._accept()
         if self._taking is None:
             self._taking = asyncio.create_task(self._take())
-        run = await asyncio.shield(self._taking)
+        # Only from here on it is out: the handler may have given up waiting, and does so every second.
+        taken = await asyncio.shield(self._taking)
         self._taking = None
+        self._out, run = taken
+        self._state = runs.state_id(run)
         return run
 
     async def hand_back(self) -> None:
@@ -106,7 +114,7 @@ class HandingOver:
             self._subscription = self._host.backend.subscribe(self._keys, name_of(self._worker))
         return self._subscription
 
-    async def _take(self) -> TaskRun:
+    async def _take(self) -> tuple[Delivery, TaskRun]:
         if self._settling is not None:
             await self._settling
         subscription = self._subscribed()
@@ -115,22 +123,23 @@ class HandingOver:
             for delivery in received.deliveries:
                 run = await self._wanted(delivery)
                 if run is not None:
-                    self._out = delivery
-                    return run
+                    return delivery, run
 
     async def _wanted(self, delivery: Delivery) -> TaskRun | None:
         """Return the run of a delivery, ``None`` where it is not to be run: then it is settled."""
-        why = refusal(delivery.task)
+        why = refusal(delivery.task) or runs.stranger(delivery.task)
         if why is not None:
             await self._bury(delivery, why)
             return None
         run = await self._current_run(delivery.task)
-        if run is None or not runs.is_scheduled(run):
+        if run is not None and runs.is_scheduled(run):
+            return run
+        if run is None and delivery.attempt < _LOOKS:
+            await self._look_again(delivery)
+        else:
             state = "" if run is None else runs.state_id(run)
             await self._accepted(delivery, Accepted(state=state))
-            return None
-        self._state = runs.state_id(run)
-        return run
+        return None
 
     async def _current_run(self, task: Task) -> TaskRun | None:
         """Look at the database, which may not know yet what is in the queue, or may know better.
@@ -138,13 +147,18 @@ class HandingOver:
         A run has one entry, which keeps the state that it was made for: a later state moves it.
         """
         state, at = runs.state_of(task)
-        run = None
         for pause in _COMMIT:
             await asyncio.sleep(pause)
             run = await self._read(task.id)
             if run is not None and (runs.state_id(run) == state or runs.state_time(run) > at):
                 return run
         return None
+
+    async def _look_again(self, delivery: Delivery) -> None:
+        later = ScheduleRetry(float(delivery.attempt), "its transaction is not committed")
+        backend, subscription = self._host.backend, self._subscribed()
+        with contextlib.suppress(LeaseLost):
+            await self._store.insist(partial(settle, backend, subscription, delivery, later))
 
     async def _read(self, run_id: str) -> TaskRun | None:
         told = False

@@ -40,6 +40,8 @@ class Host:
         self.name = core.backend
         self.backend = ObservedBackend(load_backend(core.backend), hooks)
         self.control = control_of(self.backend)
+        self.serves = False
+        """whether a server of this process has begun to serve"""
         self._known: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 

@@ -23,6 +23,7 @@ __all__ = [
     "state_id",
     "state_of",
     "state_time",
+    "stranger",
     "task_of",
 ]
 
@@ -46,13 +47,25 @@ def task_of(run: TaskRun) -> Task:
     return Task(key=name_of(run.task_key), id=str(run.id), payload=msgspec.json.encode(told))
 
 
+def stranger(task: Task) -> str | None:
+    """Say why a task cannot be a run of this database, ``None`` where it may be."""
+    try:
+        UUID(task.id)
+        state_of(task)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def state_of(task: Task) -> tuple[str, datetime]:
     """Return the id and the time of the state that a task was published for. Raises `ValueError`."""
-    try:
-        state = _state.decode(task.payload)["state"]
-        return str(state["id"]), datetime.fromisoformat(state["timestamp"])
-    except (KeyError, TypeError) as error:
-        raise ValueError("no task run with a state") from error
+    state = _state.decode(task.payload).get("state")
+    if not isinstance(state, dict) or not {"id", "timestamp"} <= state.keys():
+        raise ValueError(
+            "its state has no id and time: it was not published by a server of Prefect"
+        )
+    at = datetime.fromisoformat(str(state["timestamp"]))
+    return str(state["id"]), at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def state_id(run: TaskRun) -> str:

@@ -21,8 +21,13 @@ _log = logging.getLogger("prefect.taskqueue")
 async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
     """Tell of it, keep house, and reconcile; in the end hand everything back.
 
-    Raises `NotAsConfigured` for faults, where the settings are strict.
+    Within itself it does nothing, as Prefect begins an application more than once. Raises `NotAsConfigured` for faults,
+    where the settings are strict.
     """
+    if host.serves:
+        yield
+        return
+    host.serves = True
     forward_logs()
     try:
         await _declare(host, faults)

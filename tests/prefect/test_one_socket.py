@@ -1,0 +1,180 @@
+"""One worker's socket, as Prefect's handler uses it, without Prefect: what is acked, and what goes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from taskqueue_core.tasks import State, Task
+from taskqueue_memory import MemoryBackend
+from taskqueue_prefect import handing_over, runs
+from taskqueue_prefect.handing_over import HandingOver
+from tests.prefect.support import KEY, task_run
+from tests.redis.backends import until
+
+A, B = "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a55", "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a56"
+STATE = "a2b7b1f0-55f4-4b1c-8f55-3f2c9a0d7c11"
+Handler = Callable[[HandingOver], Awaitable[None]]
+
+
+class Place:
+    """A backend, and what Prefect would say of each run: that it is scheduled."""
+
+    def __init__(self) -> None:
+        self.backend = MemoryBackend()
+        self.control = self.backend.control
+        self.begun: list[asyncio.Task[Any]] = []
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """As a host does."""
+        self.begun.append(asyncio.create_task(work))
+        return self.begun[-1]
+
+    async def handle(self, handler: Handler) -> None:
+        """Have a handler of a socket run to its end, and what follows from that."""
+
+        async def handled() -> None:
+            await handler(HandingOver(self, [KEY]))  # type: ignore[arg-type] # as much of a host as it takes
+
+        async with asyncio.timeout(10):
+            await asyncio.gather(asyncio.create_task(handled()), return_exceptions=True)
+        await asyncio.sleep(0)
+        await asyncio.gather(*self.begun)
+
+    async def publish(self, name: str) -> None:
+        """Publish a run."""
+        run = task_run(KEY, id=name)
+        run["state"] |= {"id": STATE, "timestamp": "2026-01-01T00:00:00Z"}
+        await self.backend.publisher.publish(
+            Task(key=KEY, id=name, payload=json.dumps(run).encode())
+        )
+
+    async def state(self, name: str) -> State:
+        """Say where a run is."""
+        (status,) = await self.control.statuses(KEY, name)
+        assert status is not None
+        return status.state
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Where every run is scheduled."""
+
+    async def read(name: str) -> object:
+        state = SimpleNamespace(
+            id=STATE,
+            is_scheduled=lambda: True,
+            state_details=SimpleNamespace(deferred=True),
+        )
+        return SimpleNamespace(id=name, state=state)
+
+    monkeypatch.setattr(runs, "read", read)
+    return Place()
+
+
+async def test_what_was_not_handed_out_is_not_acked(place: Place) -> None:
+    """Law 2, row E7: a run that came while the handler did not wait is no worker's, whatever the handler says then."""
+
+    async def handler(socket: HandingOver) -> None:
+        socket.observed("w")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(socket.next(), 0.01)
+        await place.publish(A)
+        await until(lambda: socket._taking is not None and socket._taking.done())
+        socket.observed("w")  # as the handler does before it asks again
+        assert await place.state(A) is State.IN_FLIGHT
+
+    await place.handle(handler)
+    assert await place.state(A) is State.WAITING
+
+
+async def test_the_handlers_word_is_the_ack(place: Place) -> None:
+    """Row E7: with a run out, the worker that is observed has acked it; the answer says who it was."""
+
+    async def handler(socket: HandingOver) -> None:
+        socket.observed("w")
+        for name in (A, B):
+            await place.publish(name)
+            assert (await socket.next()).id == name
+            assert await place.state(name) is State.IN_FLIGHT
+            socket.observed("w")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(socket.next(), 0.01)
+
+    await place.handle(handler)
+    assert [await place.state(name) for name in (A, B)] == [State.DONE, State.DONE]
+    (result,) = await place.control.results(KEY, A)
+    assert result is not None
+    assert json.loads(result) == {"worker": "w", "state": STATE}
+
+
+@pytest.mark.parametrize("end", ["return", "raise", "cancel", "retry"])
+async def test_however_the_handler_ends(place: Place, end: str) -> None:
+    """Row E7, REV-E6: what is out when the handler ends goes back, and nothing is counted."""
+
+    async def handler(socket: HandingOver) -> None:
+        await place.publish(A)
+        await socket.next()
+        match end:
+            case "raise":
+                raise ValueError("no JSON")
+            case "cancel":
+                raise asyncio.CancelledError
+            case "retry":
+                assert HandingOver.of_this_context() is socket
+                await asyncio.shield(socket.hand_back())
+
+    await place.handle(handler)
+    assert HandingOver.of_this_context() is None
+    (status,) = await place.control.statuses(KEY, A)
+    assert status is not None
+    assert (status.state, status.attempt, status.losses) == (State.WAITING, 1, 0)
+
+
+async def test_a_run_that_nobody_has_committed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row E8: a run that the database does not have is looked for again, and dropped in the end, never handed out."""
+    looks = []
+
+    async def read(name: str) -> None:
+        looks.append(name)
+
+    monkeypatch.setattr(runs, "read", read)
+    monkeypatch.setattr(handing_over, "_COMMIT", (0.0,))
+    monkeypatch.setattr(handing_over, "_LOOKS", 2)
+
+    async def handler(socket: HandingOver) -> None:
+        await place.publish(A)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(socket.next(), 0.1)
+        assert await place.state(A) is State.SCHEDULED
+        await until(lambda: len(looks) == 2)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(socket.next(), 0.1)
+
+    await place.handle(handler)
+    assert looks == [A, A]
+    assert await place.state(A) is State.DONE
+
+
+@pytest.mark.parametrize("odd", ["name", "payload", "state"])
+async def test_what_is_no_run(place: Place, odd: str) -> None:
+    """Row E8: what others have put into the queue, and no worker would bear, is a dead letter; runs come after it."""
+    name = "no-run" if odd == "name" else B
+    payload: dict[str, Any] = {} if odd == "payload" else task_run(KEY, id=B)
+    await place.backend.publisher.publish(
+        Task(key=KEY, id=name, payload=json.dumps(payload).encode())
+    )
+    await place.publish(A)
+
+    async def handler(socket: HandingOver) -> None:
+        assert (await asyncio.wait_for(socket.next(), 5)).id == A
+
+    await place.handle(handler)
+    assert await place.state(name) is State.DEAD

@@ -1,0 +1,67 @@
+"""A server says which queue it has, and does not start with another one where it is to be strict."""
+
+from __future__ import annotations
+
+import subprocess
+
+from tests.prefect.environment import OTHER, PROGRAMS, other_prefect
+from tests.prefect.replicas import Site
+
+OURS, STOCK = "taskqueue_prefect.task_queue", "prefect.server.task_queue"
+
+
+def served(site: Site, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Start an application, and end it."""
+    return subprocess.run(
+        [site.python, str(PROGRAMS / "serve_once.py"), *words],
+        env=site.environment("once", **site.settings | settings),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_it_says_what_it_uses(site: Site) -> None:
+    """Row E8: the log names the backend and where it is, and no password; known code is nothing to tell."""
+    secret = site.redis.url.replace("redis://", "redis://default:hush-hush@")
+    done = served(site, TASKQUEUE_REDIS_URL=secret, TASKQUEUE_PREFECT_STRICT="true")
+    said = done.stdout + done.stderr
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, OURS), said
+    assert "background tasks go through the backend 'redis'" in said
+    assert "may not work" not in said
+    assert "hush-hush" not in said
+
+
+def test_the_next_release(site: Site) -> None:
+    """Row E8: another release of Prefect has the code that is known, and is served the same way."""
+    settings = site.environment("once")["PYTHONPATH"]
+    done = served(site, PYTHONPATH=f"{other_prefect()}:{settings}", TASKQUEUE_PREFECT_STRICT="true")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, OURS), done.stderr[-2000:] + OTHER
+
+
+def test_code_that_is_not_known(site: Site) -> None:
+    """Row E8: where the code is another an error is logged, and a strict server does not start."""
+    done = served(site, "odd")
+    assert done.returncode == 0
+    assert "prefect.server.task_queue is another than the one that is known" in done.stderr
+    done = served(site, "odd", TASKQUEUE_PREFECT_STRICT="true")
+    assert done.returncode != 0
+    assert "TASKQUEUE_PREFECT_STRICT: prefect.server.task_queue is another" in done.stderr
+
+
+def test_plugins_that_are_not_enabled(site: Site) -> None:
+    """Row E8: a server without the plugin says how to enable it, and a strict one does not start."""
+    done = served(site, PREFECT_PLUGINS_ENABLED="false")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, STOCK)
+    assert "set PREFECT_PLUGINS_ENABLED=true" in done.stderr
+    done = served(site, PREFECT_PLUGINS_ENABLED="false", TASKQUEUE_PREFECT_STRICT="true")
+    assert done.returncode != 0
+    assert "set PREFECT_PLUGINS_ENABLED=true" in done.stderr
+
+
+def test_without_a_backend_nothing_is_changed(site: Site) -> None:
+    """Row E4: plugins may be enabled for others' sake: without a backend Prefect's own queue stays, silently."""
+    done = served(site, TASKQUEUE_BACKEND="", TASKQUEUE_PREFECT_STRICT="true")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, STOCK), done.stderr[-2000:]
+    assert "taskqueue" not in done.stderr
