@@ -11,6 +11,8 @@ from taskqueue_prefect.settings import BACKEND, environment
 __all__: list[str] = []
 
 _SERVER = "prefect.server.api.server"
+_REFUSED = 3
+"""the exit code of a server that does not start"""
 
 
 def _look() -> None:
@@ -26,7 +28,9 @@ def _look() -> None:
     )
     logging.getLogger("prefect.taskqueue").error(text)
     if told.get("TASKQUEUE_PREFECT_STRICT", "").lower() in {"1", "true", "yes", "on", "t", "y"}:
-        raise SystemExit(text)
+        # Who imports this only prints what is raised, and waits for threads of Prefect when it is to exit.
+        sys.stderr.flush()
+        os._exit(_REFUSED)
 
 
 _look()

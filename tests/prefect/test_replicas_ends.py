@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from taskqueue_redis import RedisBackend
 from tests.prefect.replicas import Replica, Site, executed, worker
@@ -155,11 +156,23 @@ async def test_several_processes_of_one_server(site: Site) -> None:
         seen: set[str] = set()
 
         async def take(number: int) -> None:
-            async with Taker(many.socket, name, client_id=f"t{number}") as taker:
-                while seen != runs:
-                    with contextlib.suppress(TimeoutError):
-                        seen.add((await taker.receive(0.5))["id"])
-                        await taker.ack()
+            while True:  # as a worker does, which comes again
+                with contextlib.suppress(ConnectionClosed, OSError):
+                    async with Taker(many.socket, name, client_id=f"t{number}") as taker:
+                        while True:
+                            seen.add((await taker.receive())["id"])
+                            await taker.ack()
+                await asyncio.sleep(0.2)
 
-        async with asyncio.timeout(30):
-            await asyncio.gather(*map(take, range(3)))
+        taking = [asyncio.create_task(take(number)) for number in range(3)]
+        try:
+            await eventually(lambda: seen == runs, 60)
+        except AssertionError:
+            ended = [task.exception() for task in taking if task.done()]
+            raise AssertionError(
+                f"{len(seen)} of {len(runs)}, {ended}: {many.log[-3000:]}"
+            ) from None
+        finally:
+            for task in taking:
+                task.cancel()
+            await asyncio.gather(*taking, return_exceptions=True)
