@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 
-from taskqueue_prefect.settings import BACKEND, environment
+from taskqueue_core.config import load_settings
+from taskqueue_prefect.settings import BACKEND, PrefectSettings, environment
 
 __all__: list[str] = []
 
@@ -27,7 +28,7 @@ def _look() -> None:
         "as its plugins are not enabled or did not run: set PREFECT_PLUGINS_ENABLED=true"
     )
     logging.getLogger("prefect.taskqueue").error(text)
-    if told.get("TASKQUEUE_PREFECT_STRICT", "").lower() in {"1", "true", "yes", "on", "t", "y"}:
+    if load_settings(PrefectSettings).strict:
         # Who imports this only prints what is raised, and waits for threads of Prefect when it is to exit.
         sys.stderr.flush()
         os._exit(_REFUSED)

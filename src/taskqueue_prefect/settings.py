@@ -28,8 +28,6 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """what counts where the first is not set, after each of `PREFIXES`"""
 PREFIXES = ("PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_")
-WITHOUT_MEANING = ("DEQUEUE_BLOCK_MS", "DEQUEUE_MAX_CONCURRENCY")
-"""nothing blocks a connection here, so there is nothing to bound"""
 MODULES: Mapping[str, str] = {
     "prefect.server.task_queue.memory": "memory",
     "prefect_redis.task_queue": "redis",
