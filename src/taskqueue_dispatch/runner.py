@@ -7,6 +7,9 @@ came, or a while has passed without any of it.
 
     acquire (what was freed goes back in the same step) -> who waits here -> receive -> assign -> a `Run` for each
 
+Behind a backlog the first and the third of these are one: the slots of the jobs that have just ended are still held
+when the next jobs are received for them, and change hands meanwhile. A job whose slot somebody else got goes back.
+
 Where the queue is empty one slot is kept, unassigned, for the job that comes next, and the rest goes back. One of a
 server that other models share goes back as well after a moment: see `taskqueue_dispatch.sharing`.
 """
@@ -17,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,6 +68,10 @@ class Runner:
         self._freed: list[SlotLease] = []
         self._fetch: asyncio.Task[Received] | None = None
         self._appetite = 1
+        self._backlog = False
+        """whether the last receive brought as much as was asked for"""
+        self._early: list[Delivery] = []
+        """received while slots changed hands"""
         self._turns = Turns(parts.registry, parts.settings)
         self._lain = False
         self._stirred = asyncio.Event()
@@ -190,23 +197,47 @@ class Runner:
         if wanted <= 0 and not freed:
             return
         self._freed = self._freed[LIMITS.batch :]
+        async with self._receiving(min(wanted, len(freed))):
+            try:
+                leases = await self._exchange(freed, wanted)
+            except BaseException:
+                self._freed += freed
+                raise
+            self._turns.take(*leases)
+            self._spare += [parts.keeper.hold(lease) for lease in leases]
+            self._spare.sort(key=lambda held: self._turns.merit(held.lease))
+
+    async def _exchange(self, freed: Sequence[SlotLease], wanted: int) -> Sequence[SlotLease]:
+        pool, settings = self._parts.pool, self._parts.settings
+        if wanted <= 0:
+            await pool.release(*freed)
+            return ()
+        return await pool.acquire(
+            self.model,
+            self._parts.holder,
+            ttl=settings.lease,
+            limit=min(wanted, _MOST),
+            releasing=freed,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _receiving(self, slots: int) -> AsyncIterator[None]:
+        """Receive jobs for slots that change hands meanwhile, if they are sure to come and are all for them."""
+        waiting = self._fetch is not None or self._parts.waiters.wanting(self.model) > 0
+        if slots <= 0 or not self._backlog or self._spare or waiting:
+            yield
+            return
+        self._backlog = False
+        fetch = asyncio.create_task(self._subscription.receive(slots, 0))
         try:
-            if wanted <= 0:
-                await parts.pool.release(*freed)
-                return
-            leases = await parts.pool.acquire(
-                self.model,
-                parts.holder,
-                ttl=parts.settings.lease,
-                limit=min(wanted, _MOST),
-                releasing=freed,
-            )
-        except BaseException:
-            self._freed += freed
-            raise
-        self._turns.take(*leases)
-        self._spare += [parts.keeper.hold(lease) for lease in leases]
-        self._spare.sort(key=lambda held: self._turns.merit(held.lease))
+            yield
+            await asyncio.wait([fetch])
+        finally:
+            fetch.cancel()
+            await asyncio.wait([fetch])
+            if not fetch.cancelled() and fetch.exception() is None:
+                self._early += fetch.result().deliveries
+                self._backlog = len(self._early) == slots
 
     def _offer(self, *leases: SlotLease) -> None:
         """Take no slots for a moment, so that the other models of some servers get those that come back now."""
@@ -231,6 +262,9 @@ class Runner:
                 break
 
     async def _take_jobs(self) -> None:
+        if self._early:
+            early, self._early = self._early, []
+            await self._start(early)
         if self._fetch is not None:
             if not (self._fetch.done() or self._keeps_a_shared_one()):
                 self._keep_one()
@@ -240,7 +274,8 @@ class Runner:
             asked = len(self._spare)
             received = await self._subscription.receive(asked, 0)
             await self._start(received.deliveries)
-            if len(received.deliveries) < asked:
+            self._backlog = len(received.deliveries) == asked
+            if not self._backlog:
                 if not received.again:
                     self._lie_down()
                     return
