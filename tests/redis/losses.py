@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -60,6 +61,8 @@ class Case(msgspec.Struct, frozen=True):
     cut: Cut
     slow_disk: float = 0.0
     """seconds that each sync takes longer"""
+    sync: Literal["always", "everysec", "no"] | None = None
+    """what it has of `appendfsync`; else what the class needs, and no more"""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -114,8 +117,8 @@ async def measure(folder: Path, case: Case, seconds: float, shim: Path | None = 
 def _server(opened: ExitStack, folder: Path, case: Case) -> RedisServer:
     engine = discover().best
     assert engine is not None, "no redis-server was found"
-    always = case.durability is Durability.DISK
-    config = {"appendfsync": "always" if always else "everysec"}
+    needed = "always" if case.durability is Durability.DISK else "everysec"
+    config = {"appendfsync": case.sync or needed}
     aof = case.durability is not Durability.MEMORY
     server = RedisServer(engine, folder, aof=aof, config=config)
     opened.callback(server.close)
