@@ -6,6 +6,7 @@ The handler is Prefect's own. It says no more than what can be seen from here:
 it makes a `MultiQueue`               a worker has subscribed; the task that runs now is the handler
 it observes the worker                at first: who it is. With a run out: *the worker has acknowledged it*
 it asks for a run                     it takes one; what came before is acknowledged
+it asks whether the socket is up      it has nothing to do: from now on the worker is listened to
 it hands a run to ``retry``           the socket broke before the worker's word
 its task ends, however                what is out goes back
 ===================================== ===============================================================
@@ -34,6 +35,7 @@ from taskqueue_core.settlement import settle
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_prefect import runs
 from taskqueue_prefect.host import Host
+from taskqueue_prefect.listening import Line, Socket
 from taskqueue_prefect.names import name_of
 from taskqueue_prefect.runs import Accepted
 
@@ -69,6 +71,9 @@ class HandingOver:
         self._state = ""
         self._settling: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[tuple[Delivery, TaskRun]] | None = None
+        self._news = asyncio.Event()
+        """that something was taken, or the worker has gone"""
+        self._line = Line(self._news.set)
         _current.set(self)
         if (handler := asyncio.current_task()) is not None:
             handler.add_done_callback(lambda _: host.begin(self._end()))
@@ -84,16 +89,29 @@ class HandingOver:
         if self._out is not None:
             self._accept()
 
+    def is_connected(self, socket: Socket) -> bool:
+        """Return whether the worker is there; have it be listened to until the next run is out."""
+        return self._line.is_up(socket)
+
     async def next(self) -> TaskRun:
-        """Return the next run. Cancelled, it goes on in the background, and the next call has the answer."""
+        """Return the next run. Cancelled, it goes on in the background, and the next call has the answer.
+
+        Raises `TimeoutError` once the worker has gone.
+        """
         if self._out is not None:  # whoever asks for more has the worker's word
             self._accept()
         if self._taking is None:
             self._taking = asyncio.create_task(self._take())
+            self._taking.add_done_callback(lambda _: self._news.set())
         # Only from here on it is out: the handler may have given up waiting, and does so every second.
-        taken = await asyncio.shield(self._taking)
-        self._taking = None
-        self._out, run = taken
+        while not (self._taking.done() or self._line.is_down):
+            self._news.clear()
+            await self._news.wait()
+        await self._line.stop()
+        if self._line.is_down:
+            raise TimeoutError  # upon which the handler asks whether the worker is there
+        taken, self._taking = self._taking, None
+        self._out, run = taken.result()
         self._state = runs.state_id(run)
         return run
 
@@ -194,6 +212,7 @@ class HandingOver:
 
     async def _end(self) -> None:
         """Settle what was acknowledged, and hand back the rest."""
+        await self._line.stop()
         if self._taking is not None:
             self._taking.cancel()
             await asyncio.gather(self._taking, return_exceptions=True)

@@ -1,6 +1,6 @@
 """The plugin, by Prefect's own entry point. Every process that imports Prefect imports it: so it takes next to nothing.
 
-Where no backend is chosen it does nothing. Otherwise it says what becomes of three of the server's modules when they
+Where no backend is chosen it does nothing. Otherwise it says what becomes of four of the server's modules when they
 are imported: `taskqueue_prefect.replacing`. A process that imports none of them pays for an entry in a list.
 """
 
@@ -42,6 +42,7 @@ def install() -> bool:
 _MODULES = (
     "prefect.server.task_queue",
     "prefect.server.models.task_workers",
+    "prefect.server.utilities.subscriptions",
     "prefect.server.api.server",
 )
 

@@ -1,10 +1,11 @@
 """What is put in the place of what in Prefect's server, and whether that was done to the code that is known.
 
-========================================= =====================================================================
-``prefect.server.task_queue``             ``TaskQueue`` and ``MultiQueue``, before anything can have taken them
-``prefect.server.models.task_workers``    ``task_worker_tracker``: who is connected, to any replica
-``prefect.server.api.server``             ``create_app``: its applications open and close a `Host`
-========================================= =====================================================================
+========================================== ====================================================================
+``prefect.server.task_queue``              ``TaskQueue`` and ``MultiQueue``, before anything can have taken them
+``prefect.server.models.task_workers``     ``task_worker_tracker``: who is connected, to any replica
+``prefect.server.utilities.subscriptions`` ``still_connected``, for the sockets of task workers
+``prefect.server.api.server``              ``create_app``: its applications open and close a `Host`
+========================================== ====================================================================
 
 The socket's handler, the orchestration and the API stay Prefect's own. They are the same, byte for byte, in many
 releases: `faults` says where this one is of others.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from hashlib import sha256
@@ -28,6 +29,7 @@ FINGERPRINTS = {
     "prefect.server.task_queue": "cd961a5d3b073e40",
     "prefect.server.api.task_runs.scheduled_task_subscription": "1f8aaf41903e091d",
     "prefect.server.models.task_workers": "f0198a7f47de59d4",
+    "prefect.server.utilities.subscriptions.still_connected": "545a05bc6971edba",
 }
 """of the source that is replaced, or relied on"""
 _MARK = "taskqueue_stock"
@@ -55,6 +57,9 @@ def replace(module: ModuleType) -> None:
 
             setattr(module, _MARK, module.task_worker_tracker)
             module.task_worker_tracker = Workers(module.task_worker_tracker)  # type: ignore[attr-defined]
+        case "prefect.server.utilities.subscriptions":
+            setattr(module, _MARK, module.still_connected)
+            module.still_connected = _listening(module.still_connected)  # type: ignore[attr-defined]
         case "prefect.server.api.server":
             setattr(module, _MARK, module.create_app)
             module.create_app = _hosting(module.create_app)  # type: ignore[attr-defined]
@@ -67,6 +72,19 @@ def _rebind(module: ModuleType) -> None:
             for word in words:
                 if hasattr(user, word):
                     setattr(user, word, getattr(module, word))
+
+
+def _listening(still_connected: Callable[[Any], Awaitable[bool]]) -> Callable[[Any], Awaitable[bool]]:  # fmt: skip
+    from taskqueue_prefect.handing_over import HandingOver
+
+    @wraps(still_connected)
+    async def listening(websocket: Any) -> bool:
+        socket = HandingOver.of_this_context()
+        if socket is None:  # it is of somebody else: a stream of events, or of logs
+            return await still_connected(websocket)
+        return socket.is_connected(websocket)
+
+    return listening
 
 
 def _hosting(create_app: Callable[..., Any]) -> Callable[..., Any]:

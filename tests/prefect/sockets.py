@@ -1,0 +1,84 @@
+"""A place for the handler of one worker's socket, without Prefect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from taskqueue_core.tasks import State, Task
+from taskqueue_memory import MemoryBackend
+from taskqueue_prefect import runs
+from taskqueue_prefect.handing_over import HandingOver
+from tests.prefect.support import KEY, task_run
+
+__all__ = ["STATE", "A", "B", "Odd", "Place", "place"]
+
+A, B = "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a55", "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a56"
+STATE = "a2b7b1f0-55f4-4b1c-8f55-3f2c9a0d7c11"
+Handler = Callable[[HandingOver], Awaitable[None]]
+
+
+class Odd(Exception):
+    """How a handler may end that is cut short."""
+
+
+class Place:
+    """A backend, and what Prefect would say of each run: that it is scheduled."""
+
+    def __init__(self) -> None:
+        self.backend = MemoryBackend()
+        self.control = self.backend.control
+        self.begun: list[asyncio.Task[Any]] = []
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """As a host does."""
+        self.begun.append(asyncio.create_task(work))
+        return self.begun[-1]
+
+    async def handle(self, handler: Handler) -> None:
+        """Have a handler of a socket run to its end, and what follows from that."""
+
+        async def handled() -> None:
+            await handler(HandingOver(self, [KEY]))  # type: ignore[arg-type] # as much of a host as it takes
+
+        async with asyncio.timeout(10):
+            (ended,) = await asyncio.gather(asyncio.create_task(handled()), return_exceptions=True)
+        if ended is not None and not isinstance(ended, (Odd, asyncio.CancelledError)):
+            raise ended
+        await asyncio.sleep(0)
+        await asyncio.gather(*self.begun)
+
+    async def publish(self, name: str) -> None:
+        """Publish a run."""
+        run = task_run(KEY, id=name)
+        run["state"] |= {"id": STATE, "timestamp": "2026-01-01T00:00:00Z"}
+        await self.backend.publisher.publish(
+            Task(key=KEY, id=name, payload=json.dumps(run).encode())
+        )
+
+    async def state(self, name: str) -> State:
+        """Say where a run is."""
+        (status,) = await self.control.statuses(KEY, name)
+        assert status is not None
+        return status.state
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Where every run is scheduled."""
+
+    async def read(name: str) -> object:
+        state = SimpleNamespace(
+            id=STATE,
+            is_scheduled=lambda: True,
+            state_details=SimpleNamespace(deferred=True),
+        )
+        return SimpleNamespace(id=name, state=state)
+
+    monkeypatch.setattr(runs, "read", read)
+    return Place()

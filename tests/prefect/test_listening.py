@@ -1,0 +1,132 @@
+"""A worker that has nothing to do is listened to, without Prefect: when it goes, and when it speaks out of turn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from taskqueue_core.tasks import State
+from taskqueue_prefect.handing_over import HandingOver
+from tests.prefect.sockets import A, Place, place
+from tests.redis.backends import until
+
+__all__ = ["place"]
+
+GONE = {"type": "websocket.disconnect", "code": 1006}
+ACK = {"type": "websocket.receive", "text": '{"type": "ack"}'}
+
+
+class Wire:
+    """What a worker says, as the handler's websocket has it."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.listeners = 0
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message; only one at a time may wait for it."""
+        self.listeners += 1
+        assert self.listeners == 1
+        try:
+            return await self.said.get()
+        finally:
+            self.listeners -= 1
+
+
+async def idle(socket: HandingOver, wire: Wire) -> bool:
+    """Have nothing for a moment, as the handler does each second; return whether the worker is there."""
+    socket.observed("w")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(socket.next(), 0.01)
+    return socket.is_connected(wire)
+
+
+async def test_an_idle_worker_goes(place: Place) -> None:
+    """Row REV-E3, E7: the end of an idle worker's socket is known at once, and no run is handed over to it."""
+
+    async def handler(socket: HandingOver) -> None:
+        wire = Wire()
+        assert await idle(socket, wire)
+        asking = asyncio.create_task(socket.next())
+        await asyncio.sleep(0)
+        wire.said.put_nowait(GONE)
+        with pytest.raises(TimeoutError):
+            await asking
+        await place.publish(A)
+        with pytest.raises(TimeoutError):
+            await socket.next()
+        assert not socket.is_connected(wire)
+
+    await place.handle(handler)
+    assert await place.state(A) is State.WAITING
+
+
+async def test_a_run_and_the_end_at_once(place: Place) -> None:
+    """Law 2, row E7: a run that was taken as the worker went is not handed over, and goes back."""
+
+    async def handler(socket: HandingOver) -> None:
+        wire = Wire()
+        assert await idle(socket, wire)
+        await place.publish(A)
+        await until(lambda: socket._taking is not None and socket._taking.done())
+        wire.said.put_nowait(GONE)
+        await until(lambda: socket._line.is_down)
+        with pytest.raises(TimeoutError):
+            await socket.next()
+        assert not socket.is_connected(wire)
+
+    await place.handle(handler)
+    assert await place.state(A) is State.WAITING
+
+
+async def test_nobody_listens_beside_the_handler(place: Place) -> None:
+    """Row E7: once a run is out, what the worker answers is the handler's, and nothing that it has said before."""
+
+    async def handler(socket: HandingOver) -> None:
+        wire = Wire()
+        for _ in range(3):
+            assert await idle(socket, wire)
+            await asyncio.sleep(0)
+            assert wire.listeners == 1
+        wire.said.put_nowait(ACK)  # out of turn
+        assert await idle(socket, wire)
+        assert await idle(socket, wire)
+        await place.publish(A)
+        assert (await socket.next()).id == A
+        assert wire.listeners == 0
+        assert wire.said.empty()
+        wire.said.put_nowait(ACK)
+        assert await wire.receive() == ACK
+        socket.observed("w")
+
+    await place.handle(handler)
+    assert await place.state(A) is State.DONE
+
+
+async def test_the_handler_ends_while_it_is_listened(place: Place) -> None:
+    """Row E7: however the handler of an idle worker ends, nothing of it goes on."""
+    wire = Wire()
+
+    async def handler(socket: HandingOver) -> None:
+        assert await idle(socket, wire)
+        await asyncio.sleep(0)
+        assert wire.listeners == 1
+
+    await place.handle(handler)
+    assert wire.listeners == 0
+
+
+async def test_a_socket_that_cannot_be_read(place: Place) -> None:
+    """Row E7: a socket that fails as it is read is one that has ended."""
+
+    async def handler(socket: HandingOver) -> None:
+        wire = Wire()
+        wire.listeners = 1
+        assert await idle(socket, wire)
+        with pytest.raises(TimeoutError):
+            await socket.next()
+        assert not socket.is_connected(wire)
+
+    await place.handle(handler)
