@@ -1,8 +1,8 @@
-"""Write the generated parts of ``docs/performance.md``. Usage: ``python benchmarks/report.py [RESULT [AOF-RESULT]]``.
+"""Write the generated parts of the pages. Usage: ``python benchmarks/report.py [RESULT [AOF-RESULT]]``.
 
 Without arguments it takes for each part the newest result that has it: the comparison, the socket, the dispatcher, the
-pipeline. A part that no result was given for stays, as does what stands outside the marks of the page, which is written
-by hand.
+pipeline, all in ``docs/performance.md``, and servers of Prefect in ``docs/prefect.md``. A part that no result was given
+for stays, as does what stands outside the marks of a page, which is written by hand.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import catalog
 import figures
 import plot
+import prefect_figures
 import render
 import spark_area
 import targets
@@ -24,11 +25,14 @@ from tables import shown
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
+SERVERS_PAGE = HERE.parent / "docs" / "prefect.md"
 PICTURE = HERE / "performance.svg"
 BEGIN = "<!-- figures: begin, written by benchmarks/report.py -->"
 END = "<!-- figures: end -->"
 PIPELINE_BEGIN = "<!-- figures of the pipeline: begin, written by benchmarks/report.py -->"
 PIPELINE_END = "<!-- figures of the pipeline: end -->"
+SERVERS_BEGIN = "<!-- figures of servers: begin, written by benchmarks/report.py -->"
+SERVERS_END = "<!-- figures of servers: end -->"
 IMAGE = f"![Ours beside floors and peers](../{PICTURE.relative_to(HERE.parent)})"
 _PANELS = (
     ("drain", "Drain, tasks per second (more is better)"),
@@ -39,14 +43,16 @@ _PANELS = (
 
 
 def main(paths: list[str]) -> int:
-    """Write the page and the picture; return the exit status."""
+    """Write the pages and the picture; return the exit status."""
     areas = {name: partial(_figures, name) for name in targets.AREAS}
-    kinds = (_beside, *areas.values(), _pipeline)
+    kinds = (_beside, *areas.values(), _pipeline, _servers)
     chosen = paths or [path for has in kinds if (path := _newest(has))]
     results = [json.loads(Path(path).read_text()) for path in dict.fromkeys(chosen)]
-    beside, *of_areas, pipeline = ([one for one in results if has(one)] for has in kinds)
-    if not beside and not any(of_areas) and not pipeline:
+    beside, *of_areas, pipeline, servers = ([one for one in results if has(one)] for has in kinds)
+    if not beside and not any(of_areas) and not pipeline and not servers:
         raise SystemExit("there is no result with a comparison: run `python3 dev.py bench` first")
+    if servers:
+        _write_servers(servers[0])
     page = PAGE.read_text()
     if beside:
         page = _between(page, BEGIN, END, [_part(result) for result in beside])
@@ -64,11 +70,18 @@ def main(paths: list[str]) -> int:
     return 0
 
 
+def _write_servers(result: dict[str, Any]) -> None:
+    parts = [_of_servers(result)]
+    page = _between(SERVERS_PAGE.read_text(), SERVERS_BEGIN, SERVERS_END, parts)
+    SERVERS_PAGE.write_text(page)
+    print(f"wrote {SERVERS_PAGE.name}")
+
+
 def _between(page: str, begin: str, end: str, parts: list[str]) -> str:
     before, found, rest = page.partition(begin)
     _, ended, after = rest.partition(end)
     if not found or not ended:
-        raise SystemExit(f"{PAGE.name} has no place for the figures: the marks {begin} and {end}")
+        raise SystemExit(f"the page has no place for the figures: the marks {begin} and {end}")
     return "\n".join([before + begin, "", *parts, end + after])
 
 
@@ -91,6 +104,10 @@ def _pipeline(result: dict[str, Any]) -> Any:
     return result.get("pipeline")
 
 
+def _servers(result: dict[str, Any]) -> Any:
+    return result.get("prefect")
+
+
 def _of_an_area(area: str, result: dict[str, Any]) -> str:
     what, goals = targets.AREAS[area]
     found = figures.tables(_figures(area, result), goals, what)
@@ -104,6 +121,15 @@ def _of_the_pipeline(result: dict[str, Any]) -> str:
     tables = [render.section(table, align="---:") for table in spark_area.tables(run)]
     said = "\n".join(f"- {note}" for note in spark_area.notes(run))
     return "\n".join([where, "", *tables, said, ""])
+
+
+def _of_servers(result: dict[str, Any]) -> str:
+    run = result["prefect"]
+    tables = [
+        render.section(table, align="---:") for table in prefect_figures.tables(run["figures"])
+    ]
+    said = "\n".join(f"- {note}" for note in prefect_figures.notes(run))
+    return "\n".join([f"{_machine(result)}.", "", *tables, said, ""])
 
 
 def _machine(result: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
 """Measure, side by side in one run, and print medians. Usage: ``python3 dev.py bench [options]``.
 
 Without options it measures memory in process, tasks over the socket, the dispatcher, and the redis
-backend beside floors and peers. The pipeline on Spark takes longer: it is measured with ``--area spark``. Every round
-runs every measurement once, so that a slow minute of the machine hits all of them. A row whose tasks
-handled are not the tasks published is invalid and fails the run. The figures go to
-``benchmarks/results/`` as one JSON file; ``benchmarks/report.py`` makes the page from it.
+backend beside floors and peers. What takes longer has to be asked for: the pipeline on Spark, ``--area spark``, and
+servers of Prefect, ``--area prefect``. Every round runs every measurement once, so that a slow minute of the machine
+hits all of them. A row whose tasks handled are not the tasks published is invalid and fails the run. The figures go to
+``benchmarks/results/`` as one JSON file; ``benchmarks/report.py`` makes the pages from it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for parts of the tests
 sys.path.insert(0, str(Path(__file__).parent))
 
 import catalog
@@ -31,6 +32,8 @@ import dispatching
 import figures as of_figures
 import in_process
 import over_socket
+import prefect_area
+import prefect_figures
 import render
 import side_by_side
 import spark_area
@@ -48,6 +51,7 @@ AREAS: dict[str, tuple[Measurement, ...]] = {
 }
 REDIS = "redis"
 SPARK = "spark"
+PREFECT = "prefect"
 
 
 def main() -> int:
@@ -78,6 +82,8 @@ def main() -> int:
             invalid = any(turn["invalid"] for turn in found["turns"])
     if SPARK in areas:
         invalid = _pipeline(options, report) or invalid
+    if PREFECT in areas:
+        invalid = _servers(options, report) or invalid
     _save(report)
     return 1 if invalid else 0
 
@@ -86,13 +92,19 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--area", choices=[*sorted(AREAS), REDIS, SPARK], action="append")
+    parser.add_argument("--area", choices=[*sorted(AREAS), REDIS, SPARK, PREFECT], action="append")
     parser.add_argument("--redis", action="store_true", help="only ours on Redis, and the floors")
     parser.add_argument("--peers", action="store_true", help="only ours on Redis, floors and peers")
     parser.add_argument("--entries", help="only these, by name, with commas between")
     parser.add_argument("--rounds", type=int, help="instead of the plan's number")
     parser.add_argument("--seed", type=int, help="of the order in each round")
     parser.add_argument("--aof", action="store_true", help="with an append-only file, everysec")
+    parser.add_argument(
+        "--attempt",
+        type=Path,
+        action="append",
+        help="beside servers of Prefect: another tree of its source",
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="one round of a second per entry")
     size.add_argument("--full", action="store_true", help="seven long rounds, backlog of 1,000,000")
@@ -132,6 +144,17 @@ def _pipeline(options: argparse.Namespace, report: dict[str, Any]) -> bool:
     size = "full" if options.full else "quick" if options.quick else "usual"
     found = report["pipeline"] = spark_area.measure(size, rounds=options.rounds)
     print(render.text(spark_area.tables(found), spark_area.notes(found)))
+    return bool(found["invalid"])
+
+
+def _servers(options: argparse.Namespace, report: dict[str, Any]) -> bool:
+    """Measure servers of Prefect into a report; return whether something was invalid."""
+    if (why := prefect_area.absent()) is not None:
+        print(f"prefect is left out: {why}", file=sys.stderr)
+        return False
+    trees = [tree.absolute() for tree in options.attempt or ()]
+    found = report["prefect"] = prefect_area.measure(rounds=options.rounds or 1, trees=trees)
+    print(render.text(prefect_figures.tables(found["figures"]), prefect_figures.notes(found)))
     return bool(found["invalid"])
 
 

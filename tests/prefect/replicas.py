@@ -54,6 +54,8 @@ class Site:
         self.folder = folder
         self.redis = redis
         self.prefix = "site"
+        self.more: dict[str, str] = {}
+        """for every program that uses Prefect"""
         self.settings = {
             "PREFECT_API_DATABASE_CONNECTION_URL": database,
             "PREFECT_PLUGINS_ENABLED": "true",
@@ -61,6 +63,21 @@ class Site:
             "TASKQUEUE_REDIS_URL": redis.url,
             "TASKQUEUE_REDIS_PREFIX": self.prefix,
             **_FAST,
+        }
+
+    @property
+    def messages(self) -> dict[str, str]:
+        """Settings for servers whose events go through Redis, so that the services may be in another process."""
+        return {
+            "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
+            "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
+            "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
+            "PREFECT_SERVER_WORKER_CHANNEL_CLEANUP_QUEUE_STORAGE": "prefect_redis.cleanup_queue",
+            "PREFECT_REDIS_MESSAGING_URL": self.redis.url,
+            "PREFECT_REDIS_MESSAGING_PUBLISHER_BATCH_SIZE": "1",
+            "PREFECT_SERVER_DOCKET_URL": self.redis.url,
+            "PREFECT_SERVER_DOCKET_NAME": "docket",
         }
 
     def environment(self, name: str, **more: str) -> dict[str, str]:
@@ -74,6 +91,7 @@ class Site:
             "PREFECT_LOGGING_TO_API_ENABLED": "false",
             "MARKS": str(self.folder),
             **_QUIET,
+            **self.more,
             **more,
         }
 
@@ -131,6 +149,14 @@ class Process:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    def freeze(self) -> None:
+        """Have it and its children stand still, until `thaw`."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Have it go on."""
+        os.killpg(self.pid, signal.SIGCONT)
+
     def stop(self, seconds: float = 20) -> int:
         """End it in order; return its exit code."""
         assert self._process is not None
@@ -163,21 +189,14 @@ class Process:
 class Replica(Process):
     """A server of Prefect. Entered, it is ready."""
 
+    command: tuple[str, ...] = ("-m", "prefect", "server", "start")
+
     def __init__(self, site: Site, name: str, *words: str, **settings: str) -> None:
-        """``words`` go to ``prefect server start``."""
+        """``words`` go to the command."""
         self.port = free_port()
         self.api = f"http://127.0.0.1:{self.port}/api"
         self.socket = f"ws://127.0.0.1:{self.port}/api/task_runs/subscriptions/scheduled"
-        start = [
-            "-m",
-            "prefect",
-            "server",
-            "start",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-        ]
+        start = [*self.command, "--host", "127.0.0.1", "--port", str(self.port)]
         super().__init__(
             site, name, [*start, *words], site.environment(name, **site.settings | settings)
         )
@@ -204,14 +223,14 @@ class Replica(Process):
         return self
 
     def create(self, key: str, **details: Any) -> httpx2.Response:
-        """Ask it to create a scheduled run, as ``.delay()`` does."""
+        """Ask it to create a scheduled run, named like its key, as ``.delay()`` does."""
         told = {"deferred": True, "task_parameters_id": str(uuid4()), **details}
         return self.client.post(
             "/task_runs/",
             json={
                 "task_key": key,
                 "dynamic_key": uuid4().hex,
-                "name": "made",
+                "name": key,
                 "state": {"type": "SCHEDULED", "state_details": told},
             },
         )

@@ -1,0 +1,110 @@
+"""What replicas of Prefect make of their store: connections, queues, dead letters, and a backend that is none."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import AsyncExitStack
+from uuid import uuid4
+
+from taskqueue_core.tasks import Ledger, State
+from taskqueue_redis import RedisBackend
+from tests.prefect.environment import PROGRAMS
+from tests.prefect.replicas import Replica, Site
+from tests.prefect.support import Taker
+from tests.server.support import eventually
+
+Pair = tuple[Replica, Replica]
+SOCKETS, EACH = 60, 5
+
+
+def key() -> str:
+    """A task's key that no other test has."""
+    return f"add-{uuid4().hex[:8]}"
+
+
+async def test_connections_do_not_grow(pair: Pair, site: Site, backend: RedisBackend) -> None:
+    """Row OPEN-E2: sixty sockets of five keys have as many connections to Redis as two: none for a socket or a key."""
+
+    def connections() -> int:
+        return len(site.redis.call("CLIENT", "LIST").splitlines())
+
+    names = [key() for _ in range(EACH)]
+    async with AsyncExitStack() as ending:
+
+        async def subscribed(count: int) -> int:
+            for number in range(count):
+                worker = Taker(pair[number % 2].socket, *names, client_id=f"w-{number}")
+                await ending.enter_async_context(worker)
+
+            async def all_known() -> bool:
+                return len(await backend.control.workers()) == count
+
+            await eventually(all_known, 30)
+            return connections()
+
+        few = await subscribed(2)
+        assert await subscribed(SOCKETS) < few + EACH
+
+
+async def test_one_at_a_time_of_many_keys(pair: Pair, backend: RedisBackend) -> None:
+    """Rows OPEN-E1, E2: a worker of many tasks holds one run; each task has its queue, and it returns there."""
+    a, b = pair
+    names = [key() for _ in range(EACH)]
+    runs = {a.created(name): name for name in names for _ in range(2)}
+
+    async def books() -> dict[str, Ledger]:
+        return {name: await backend.control.ledger(name) for name in names}
+
+    async with Taker(b.socket, *names) as taker:
+        found = await taker.receive()
+        held = runs[found["id"]]
+        for name, one in (await books()).items():
+            assert (one.waiting, one.in_flight) == ((1, 1) if name == held else (2, 0))
+        assert set(names) <= set(await backend.control.queues())
+        await taker.send("quit")
+
+    async def all_there() -> bool:
+        return all((one.waiting, one.in_flight) == (2, 0) for one in (await books()).values())
+
+    await eventually(all_there)
+
+
+async def test_a_run_that_servers_vanish_with(pair: Pair, backend: RedisBackend) -> None:
+    """Rows E6, E8: a run that was out at more servers that vanished than may be is a dead letter, and nobody's."""
+    a, b = pair
+    name = key()
+    run, other = b.created(name), b.created(key())
+    settings = await backend.control.settings(name)
+    assert settings.max_losses == 5
+    await backend.control.configure(name, settings.model_copy(update={"max_losses": 1}))
+
+    async def stands_at(state: State, losses: int) -> bool:
+        (status,) = await backend.control.statuses(name, run)
+        return status is not None and (status.state, status.losses) == (state, losses)
+
+    for losses, state in ((1, State.WAITING), (2, State.DEAD)):
+        async with Taker(a.socket, name) as taker:
+            assert (await taker.receive())["id"] == run
+            a.freeze()  # as good as gone, for longer than the lease
+            try:
+                await eventually(lambda at=state, lost=losses: stands_at(at, lost), 20)
+            finally:
+                a.thaw()
+    assert (await backend.control.ledger(name)).dead == 1
+    async with Taker(b.socket, name) as taker:
+        await taker.nothing_comes(5)  # longer than the grace: it is not put in again either
+    assert {b.state(one) for one in (run, other)} == {"Scheduled"}
+
+
+def test_a_backend_that_is_none(site: Site) -> None:
+    """Row E3: a server with a module that is no backend does not start, and says why."""
+    done = subprocess.run(
+        [site.python, str(PROGRAMS / "serve_once.py")],
+        env=site.environment("none", **site.settings | {"TASKQUEUE_BACKEND": "json"}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "json" in done.stderr.splitlines()[-1], done.stderr[-2000:]
