@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
 import sys
 
 from taskqueue_core.config import load_settings
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.settings import BACKEND, PrefectSettings, environment
 
 __all__: list[str] = []
 
 _SERVER = "prefect.server.api.server"
+_ENABLED = "PREFECT_PLUGINS_ENABLED"
 _REFUSED = 3
 """the exit code of a server that does not start"""
 
@@ -20,18 +23,46 @@ def _look() -> None:
     if _SERVER not in sys.modules:
         return  # a client
     told = {**environment(), **os.environ}
-    server = sys.modules[_SERVER]
-    if not told.get(BACKEND) or hasattr(server, "taskqueue_stock"):
+    if not told.get(BACKEND) or hasattr(sys.modules[_SERVER], "taskqueue_stock"):
         return
-    text = (
-        f"{BACKEND} is set, but this server uses Prefect's own queue of background tasks, "
-        "as its plugins are not enabled or did not run: set PREFECT_PLUGINS_ENABLED=true"
+    from prefect.settings import get_current_settings
+
+    if get_current_settings().plugins.enabled:
+        _late()
+        return
+    LOG.error(
+        "%s is set, but this server uses Prefect's own queue of background tasks, "
+        "as its plugins are not enabled: set %s=true",
+        BACKEND,
+        _ENABLED,
     )
-    logging.getLogger("prefect.taskqueue").error(text)
     if load_settings(PrefectSettings).strict:
-        # Who imports this only prints what is raised, and waits for threads of Prefect when it is to exit.
-        sys.stderr.flush()
-        os._exit(_REFUSED)
+        _refuse()
 
 
+def _late() -> None:
+    """Do what the plugin has not done: Prefect runs none where it is first imported inside of a running loop."""
+    from taskqueue_prefect.host import Host
+    from taskqueue_prefect.plugin import install
+    from taskqueue_prefect.replacing import faults
+    from taskqueue_prefect.serving import serve_on
+
+    async def serve() -> None:
+        try:
+            await serve_on(Host.of_this_loop(), faults())
+        except TaskQueueError as error:
+            LOG.error("this server cannot have the queue that is configured: %s", error)
+            _refuse()
+
+    install()
+    _serving.append(asyncio.get_running_loop().create_task(serve()))
+
+
+def _refuse() -> None:
+    # Who imports this only prints what is raised, and waits for threads of Prefect when it is to exit.
+    sys.stderr.flush()
+    os._exit(_REFUSED)
+
+
+_serving: list[asyncio.Task[None]] = []
 _look()

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Iterable
 from contextvars import ContextVar
 from functools import partial
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,18 +28,20 @@ from taskqueue_core.consuming.handing_back import close
 from taskqueue_core.consuming.settlements import Settlements
 from taskqueue_core.consuming.store_link import StoreLink
 from taskqueue_core.errors import LeaseLost
-from taskqueue_core.protocol.task_run import refusal
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Rejected, ScheduleRetry
 from taskqueue_core.settlement import settle
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_prefect import runs
 from taskqueue_prefect.host import Host
 from taskqueue_prefect.listening import Line, Socket
-from taskqueue_prefect.names import name_of
+from taskqueue_prefect.names import connection_of, name_of
 from taskqueue_prefect.runs import Accepted
 
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
+
+from taskqueue_prefect.logs import LOG
 
 __all__ = ["HandingOver"]
 
@@ -52,18 +53,19 @@ _LOOKS = 4
 _AWAY = 1.0
 """seconds between looks at a database that is away"""
 _BAD = "bad_task_run"
+_VIOLATION = 4001
 _current: ContextVar[HandingOver | None] = ContextVar("taskqueue_prefect_socket", default=None)
-_log = logging.getLogger("prefect.taskqueue")
 
 
 class HandingOver:
     """Hands runs over to one worker, for as long as the task lives in which it is made."""
 
-    def __init__(self, host: Host, task_keys: Iterable[str]) -> None:
-        """Take nothing yet."""
+    def __init__(self, host: Host, task_keys: object) -> None:
+        """Take nothing yet. Closes the socket with 4001 for what are no keys."""
         self._host = host
-        self._keys = [name_of(key) for key in task_keys]
-        self._worker = _NOBODY
+        self._keys = _names(task_keys)
+        self._mark = token_hex(4)
+        self._connection = connection_of(_NOBODY, self._mark)
         self._subscription: Subscription | None = None
         self._store = StoreLink(self._tell)
         self._out: Delivery | None = None
@@ -83,9 +85,11 @@ class HandingOver:
         """Return the socket whose handler this is called from, if any."""
         return _current.get()
 
-    def observed(self, client_id: str) -> None:
-        """Take note that the handler has heard of its worker."""
-        self._worker = client_id
+    def observed(self, client_id: object) -> None:
+        """Take note that the handler has heard of its worker. Closes the socket with 4001 for what is no id."""
+        if not isinstance(client_id, str):
+            raise _violation(f"client_id: a {type(client_id).__name__}; allowed: text")
+        self._connection = connection_of(client_id, self._mark)
         if self._out is not None:
             self._accept()
 
@@ -129,7 +133,7 @@ class HandingOver:
 
     def _subscribed(self) -> Subscription:
         if self._subscription is None:
-            self._subscription = self._host.backend.subscribe(self._keys, name_of(self._worker))
+            self._subscription = self._host.backend.subscribe(self._keys, self._connection)
         return self._subscription
 
     async def _take(self) -> tuple[Delivery, TaskRun]:
@@ -145,13 +149,15 @@ class HandingOver:
 
     async def _wanted(self, delivery: Delivery) -> TaskRun | None:
         """Return the run of a delivery, ``None`` where it is not to be run: then it is settled."""
-        why = refusal(delivery.task) or runs.stranger(delivery.task)
+        why = runs.stranger(delivery.task)
+        run = None if why else await self._current_run(delivery.task)
+        if run is not None and runs.is_scheduled(run):
+            why = runs.unbearable(run)
+            if why is None:
+                return run
         if why is not None:
             await self._bury(delivery, why)
             return None
-        run = await self._current_run(delivery.task)
-        if run is not None and runs.is_scheduled(run):
-            return run
         if run is None and delivery.attempt < _LOOKS:
             await self._look_again(delivery)
         else:
@@ -185,7 +191,7 @@ class HandingOver:
                 return await runs.read(run_id)
             except Exception:  # noqa: BLE001 - whatever it is: a run is not given up for the database's sake
                 if not told:
-                    _log.exception("the database could not be asked for a task run")
+                    LOG.exception("the database could not be asked for a task run")
                 told = True
                 await asyncio.sleep(_AWAY)
 
@@ -194,16 +200,16 @@ class HandingOver:
     def _accept(self) -> None:
         delivery, self._out = self._out, None
         if delivery is not None:
-            word = Accepted(worker=self._worker, state=self._state)
+            word = Accepted(worker=self._connection, state=self._state)
             self._settling = asyncio.create_task(self._accepted(delivery, word))
 
     async def _accepted(self, delivery: Delivery, word: Accepted) -> None:
         told = await self._settlements.ack([(delivery, msgspec.json.encode(word))])
         if word.worker is not None and not all(told.values()):
-            _log.warning("a worker's word came too late: run %s is out again", delivery.task.id)
+            LOG.warning("a worker's word came too late: run %s is out again", delivery.task.id)
 
     async def _bury(self, delivery: Delivery, why: str) -> None:
-        _log.error(
+        LOG.error(
             "run %s is none that a worker bears, and is a dead letter now: %s",
             delivery.task.id,
             why,
@@ -223,6 +229,25 @@ class HandingOver:
 
     async def _tell(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
         if ok:
-            _log.info("the task queue's store is back")
+            self._host.forget()
+            LOG.info("the task queue's store is back")
         else:
-            _log.warning("the task queue's store is away: %s", reason)
+            LOG.warning("the task queue's store is away: %s", reason)
+
+
+def _names(task_keys: object) -> list[str]:
+    most = LIMITS.keys
+    if not isinstance(task_keys, list) or not 0 < len(task_keys) <= most:
+        found = len(task_keys) if isinstance(task_keys, list) else f"a {type(task_keys).__name__}"
+        raise _violation(f"keys: {found}; allowed: a list of 1 to {most}")
+    for key in task_keys:
+        if not isinstance(key, str):
+            raise _violation(f"keys: one is a {type(key).__name__}; allowed: text")
+    return [name_of(key) for key in task_keys]
+
+
+def _violation(what: str) -> Exception:
+    from starlette.exceptions import WebSocketException
+
+    LOG.warning("a task worker's subscription is refused: %s", what)
+    return WebSocketException(_VIOLATION, f"Protocol violation: {what}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import time
 from collections.abc import Coroutine
 from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
@@ -17,13 +17,16 @@ from taskqueue_core.hooks import Hooks
 from taskqueue_core.loading import load_backend
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.plugins import load_plugins
+from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.settings import PrefectSettings
 
 __all__ = ["Host"]
 
 _ENDING = 5.0
 """seconds in which what is left hands back what it has"""
-_log = logging.getLogger("prefect.taskqueue")
+_MOST = 10_000
+_SURE = 30.0
+"""seconds for which a queue is believed to have its settings"""
 
 
 class Host:
@@ -42,7 +45,8 @@ class Host:
         self.control = control_of(self.backend)
         self.serves = False
         """whether a server of this process has begun to serve"""
-        self._known: set[str] = set()
+        self._known: dict[str, float] = {}
+        """when it was last seen that a queue has its settings"""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -64,11 +68,12 @@ class Host:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("something of the task queue failed", exc_info=error)
+            LOG.error("something of the task queue failed", exc_info=error)
 
     async def prepare(self, key: str) -> None:
         """Give a queue its settings, unless it has some: those of an operator stay."""
-        if key in self._known:
+        now = time.monotonic()
+        if now - self._known.get(key, -_SURE) < _SURE:
             return
         found = await self.control.settings(key)
         if found.version == 0:
@@ -81,7 +86,13 @@ class Host:
                 changes["capacity"] = self.settings.capacity or _stock_capacity()
             with contextlib.suppress(SettingsConflict):  # another replica was first
                 await self.control.configure(key, found.model_copy(update=changes))
-        self._known.add(key)
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[key] = now
+
+    def forget(self) -> None:
+        """Look again at what queues have: the store was away, and may have been emptied."""
+        self._known.clear()
 
     async def aclose(self) -> None:
         """End what was begun, once it has had its time, and close the backend."""

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from taskqueue_core.limits import LIMITS
 
-__all__ = ["name_of", "spelling_of"]
+__all__ = ["client_of", "connection_of", "name_of", "spelling_of"]
 
 _ODD = re.compile(r"[^A-Za-z0-9_<.:@=+>-]+|^[.:@=+>-]")
 _ESCAPED = re.compile(r"((?:~[0-9a-f]{2})+)")
@@ -15,20 +15,24 @@ _FIRST = "<~."
 """before an escape, with which no name begins; no escape has this dot"""
 _CUT = "~-"
 _DIGEST = 32
+_CONNECTION = "~+"
+"""before what tells two connections of one client apart"""
+_MARK = 10
+"""how long that is at most"""
 
 
-def name_of(spelling: str) -> str:
-    """Return a name for any text but none: as it is, with the signs escaped that names cannot have.
+def name_of(spelling: str, longest: int = LIMITS.name) -> str:
+    """Return a name for any text: as it is, with the signs escaped that names cannot have.
 
     One that is too long is cut, and ends with a digest of the whole.
     """
     name = _ODD.sub(_escape, spelling)
-    if name.startswith("~"):
+    if not name or name.startswith("~"):
         name = _FIRST + name
-    if len(name) <= LIMITS.name:
+    if len(name) <= longest:
         return name
     digest = sha256(spelling.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
-    return name[: LIMITS.name - len(_CUT) - _DIGEST] + _CUT + digest
+    return name[: longest - len(_CUT) - _DIGEST] + _CUT + digest
 
 
 def spelling_of(name: str) -> str:
@@ -36,6 +40,16 @@ def spelling_of(name: str) -> str:
     parts = _ESCAPED.split(name.removeprefix(_FIRST))
     parts[1::2] = [_unescaped(part) for part in parts[1::2]]
     return "".join(parts)
+
+
+def connection_of(client_id: str, mark: str) -> str:
+    """Return a name for one connection of a client: its ``mark``, of ten signs at most, is no other's."""
+    return name_of(client_id, LIMITS.name - len(_CONNECTION) - _MARK) + _CONNECTION + mark
+
+
+def client_of(connection: str) -> str:
+    """Return the client id that a connection was named for; not so if it was cut."""
+    return spelling_of(connection.rpartition(_CONNECTION)[0] or connection)
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -14,7 +14,6 @@ releases: `faults` says where this one is of others.
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -38,7 +37,6 @@ _USERS = {
     "prefect.server.orchestration.core_policy": ("TaskQueue",),
 }
 """who takes names from the queue's module"""
-_log = logging.getLogger("prefect.taskqueue")
 
 
 def replace(module: ModuleType) -> None:
@@ -108,7 +106,10 @@ def _around(stock: Lifespan) -> Lifespan:
         from taskqueue_prefect.host import Host
         from taskqueue_prefect.serving import serving
 
-        async with stock(app) as state, serving(Host.of_this_loop(), faults()):
+        host = (
+            Host.of_this_loop()
+        )  # before Prefect begins anything that a wrong setting would cut short
+        async with stock(app) as state, serving(host, faults()):
             yield state
 
     return lifespan

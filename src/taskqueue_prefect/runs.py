@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from taskqueue_core.protocol.task_run import MAX_BYTES
 from taskqueue_core.tasks import Task
 from taskqueue_prefect.names import name_of
 
@@ -25,10 +26,9 @@ __all__ = [
     "state_time",
     "stranger",
     "task_of",
+    "unbearable",
 ]
 
-_VOLATILE = {"estimated_run_time", "estimated_start_time_delta", "total_run_time", "updated"}
-"""what changes with the time it is looked at; of no use to a worker"""
 _state = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -36,14 +36,18 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a run that has left the queue, as its result."""
 
     worker: str | None = None
-    """the client id of who has acknowledged it; ``None``: nobody, it was not wanted any more"""
+    """the connection of who has acknowledged it; ``None``: nobody, it was not wanted any more"""
     state: str
     """the id of the state in which it was handed out"""
 
 
 def task_of(run: TaskRun) -> Task:
-    """Return a run as a task: its id is the run's, its payload what workers read, the same for the same state."""
-    told = run.model_dump(mode="json", exclude=_VOLATILE)
+    """Return a run as a task: its id is the run's, its payload names the run and its state.
+
+    Workers are sent the run as the database has it by then, so that nothing else need be kept of it here.
+    """
+    state = {"id": state_id(run), "timestamp": state_time(run).isoformat()}
+    told = {"task_key": run.task_key, "name": run.name, "state": state}
     return Task(key=name_of(run.task_key), id=str(run.id), payload=msgspec.json.encode(told))
 
 
@@ -87,6 +91,15 @@ def due_at(run: TaskRun) -> float | None:
     """Return when a run is to be executed, in Unix seconds."""
     at = run.state.state_details.scheduled_time if run.state else None
     return at.timestamp() if at is not None else None
+
+
+def unbearable(run: TaskRun) -> str | None:
+    """Say why a worker must not be sent a run, ``None`` where it may."""
+    try:
+        size = len(run.model_dump_json())
+    except ValueError as error:
+        return str(error)
+    return f"{size} bytes, a worker takes {MAX_BYTES}" if size > MAX_BYTES else None
 
 
 async def read(run_id: str) -> TaskRun | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from math import ceil
 from typing import TYPE_CHECKING, NoReturn
@@ -24,30 +23,37 @@ from taskqueue_prefect.runs import due_at, state_id, task_of
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
 
-__all__ = ["put", "schedule"]
+from taskqueue_prefect.logs import LOG
+
+__all__ = ["answered", "offer", "put", "schedule"]
 
 _SOON = 1.0
-_log = logging.getLogger("prefect.taskqueue")
 
 
 async def put(host: Host, run: TaskRun) -> None:
     """Put a run in, for its time if it has one. Idempotent by run and state. HTTP 503 where that cannot be now."""
-    async with _answered(host):
-        task, at = task_of(run), due_at(run)
-        await host.prepare(task.key)
-        if at is not None and at > host.backend.now():
-            task = msgspec.structs.replace(task, not_before=at)
-        (told,) = await host.backend.publisher.publish(task)
-        if told.status is Published.CONFLICT:  # the run is known, in another state
-            told = await _again(host, run)
-        if not told.stored:
-            _log.warning("a run was not taken: %s", told.reason)
-            _busy(told.reason or "the queue has no room", told.retry_after)
+    async with answered(host):
+        told = await offer(host, run)
+    if not told.stored:
+        LOG.warning("a run was not taken: %s", told.reason)
+        _busy(told.reason or "the queue has no room", told.retry_after)
+
+
+async def offer(host: Host, run: TaskRun) -> Confirmation:
+    """Put a run in, as `put` does; return what the queue says to it. Raises what the backend raises."""
+    task, at = task_of(run), due_at(run)
+    await host.prepare(task.key)
+    if at is not None and at > host.backend.now():
+        task = msgspec.structs.replace(task, not_before=at)
+    (told,) = await host.backend.publisher.publish(task)
+    if told.status is Published.CONFLICT:  # the run is known, in another state
+        told = await _again(host, run)
+    return told
 
 
 async def schedule(host: Host, run: TaskRun) -> None:
     """Schedule another attempt of a run, for the time that its state says. As `put`, but never for want of room."""
-    async with _answered(host):
+    async with answered(host):
         await host.prepare(task_of(run).key)
         await _again(host, run)
 
@@ -60,12 +66,13 @@ async def _again(host: Host, run: TaskRun) -> Confirmation:
 
 
 @contextlib.asynccontextmanager
-async def _answered(host: Host) -> AsyncIterator[None]:
-    """Answer in time, whatever the store does."""
+async def answered(host: Host) -> AsyncIterator[None]:
+    """Answer in time, whatever the store does: HTTP 503 where it is away."""
     try:
         async with asyncio.timeout(host.settings.patience):
             yield
     except (*OUTAGES, TimeoutError):
+        host.forget()
         _busy("the task queue's store is out of reach", None)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 
 from taskqueue_core.consuming.housekeeping import keep_house
 from taskqueue_prefect.errors import NotAsConfigured
 from taskqueue_prefect.host import Host
-from taskqueue_prefect.logs import forward_logs
+from taskqueue_prefect.logs import LOG, forward_logs
 from taskqueue_prefect.reconciling import reconcile
 
-__all__ = ["serving"]
-
-_log = logging.getLogger("prefect.taskqueue")
+__all__ = ["serve_on", "serving"]
 
 
 @contextlib.asynccontextmanager
@@ -41,15 +39,21 @@ async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
         await host.aclose()
 
 
+async def serve_on(host: Host, faults: list[str]) -> None:
+    """Do the same for an application that has begun already, until this is cancelled, as the event loop ends."""
+    async with serving(host, faults):
+        await asyncio.Event().wait()
+
+
 async def _declare(host: Host, faults: list[str]) -> None:
     if faults and host.settings.strict:
         raise NotAsConfigured(f"TASKQUEUE_PREFECT_STRICT: {'; '.join(faults)}")
     for fault in faults:
-        _log.error("the task queue may not work: %s", fault)
+        LOG.error("the task queue may not work: %s", fault)
     health = await host.backend.health()
     if not health.ok:
-        _log.error("the task queue's store is out of reach: %s", health.details.get("error"))
+        LOG.error("the task queue's store is out of reach: %s", health.details.get("error"))
     shared = "for all replicas" if host.backend.capabilities.shared else "of this process alone"
     where = [str(value) for name, value in health.details.items() if name.endswith("address")]
     told = " ".join([repr(host.name), shared, *where])
-    _log.info("background tasks go through the backend %s", told)
+    LOG.info("background tasks go through the backend %s", told)

@@ -68,7 +68,7 @@ class MultiQueue:
     """The runs for one worker's socket. To be made by the handler of that socket."""
 
     def __init__(self, task_keys: Sequence[str]) -> None:
-        """Take what the worker has subscribed to. From now on the end of the handler is the end of the socket."""
+        """Take what the worker has subscribed to, as it came. The end of the handler is the end of the socket."""
         self._socket = HandingOver(Host.of_this_loop(), task_keys)
 
     async def get(self) -> TaskRun:

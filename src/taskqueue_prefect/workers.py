@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from taskqueue_prefect.handing_over import HandingOver
 from taskqueue_prefect.host import Host
-from taskqueue_prefect.names import spelling_of
+from taskqueue_prefect.names import client_of, spelling_of
+from taskqueue_prefect.scheduling import answered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,17 +46,23 @@ class Workers:
         ]
 
     async def get_all_workers(self) -> list[TaskWorkerResponse]:
-        """Return the workers with an open socket on any replica, each once."""
+        """Return the workers with an open socket on any replica, each once. HTTP 503 where the store is away."""
         from prefect.server.models.task_workers import TaskWorkerResponse
 
+        host = Host.of_this_loop()
+        async with answered(host):
+            found = await host.control.workers()
+        keys: dict[str, set[str]] = {}
+        for connection in found:
+            keys.setdefault(client_of(connection.worker_id), set()).update(connection.keys)
         now = datetime.now(UTC)  # they are there: the store leaves out who has gone silent
         return [
             TaskWorkerResponse(
-                identifier=spelling_of(worker.worker_id),
-                task_keys=[spelling_of(key) for key in worker.keys],
+                identifier=client,
+                task_keys=sorted(map(spelling_of, names)),
                 timestamp=now,  # pydantic makes what Prefect wants
             )
-            for worker in await Host.of_this_loop().control.workers()
+            for client, names in keys.items()
         ]
 
     def reset(self) -> None:

@@ -20,6 +20,8 @@ __all__ = ["STATE", "A", "B", "Odd", "Place", "place"]
 
 A, B = "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a55", "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a56"
 STATE = "a2b7b1f0-55f4-4b1c-8f55-3f2c9a0d7c11"
+SAID: dict[str, str] = {}
+"""what a run is to a worker"""
 Handler = Callable[[HandingOver], Awaitable[None]]
 
 
@@ -34,6 +36,9 @@ class Place:
         self.backend = MemoryBackend()
         self.control = self.backend.control
         self.begun: list[asyncio.Task[Any]] = []
+
+    def forget(self) -> None:
+        """As a host does."""
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """As a host does."""
@@ -78,7 +83,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
             is_scheduled=lambda: True,
             state_details=SimpleNamespace(deferred=True),
         )
-        return SimpleNamespace(id=name, state=state)
+        return SimpleNamespace(id=name, state=state, model_dump_json=lambda: json.dumps(SAID))
 
     monkeypatch.setattr(runs, "read", read)
     return Place()

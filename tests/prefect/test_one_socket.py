@@ -7,11 +7,14 @@ import json
 from typing import Any
 
 import pytest
+from starlette.exceptions import WebSocketException
 
+from taskqueue_core.protocol.task_run import MAX_BYTES
 from taskqueue_core.tasks import State, Task
 from taskqueue_prefect import handing_over, runs
 from taskqueue_prefect.handing_over import HandingOver
-from tests.prefect.sockets import STATE, A, B, Odd, Place, place
+from taskqueue_prefect.names import client_of
+from tests.prefect.sockets import SAID, STATE, A, B, Odd, Place, place
 from tests.prefect.support import KEY, task_run
 from tests.redis.backends import until
 
@@ -51,7 +54,9 @@ async def test_the_handlers_word_is_the_ack(place: Place) -> None:
     assert [await place.state(name) for name in (A, B)] == [State.DONE, State.DONE]
     (result,) = await place.control.results(KEY, A)
     assert result is not None
-    assert json.loads(result) == {"worker": "w", "state": STATE}
+    accepted = json.loads(result)
+    assert (client_of(accepted["worker"]), accepted["state"]) == ("w", STATE)
+    assert accepted["worker"] != "w"  # it is this connection's
 
 
 @pytest.mark.parametrize("end", ["return", "raise", "cancel", "retry"])
@@ -119,3 +124,39 @@ async def test_what_is_no_run(place: Place, odd: str) -> None:
 
     await place.handle(handler)
     assert await place.state(name) is State.DEAD
+
+
+async def test_a_run_that_is_too_large(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row E8: what a worker cannot take, and would get again and again, is a dead letter."""
+    monkeypatch.setitem(SAID, "name", "x" * MAX_BYTES)
+    await place.publish(A)
+
+    async def handler(socket: HandingOver) -> None:
+        socket.observed("w")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(socket.next(), 0.1)
+
+    await place.handle(handler)
+    assert await place.state(A) is State.DEAD
+
+
+@pytest.mark.parametrize("keys", [None, "k", [], [1], [None], ["k"] * 1001, {"k": 1}])
+async def test_what_are_no_keys(place: Place, keys: object) -> None:
+    """Row E8: a subscription to what cannot be keys is a violation of the protocol, and is closed so."""
+    with pytest.raises(WebSocketException) as caught:
+        HandingOver(place, keys)  # type: ignore[arg-type] # as much of a host as it takes
+    assert caught.value.code == 4001
+    assert "allowed: " in caught.value.reason
+    assert not place.begun
+
+
+@pytest.mark.parametrize("client_id", [7, None, ["w"]])
+async def test_what_is_no_client_id(place: Place, client_id: object) -> None:
+    """Row E8: a worker without a name that can be one is sent away."""
+
+    async def handler(socket: HandingOver) -> None:
+        with pytest.raises(WebSocketException) as caught:
+            socket.observed(client_id)
+        assert caught.value.code == 4001
+
+    await place.handle(handler)

@@ -16,13 +16,13 @@ from taskqueue_core.config import load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_prefect.imports import Afterwards, after_import
-from taskqueue_prefect.names import name_of, spelling_of
+from taskqueue_prefect.names import client_of, connection_of, name_of, spelling_of
 from taskqueue_prefect.settings import PrefectSettings, environment
 
 A_KEY = "tasks.<locals>.add-1a2b3c4d"
 
 
-@given(st.text(min_size=1, max_size=15))
+@given(st.text(max_size=15))
 def test_any_text_is_a_name(text: str) -> None:
     """Any task key or client id is a name of the contract, another one for another, and is found in it again."""
     check_name("key", name_of(text))
@@ -36,8 +36,18 @@ def test_a_long_text_is_a_name(text: str) -> None:
     assert name_of(text) != name_of(text + "x")
 
 
+@given(st.text(max_size=15) | st.text(min_size=LIMITS.name, max_size=400))
+def test_connections_of_a_client(client: str) -> None:
+    """Row REV-E5: each connection has a name of its own, in which its client is found, unless that is too long."""
+    one, other = connection_of(client, "1a2b3c4d"), connection_of(client, "5e6f7a8b")
+    assert one != other
+    check_name("consumer", one)
+    assert client_of(one) == client_of(other)
+    assert len(client) > 15 or client_of(one) == client
+
+
 def test_usual_keys_are_names_as_they_are() -> None:
-    """So any server of this package can serve the same queue (docs/prefect.md)."""
+    """So operators find the queue of a task by its key (docs/prefect.md)."""
     assert name_of(A_KEY) == A_KEY
     assert name_of("host-4211") == "host-4211"
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -77,7 +78,7 @@ async def test_all_replicas_end_and_begin_again(site: Site, backend: RedisBacken
     assert seen == runs
 
 
-async def test_a_store_that_forgets(site: Site, steady: Replica) -> None:
+async def test_a_store_that_forgets(site: Site, steady: Replica, backend: RedisBackend) -> None:
     """Row E8: runs that the store has lost altogether are put in again, as the database says; no more than once."""
     name = key()
     runs = {steady.created(name) for _ in range(5)}
@@ -90,6 +91,8 @@ async def test_a_store_that_forgets(site: Site, steady: Replica) -> None:
             await taker.ack()
         assert seen == runs
         await taker.nothing_comes(2)
+    settings = await backend.control.settings(name)
+    assert settings.capacity == 1000  # as before: a queue that was put in again is bounded again
 
 
 async def test_a_store_that_is_away(site: Site, steady: Replica) -> None:
@@ -104,6 +107,9 @@ async def test_a_store_that_is_away(site: Site, steady: Replica) -> None:
         answer = await asyncio.to_thread(steady.create, name)
         assert answer.status_code == 503, answer.text
         assert "retry-after" in answer.headers
+        asked = {"task_worker_filter": {"task_keys": [name]}}
+        answer = await asyncio.to_thread(steady.client.post, "/task_workers/filter", json=asked)
+        assert answer.status_code == 503, answer.text
         assert time.monotonic() - began < 5
         assert steady.state(waiting) == "Scheduled"
         await asyncio.to_thread(site.redis.start)
@@ -137,21 +143,20 @@ def test_retries_come_at_their_time(site: Site, steady: Replica) -> None:
     assert all(later - earlier >= 1.9 for earlier, later in times.values())
 
 
-async def test_several_processes_of_one_server(site: Site) -> None:
-    """Row E1: the processes of ``--workers`` share the queue (each of Prefect's own has one for itself)."""
+@pytest.mark.parametrize("module", [False, True], ids=["prefect", "python -m prefect"])
+async def test_several_processes_of_one_server(site: Site, *, module: bool) -> None:
+    """Row E1: the processes of ``--workers`` share the queue (each of Prefect's own has one for itself).
+
+    Started by ``python -m prefect``, Prefect does not run any plugins in them.
+    """
     name = key()
     words = ("--no-services", "--workers", "2")
-    settings = {
-        "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
-        "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
-        "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
-        "PREFECT_SERVER_WORKER_CHANNEL_CLEANUP_QUEUE_STORAGE": "prefect_redis.cleanup_queue",
-        "PREFECT_REDIS_MESSAGING_URL": site.redis.url,
-        "PREFECT_SERVER_DOCKET_URL": site.redis.url,
-        "PREFECT_SERVER_DOCKET_NAME": "docket",
-    }
-    with Replica(site, "many", *words, **settings) as many:
+    start = ("-m", "prefect") if module else (str(Path(site.python).with_name("prefect")),)
+
+    class Many(Replica):
+        command = (*start, "server", "start")
+
+    with Many(site, f"many-{module}", *words, **site.messages) as many:
         runs = {many.created(name) for _ in range(BACKLOG)}
         seen: set[str] = set()
 
@@ -165,6 +170,7 @@ async def test_several_processes_of_one_server(site: Site) -> None:
                 await asyncio.sleep(0.2)
 
         taking = [asyncio.create_task(take(number)) for number in range(3)]
+        await eventually(lambda: many.log.count("tasks go through the backend") == 2, 30)
         try:
             await eventually(lambda: seen == runs, 60)
         except AssertionError:

@@ -1,0 +1,188 @@
+"""What the database has scheduled and the queue has not, without Prefect: when it is put in again, and when not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+
+from taskqueue_core.backend import Subscription
+from taskqueue_core.tasks import State, Task
+from taskqueue_memory import MemoryBackend
+from taskqueue_prefect import runs
+from taskqueue_prefect.names import connection_of
+from taskqueue_prefect.reconciling import Reconciler
+from taskqueue_prefect.runs import Accepted
+from taskqueue_prefect.settings import PrefectSettings
+
+AGAIN = {State.WAITING, State.SCHEDULED}
+GRACE, HELD, REMEMBER = 30.0, 3600.0, 7200.0
+
+
+class Place:
+    """A database of runs, a queue, and a reconciler with a clock of its own."""
+
+    def __init__(self) -> None:
+        self.backend = MemoryBackend()
+        self.control = self.backend.control
+        self.settings = PrefectSettings(_env_file=None, grace=GRACE, held=HELD, remember=REMEMBER)
+        self.runs: list[Any] = []
+        self.now = 0.0
+        self.reconciler = Reconciler(self, lambda: self.now)  # type: ignore[arg-type] # as much of a host as it takes
+
+    async def prepare(self, _: str) -> None:
+        """As a host does; queues are as they are."""
+
+    def run(self, key: str = "k", age: float = 0) -> Any:
+        """Add a run that was scheduled some seconds ago."""
+        details = SimpleNamespace(deferred=True, scheduled_time=None)
+        state = SimpleNamespace(
+            id=uuid4(),
+            timestamp=datetime.now(UTC) - timedelta(seconds=age),
+            is_scheduled=lambda: True,
+            state_details=details,
+        )
+        run = SimpleNamespace(id=uuid4(), task_key=key, name="run", state=state)
+        self.runs.append(run)
+        return run
+
+    async def pass_by(self, seconds: float) -> int:
+        """Let time go by, and look; return how many were put in again."""
+        self.now += seconds
+        return await self.reconciler.look_once()
+
+    async def accepted(self, run: Any, by: str) -> Subscription:
+        """Have a run accepted by a worker, who stays connected; the subscription is the connection."""
+        task = runs.task_of(run)
+        settings = await self.control.settings(task.key)
+        if settings.version == 0:
+            kept = {"result_ttl": 60.0, "dedupe_window": 60.0}
+            await self.control.configure(task.key, settings.model_copy(update=kept))
+        await self.backend.publisher.publish(task)
+        worker = self.backend.subscribe([task.key], by)
+        (delivery,) = (await worker.receive(1, 0)).deliveries
+        word = msgspec.json.encode(Accepted(worker=by, state=runs.state_id(run)))
+        await worker.ack(delivery, results=[word])
+        return worker
+
+    async def state(self, run: Any) -> State | None:
+        """Say where a run is in the queue."""
+        (status,) = await self.control.statuses(run.task_key, str(run.id))
+        return None if status is None else status.state
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Where runs are read from a list."""
+    place = Place()
+
+    async def scheduled_after(last: UUID, limit: int) -> list[Any]:
+        found = sorted((run for run in place.runs if run.id > last), key=lambda run: run.id)
+        return found[:limit]
+
+    monkeypatch.setattr(runs, "scheduled_after", scheduled_after)
+    return place
+
+
+async def test_what_the_queue_does_not_have(place: Place) -> None:
+    """Row E8: a run that the queue never heard of is put in once it has looked so for a while, and once."""
+    run = place.run()
+    assert await place.pass_by(0) == 0
+    assert await place.pass_by(GRACE - 1) == 0
+    assert await place.pass_by(1) == 1
+    assert await place.state(run) is State.WAITING
+    assert await place.pass_by(GRACE) == await place.pass_by(GRACE) == 0
+
+
+async def test_one_that_cannot_be_put_in(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Row E8: a run that no queue takes, and a queue that is full, keep no other run; each is told of once."""
+    settings = await place.control.settings("full")
+    await place.control.configure("full", settings.model_copy(update={"capacity": 2}))
+    crowd = [place.run("full") for _ in range(220)]
+    odd = place.run()
+    odd.name = "\ud800"
+    live = [place.run(f"live-{n}") for n in range(3)]
+    await place.pass_by(0)
+    for _ in range(3):
+        await place.pass_by(GRACE)
+    assert {await place.state(run) for run in live} == {State.WAITING}
+    states = [await place.state(run) for run in crowd]
+    assert states.count(State.WAITING) == 2
+    told = [line.getMessage() for line in caplog.records]
+    assert len([line for line in told if str(odd.id) in line]) == 1
+    assert len(told) == len(set(told))
+    worker = place.backend.subscribe(["full"], "w")
+    await worker.ack(*(await worker.receive(2, 0)).deliveries)
+    for run, state in zip(crowd, states, strict=True):
+        if state is State.WAITING:
+            place.runs.remove(run)
+    assert await place.pass_by(1) == 2, "and it goes on when there is room"
+
+
+async def test_a_worker_that_has_it(place: Place) -> None:
+    """Row E8: what a worker has accepted is its own for as long as that very connection stays."""
+    run = place.run()
+    worker = await place.accepted(run, connection_of("w", "1"))
+    await place.pass_by(0)
+    assert await place.pass_by(100 * HELD) == 0
+    await worker.close()
+    assert await place.pass_by(1) == 0
+    assert await place.pass_by(GRACE) == 1
+    assert await place.state(run) in AGAIN
+
+
+@pytest.mark.parametrize("twin", [True, False], ids=["another of its name", "connected anew"])
+async def test_its_name_stays_in_use(place: Place, *, twin: bool) -> None:
+    """Row REV-E5: another connection of that name may be the same worker, so more time is given, but not for ever."""
+    run = place.run()
+    other = place.backend.subscribe(["k"], connection_of("w", "0")) if twin else None
+    worker = await place.accepted(run, connection_of("w", "1"))
+    await worker.close()
+    rescued = 0
+    for number in range(2, 12):  # it comes and goes
+        if other is None or not twin:
+            if other is not None:
+                await other.close()
+            other = place.backend.subscribe(["k"], connection_of("w", str(number)))
+        rescued = await place.pass_by(HELD / 9)
+        assert rescued == (number == 11)
+    assert await place.state(run) in AGAIN
+
+
+async def test_who_may_have_accepted_it_long_ago(place: Place) -> None:
+    """Row E8: a run that the queue has forgotten may be with a worker who is there for as long; else it is lost."""
+    old = place.run(age=3 * REMEMBER)
+    worker: Any = place.backend.subscribe(["k"], connection_of("w", "1"))
+    worker.since -= 2 * REMEMBER
+    await place.pass_by(0)
+    assert await place.pass_by(100 * HELD) == 0
+    await worker.close()
+    place.backend.subscribe(["k"], connection_of("w", "2"))
+    await place.pass_by(1)
+    assert await place.pass_by(GRACE) == 1
+    assert await place.state(old) is State.WAITING
+
+
+async def test_what_was_ended_by_hand(place: Place) -> None:
+    """Row E8: a run that an operator has taken out of the queue is not put in again."""
+    run = place.run()
+    await place.backend.publisher.publish(runs.task_of(run))
+    await place.control.cancel("k", str(run.id))
+    await place.pass_by(0)
+    assert await place.pass_by(100 * HELD) == 0
+    assert await place.state(run) is State.CANCELLED
+
+
+def test_an_entry_says_little() -> None:
+    """Row E8: an entry names its run and state, however large the run is."""
+    run = Place().run()
+    run.task_inputs = {"x": "y" * 2_000_000}
+    task = runs.task_of(run)
+    assert isinstance(task, Task)
+    assert len(task.payload) < 300
+    assert runs.stranger(task) is None
+    assert runs.state_of(task)[0] == str(run.state.id)
