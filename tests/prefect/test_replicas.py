@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 
+from taskqueue_prefect.names import client_of
 from taskqueue_redis import RedisBackend
 from tests.prefect.environment import EXAMPLES, ROOT
 from tests.prefect.replicas import Process, Replica, Site, executed, worker
@@ -207,8 +208,30 @@ async def test_accepted_and_never_begun(pair: Pair, backend: RedisBackend) -> No
             await second.nothing_comes(5)  # longer than the grace
             (result,) = await backend.control.results(name, run)
             assert result is not None
-            assert json.loads(result)["worker"] == "held"
+            assert client_of(json.loads(result)["worker"]) == "held"
             first.socket.transport.abort()
             assert (await second.receive(20))["id"] == run
             await second.ack()
             await second.nothing_comes(4)
+
+
+async def test_keys_of_any_spelling(pair: Pair) -> None:
+    """Rows E1, E7: whatever Python calls a task, its runs come; and so does a run of any size that a worker bears."""
+    a, b = pair
+    names = ["größe-1a2b3c4d", "ключ-1a2b3c4d", "{x}-1", "k" * 500 + "-1", "~-1", ""]
+    async with Taker(b.socket, *names, client_id="é" * 300) as taker:
+        for name in names:
+            run = a.created(name)
+            found = await taker.receive()
+            assert (found["id"], found["task_key"]) == (run, name)
+            await taker.ack()
+        asked = {"task_worker_filter": {"task_keys": [names[0]]}}
+        (worker,) = a.client.post("/task_workers/filter", json=asked).json()
+        assert names[0] in worker["task_keys"]
+        inputs = {f"i{n}": [{"input_type": "constant", "type": "x" * 1000}] for n in range(500)}
+        run_of = {"task_key": names[0], "dynamic_key": "1", "name": "large", "task_inputs": inputs}
+        state = {"type": "SCHEDULED", "state_details": {"deferred": True}}
+        answer = a.client.post("/task_runs/", json=run_of | {"state": state})
+        assert answer.status_code == 201, answer.text
+        assert (await taker.receive())["id"] == answer.json()["id"]
+        await taker.ack()

@@ -31,19 +31,19 @@ async def test_connections_do_not_grow(pair: Pair, site: Site, backend: RedisBac
     names = [key() for _ in range(EACH)]
     async with AsyncExitStack() as ending:
 
-        async def subscribed(count: int) -> int:
-            for number in range(count):
+        async def subscribed(numbers: range) -> int:
+            for number in numbers:
                 worker = Taker(pair[number % 2].socket, *names, client_id=f"w-{number}")
                 await ending.enter_async_context(worker)
 
             async def all_known() -> bool:
-                return len(await backend.control.workers()) == count
+                return len(await backend.control.workers()) == numbers.stop
 
             await eventually(all_known, 30)
             return connections()
 
-        few = await subscribed(2)
-        assert await subscribed(SOCKETS) < few + EACH
+        few = await subscribed(range(2))
+        assert await subscribed(range(2, SOCKETS)) < few + EACH
 
 
 async def test_one_at_a_time_of_many_keys(pair: Pair, backend: RedisBackend) -> None:
