@@ -68,9 +68,7 @@ async def test_one_while_the_other(backend: Backend) -> None:
         async def answer(self, *words: Any, **named: Any) -> Any:
             if self.exchanges in range(3, 6):  # it knows of the backlog by then
                 before = self.receives
-                async with asyncio.timeout(5):
-                    while self.receives == before:
-                        await asyncio.sleep(0)
+                await until(lambda: self.receives > before)
                 view = await self.pool.look("flux")
                 held.append(view.endpoints[0].held)
             return await super().answer(*words, **named)
@@ -86,7 +84,7 @@ async def test_one_while_the_other(backend: Backend) -> None:
 
 
 async def test_the_slot_goes_to_another(backend: Backend) -> None:
-    """A job that was received for a slot which somebody else got goes back to the head, as the same attempt (FIX-C3)."""
+    """A job that was received for a slot that another got goes back to the head, as the same attempt (FIX-C3)."""
 
     class Taken(Seen):
         async def answer(self, *words: Any, **named: Any) -> Any:
