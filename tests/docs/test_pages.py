@@ -39,8 +39,9 @@ RUN_BY = {
     r"taskqueue pipeline .*--(master spark|remote sc):": "tests/spark, test_standalone.py and test_connect.py",
     r"taskqueue pipeline ": "tests/spark, test_docs.py and test_cli.py",
     r"PREFECT_API_URL=.* python (tasks|submit)\.py": "tests/prefect/test_real_worker.py",
-    r"PREFECT_API_URL=.* python delay\.py|prefect server start ": "tests/prefect/test_replicas.py",
-    r"export PREFECT_PLUGINS_ENABLED=true ": "tests/prefect/test_replicas.py",
+    r"PREFECT_API_URL=.* python delay\.py|prefect server start ": "tests/prefect/test_page.py",
+    r"export PREFECT_PLUGINS_ENABLED=true |redis-server --port ": "tests/prefect/test_page.py",
+    r"curl -s .*127\.0\.0\.1:4200/api/task_runs/": "tests/prefect/test_page.py",
     r"pytest tests/test_conformance\.py": "test_the_kits_page, below",
 }
 

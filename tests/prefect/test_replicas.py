@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 import time
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -14,8 +12,7 @@ import pytest
 
 from taskqueue_prefect.names import client_of
 from taskqueue_redis import RedisBackend
-from tests.prefect.environment import EXAMPLES, ROOT
-from tests.prefect.replicas import Process, Replica, Site, executed, worker
+from tests.prefect.replicas import Replica, Site, executed, worker
 from tests.prefect.support import Taker
 from tests.server.support import eventually
 
@@ -36,23 +33,6 @@ def test_what_one_takes_in_a_worker_of_the_other_runs(pair: Pair, site: Site) ->
         a.all_reach("Completed", runs)
     done = [name for name in executed(site) if name.startswith("one-")]
     assert sorted(done) == sorted(f"one-{n}" for n in range(RUNS))
-
-
-def test_the_pages_commands(pair: Pair, site: Site) -> None:
-    """Row E1: the page's task, delayed by the page's client through one replica, is done by its worker at the other."""
-    a, b = pair
-    path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(EXAMPLES)])}
-    there = site.environment("page", PREFECT_API_URL=b.api) | path
-    with Process(site, "page", [str(EXAMPLES / "tasks.py")], there):
-        done = subprocess.run(
-            [site.python, str(EXAMPLES / "delay.py")],
-            env=site.environment("client", PREFECT_API_URL=a.api) | path,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-    assert done.stdout.split() == ["Completed"], done.stderr[-2000:]
 
 
 async def test_each_replica_knows_all_workers(pair: Pair) -> None:

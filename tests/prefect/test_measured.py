@@ -1,0 +1,43 @@
+"""What the integration costs and keeps stands on its page beside others, from one run of the benchmark."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.prefect.environment import ROOT
+
+PAGE = ROOT / "docs" / "prefect.md"
+LONG = re.compile(r"8 runs of 8 s.*: executions")
+_SECTION = re.compile(r"<!-- figures of servers: begin.*?-->(.*)<!-- figures of servers: end", re.DOTALL)  # fmt: skip
+
+
+def side_by_side() -> dict[str, dict[str, str]]:
+    """Return the table of the page: figures by what was measured, and by whose they are."""
+    found = _SECTION.search(PAGE.read_text())
+    assert found is not None
+    lines = [line.strip("|") for line in found[1].split("Side by side", 1)[1].splitlines() if "|" in line]  # fmt: skip
+    head, _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "300 idle subscribers of 5 keys: CPU of the server, % of a core",
+        "from POST to the worker, p50 ms",
+        "creates by 8 clients, runs/s",
+    ],
+)
+def test_its_cost_beside_the_stock_server(figure: str) -> None:
+    """Row E9: what it costs stands beside what Prefect's own queue costs, measured in the same run."""
+    row = side_by_side()[figure]
+    assert all(re.match(r"[\d.,]+", row[whose]) for whose in ("ours", "stock"))
+
+
+def test_the_alternative_beside_it() -> None:
+    """Row REV-E7: docket, alone, had the same long runs, the same workers and the same lease, beside this."""
+    (row,) = (row for figure, row in side_by_side().items() if LONG.match(figure))
+    assert row["ours"] == "8"
+    assert re.match(r"\d+", row["docket alone"])

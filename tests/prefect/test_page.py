@@ -1,0 +1,126 @@
+"""The page's commands for replicas, as they stand there: from an empty database to a run that is completed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.ports import free_port
+from tests.prefect.environment import EXAMPLES, ROOT
+from tests.prefect.replicas import Site
+from tests.redis.engines import Engines
+
+PAGE = (ROOT / "docs" / "prefect.md").read_text()
+PART = PAGE.split("## Servers of Prefect, with replicas\n", 1)[1].split("\n## ", 1)[0]
+COMMANDS = re.findall(r"^\$ (.+)$", PART, re.MULTILINE)
+PATIENCE = 240.0
+
+
+def commands(beginning: str) -> list[str]:
+    """Return the page's commands that begin so."""
+    return [command for command in COMMANDS if command.startswith(beginning)]
+
+
+class Place:
+    """Where the page's commands are run: ports and files are others than on the page, nothing else."""
+
+    def __init__(self, site: Site, engines: Engines, folder: Path) -> None:
+        """Have the page's programs in a folder of their own."""
+        self.ports = {port: str(free_port()) for port in ("4200", "4201", "6379")}
+        self._others = {**self.ports, "/tmp/": f"{folder}/"}  # noqa: S108 - the page's
+        self.folder = folder
+        binaries = folder / "bin"
+        binaries.mkdir()
+        (binaries / "redis-server").symlink_to(engines.found[-1].binary)
+        there = site.environment(
+            "page",
+            HOME=str(folder),
+            PREFECT_API_DATABASE_MIGRATE_ON_START="true",
+            TASKQUEUE_REDIS_URL=f"redis://127.0.0.1:{self.ports['6379']}",
+            PYTHONPATH=str(ROOT / "src"),
+        )
+        own = Path(site.python).parent
+        self.environment = {**there, "PATH": f"{binaries}:{own}:{os.environ['PATH']}"}
+        shutil.copytree(EXAMPLES, folder / "examples")
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def run(self, lines: list[str]) -> str:
+        """Run lines in one shell, and return what they say, once that has ended; others than the last may go on."""
+        script = re.sub(
+            "|".join(self._others), lambda found: self._others[found[0]], "\n".join(lines)
+        )
+        said, errors = self.folder / "said", self.folder / "errors"
+        with said.open("wb") as out, errors.open("ab") as err:
+            shell = subprocess.Popen(
+                ["/bin/sh", "-c", script],
+                cwd=self.folder / "examples",
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        self._processes.append(shell)
+        code = shell.wait(PATIENCE)
+        told = said.read_text()
+        assert code == 0, told[-2000:] + errors.read_text()[-2000:]
+        return told
+
+    def close(self) -> None:
+        """End what goes on."""
+        for process in self._processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            process.wait()
+
+
+@pytest.fixture
+def place(site: Site, engines: Engines, tmp_path: Path) -> Iterator[Place]:
+    """A place of the test's own."""
+    found = Place(site, engines, tmp_path)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def test_two_replicas_and_two_workers(place: Place) -> None:
+    """Row E9: the page's commands, one after the other, start it all and complete a run; others show and delete one."""
+    redis, export, *servers = (
+        *commands("redis-server "),
+        *commands("export "),
+        *commands("prefect server start "),
+    )
+    workers, (delay,) = commands("PREFECT_API_URL")[:2], commands("PREFECT_API_URL")[2:]
+    five = [export, *servers, *workers]
+    assert len(five) == 5
+    said = place.run([redis, *five, delay])
+    assert said.count("true") == 2
+    assert said.count("Completed\n") == 1
+    assert (place.folder / "examples" / "total").read_text() == "3"
+
+    api = f"http://127.0.0.1:{place.ports['4200']}/api"
+    body = {
+        "task_key": "nobody-1",
+        "dynamic_key": "1",
+        "state": {"type": "SCHEDULED", "state_details": {"deferred": True}},
+    }
+    with httpx2.Client(base_url=api, trust_env=False) as client:
+        run = client.post("/task_runs/", json=body).json()["id"]
+        look, delete = commands("curl ")
+        (found,) = json.loads(place.run([look]))
+        assert (found["id"], found["state"]["state_details"]["deferred"]) == (run, True)
+        place.run([re.sub(r"[0-9a-f-]{36}$", run, delete)])
+        assert client.get(f"/task_runs/{run}").status_code == 404
+        assert json.loads(place.run([look])) == []
