@@ -65,6 +65,7 @@ class HandingOver:
         self._host = host
         self._keys = _names(task_keys)
         self._mark = token_hex(4)
+        self._client = _NOBODY
         self._connection = connection_of(_NOBODY, self._mark)
         self._subscription: Subscription | None = None
         self._store = StoreLink(self._tell)
@@ -89,7 +90,9 @@ class HandingOver:
         """Take note that the handler has heard of its worker. Closes the socket with 4001 for what is no id."""
         if not isinstance(client_id, str):
             raise _violation(f"client_id: a {type(client_id).__name__}; allowed: text")
-        self._connection = connection_of(client_id, self._mark)
+        if client_id != self._client:
+            self._client = client_id
+            self._connection = connection_of(client_id, self._mark)
         if self._out is not None:
             self._accept()
 
