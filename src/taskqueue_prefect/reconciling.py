@@ -125,9 +125,8 @@ class Reconciler:
             return settings.grace
         if any(one.worker_id == accepted.worker for one in workers):
             return None
-        client = client_of(
-            accepted.worker
-        )  # that has connected anew, or another process of that name
+        # One of that name may be the same worker, connected anew, or another process.
+        client = client_of(accepted.worker)
         again = any(client_of(one.worker_id) == client for one in workers)
         return settings.held if again else settings.grace
 
