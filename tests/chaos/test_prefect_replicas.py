@@ -366,7 +366,7 @@ async def live_through(folder: Path, seed: int, seconds: float, count: int) -> N
 
 async def test_a_short_night(place: Path) -> None:
     """Rows E1, E8, faults A6, B1: two replicas, one of them killed and frozen, and their workers: no run is lost."""
-    await live_through(place, 1, 12, 2)
+    await live_through(place, 1, 8, 2)
 
 
 @CHAOS

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 __all__ = ["Front", "fronting"]
 
@@ -32,15 +32,14 @@ class Front:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        upstream = await asyncio.open_connection("127.0.0.1", self._upstream)
-        try:
-            while await self._pass_on(reader, writer, *upstream):
-                await writer.drain()
-        except (asyncio.IncompleteReadError, OSError):
-            pass
-        finally:
-            writer.close()
-            upstream[1].close()
+        with contextlib.closing(writer):
+            try:
+                answers, requests = await asyncio.open_connection("127.0.0.1", self._upstream)
+                with contextlib.closing(requests):
+                    while await self._pass_on(reader, writer, answers, requests):
+                        await writer.drain()
+            except (asyncio.IncompleteReadError, OSError):
+                pass
 
     async def _pass_on(
         self,
@@ -70,7 +69,7 @@ class Front:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def fronting(
     port: int, *, refused: float = 0.05, cut: float = 0.01, seed: int = 1
 ) -> AsyncIterator[Front]:

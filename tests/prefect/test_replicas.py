@@ -17,7 +17,7 @@ from tests.prefect.support import Taker
 from tests.server.support import eventually
 
 Pair = tuple[Replica, Replica]
-RUNS = 200
+RUNS = 60
 
 
 def key() -> str:

@@ -18,7 +18,7 @@ from taskqueue_core.tasks import Task, TaskStatus
 from taskqueue_memory import MemoryBackend
 from tests.server.support import Running, eventually, http, problem, running, settings
 
-_SOON = 2.0
+_SOON = 4.0
 """seconds: far below what is waited for, far above what it takes"""
 
 
