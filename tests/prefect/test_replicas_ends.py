@@ -95,13 +95,19 @@ async def test_a_store_that_forgets(site: Site, steady: Replica, backend: RedisB
     assert settings.capacity == 1000  # as before: a queue that was put in again is bounded again
 
 
-async def test_a_store_that_is_away(site: Site, steady: Replica) -> None:
+async def test_a_store_that_is_away(site: Site, steady: Replica, backend: RedisBackend) -> None:
     """Faults E1, E4: without its Redis a replica answers with 503 in time, and reads on; then all flows again."""
     name = key()
     waiting = steady.created(name)
+    site.redis.call("CONFIG", "SET", "appendfsync", "always")  # what it has answered, it keeps
     async with Taker(steady.socket, name) as taker:
         assert (await taker.receive())["id"] == waiting
         await taker.ack()
+
+        async def acked() -> bool:
+            return (await backend.control.ledger(name)).done == 1
+
+        await eventually(acked)  # else the word is lost with the store: the run would be out again
         site.redis.kill()
         began = time.monotonic()
         answer = await asyncio.to_thread(steady.create, name)
