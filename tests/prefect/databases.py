@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
+from taskqueue_redis.watchdog import Watchdog
 from tests.ports import free_port
 from tests.prefect.environment import made
 from tests.redis.servers import wait_until
@@ -27,7 +28,7 @@ _SPEED = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
 class Database:
-    """Starts with Prefect's tables and nothing in them. Use it as a context."""
+    """Starts with Prefect's tables and nothing in them. Its server ends with the test process. Use it as a context."""
 
     def __init__(self, python: str) -> None:
         """Start nothing yet."""
@@ -36,6 +37,7 @@ class Database:
         self._folder.chmod(0o755)  # another user's server has its data below
         self._port = free_port()
         self._server: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
 
     @property
     def url(self) -> str:
@@ -108,6 +110,8 @@ class Database:
             self._server = subprocess.Popen(
                 [str(_PROGRAMS / "postgres"), *words], stdout=log, stderr=log, **_as_user()
             )
+        self._watchdog = Watchdog("TERM")
+        self._watchdog.watch(self._server.pid)
         ready = [str(_PROGRAMS / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self._port)]
         wait_until(lambda: not subprocess.run(ready, check=False).returncode, "PostgreSQL is ready")
 
@@ -116,6 +120,9 @@ class Database:
             self._server.send_signal(signal.SIGINT)  # without waiting for who is connected
             self._server.wait(30)
             self._server = None
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
 
     def _run(self, program: str, *words: str) -> None:
         assert _PROGRAMS is not None

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import httpx2
 
+from taskqueue_redis.watchdog import Watchdog
 from tests.ports import free_port
 from tests.prefect.environment import PROGRAMS, ROOT
 from tests.redis.servers import RedisServer, wait_until
@@ -110,7 +111,7 @@ class Site:
 
 
 class Process:
-    """A program that goes on until it is ended. Use it as a context."""
+    """A program that goes on until it is ended, at the latest with the test process. Use it as a context."""
 
     def __init__(
         self, site: Site, name: str, words: list[str], environment: Mapping[str, str]
@@ -121,6 +122,7 @@ class Process:
         self._words = words
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
 
     @property
     def log(self) -> str:
@@ -141,6 +143,9 @@ class Process:
                 cwd=self._site.folder,
                 start_new_session=True,
             )
+        if self._watchdog is None:
+            self._watchdog = Watchdog("TERM")
+        self._watchdog.watch(self.pid)
         return self
 
     def kill(self) -> None:
@@ -148,6 +153,12 @@ class Process:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._unwatched()
+
+    def _unwatched(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
 
     def freeze(self) -> None:
         """Have it and its children stand still, until `thaw`."""
@@ -162,10 +173,12 @@ class Process:
         assert self._process is not None
         self._process.terminate()
         try:
-            return self._process.wait(seconds)
+            code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
+        self._unwatched()
+        return code
 
     @property
     def pid(self) -> int:

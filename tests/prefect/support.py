@@ -94,10 +94,14 @@ class Taker:
             ping_interval=None,
             close_timeout=1,
         )
-        assert self.socket.subprotocol == "prefect"
-        if not self._quiet:
-            await self.authenticate()
-            await self.send("subscribe", keys=self._keys, client_id=self._client_id)
+        try:
+            assert self.socket.subprotocol == "prefect"
+            if not self._quiet:
+                await self.authenticate()
+                await self.send("subscribe", keys=self._keys, client_id=self._client_id)
+        except BaseException:  # it is never entered: nobody else closes it
+            self.socket.transport.abort()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

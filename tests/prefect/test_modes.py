@@ -120,6 +120,7 @@ class Background(Replica):
         """End what is left of it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        super().kill()
 
 
 async def test_in_the_background(bare: Pair, site: Site, backend: RedisBackend) -> None:

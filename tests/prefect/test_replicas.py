@@ -26,7 +26,7 @@ def key() -> str:
 
 
 def test_what_one_takes_in_a_worker_of_the_other_runs(pair: Pair, site: Site) -> None:
-    """Row E1: two hundred ``.delay()`` through one replica, the worker at the other: all are executed, once each."""
+    """Row E1: ``.delay()`` through one replica, the worker at the other: all are executed, once each."""
     a, b = pair
     with worker(site, "w", b.api):
         runs = site.run("delay.py", str(RUNS), "one-", api=a.api)

@@ -132,8 +132,12 @@ class Worker:
             ping_interval=None,
             close_timeout=1,
         )
-        await self.send("hello", **self._hello)
-        self.welcome = await self.frame("welcome")
+        try:
+            await self.send("hello", **self._hello)
+            self.welcome = await self.frame("welcome")
+        except BaseException:  # it is never entered: nobody else closes it
+            self.socket.transport.abort()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
