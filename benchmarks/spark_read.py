@@ -50,10 +50,8 @@ def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
             }  # fmt: skip
             redis.ask("CONFIG", "SET", "slowlog-log-slower-than", "100")
             redis.ask("SLOWLOG", "RESET")
-            for prefix in (
-                "single",
-                "hundred",
-            ):  # the first read of a session also loads what reading needs
+            # the first read of a session also loads what reading needs
+            for prefix in ("single", "hundred"):
                 _spark(session, redis.url, prefix, 0)
             found["Redis's longest command during a backfill, ms"] = [_longest(redis.url)]
             for _ in range(_PASSES):  # in turn, so that a slow minute hits all of them

@@ -7,9 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).parent.parent)
-)  # the audit's journals are made up by the tests' generator
+# the audit's journals are made up by the tests' generator
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import spark_sizes
 

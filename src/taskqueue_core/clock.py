@@ -76,9 +76,8 @@ class ManualClock:
             self._now = max(self._now, when)
             timer.fire()
         self._now = end
-        for _ in range(
-            5
-        ):  # a woken task may wake another; five hops are more than any backend's chain
+        # a woken task may wake another; five hops are more than any backend's chain
+        for _ in range(5):
             await asyncio.sleep(0)
 
 

@@ -65,9 +65,8 @@ class Bucket(msgspec.Struct):
 
     def fill(self, limit: RateLimit, now: float) -> int:
         """Bring it up to date. Return how many whole tokens it has."""
-        if (
-            now > self.at
-        ):  # the store's clock may have gone back: what it gave once it does not give twice
+        # the store's clock may have gone back: what it gave once it does not give twice
+        if now > self.at:
             if self.tokens < limit.max_tokens:
                 self.tokens += (now - self.at) * limit.max_tokens / limit.period
             self.at = now

@@ -33,9 +33,8 @@ def read_settings(text: bytes) -> QueueSettings:
         fault = error.errors(include_url=False, include_context=False)[0]
     else:
         return _named(settings)
-    if (
-        not fault["loc"] and fault["type"] == "value_error"
-    ):  # it begins with what does not go with the others
+    # it begins with what does not go with the others
+    if not fault["loc"] and fault["type"] == "value_error":
         name, _, needs = fault["msg"].removeprefix("Value error, ").partition(" ")
         raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, for it {needs}")
     *parents, name = map(str, _place(fault["loc"]) or ("settings",))
@@ -52,9 +51,8 @@ def read_settings(text: bytes) -> QueueSettings:
 
 
 def _place(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    return (
-        where[:1] if where[:1] == ("weights",) else where
-    )  # what tenants are called is not repeated
+    # what tenants are called is not repeated
+    return where[:1] if where[:1] == ("weights",) else where
 
 
 def _named(settings: QueueSettings) -> QueueSettings:

@@ -189,10 +189,8 @@ class Queue:
         publisher, can = self.backend.publisher, self.backend.capabilities.names
         if Capability.FLOW not in can or not hasattr(publisher, "room_bell"):
             return nullcontext()
-        if can >= {
-            Capability.FAN_OUT,
-            Capability.CONTROL,
-        }:  # a full one among those that get the copies
+        # a full one among those that get the copies
+        if can >= {Capability.FAN_OUT, Capability.CONTROL}:
             control = control_of(self.backend)
             for key in tuple(keys):
                 keys.update((await control.settings(key)).bound_to)

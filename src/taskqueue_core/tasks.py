@@ -114,9 +114,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         check_json("payload", self.payload, LIMITS.payload)
         if self.headers != {}:
             check_headers("headers", self.headers)
-            msgspec.structs.force_setattr(
-                self, "headers", dict(self.headers)
-            )  # the caller's may change
+            # the caller's may change
+            msgspec.structs.force_setattr(self, "headers", dict(self.headers))
         if type(self.priority) is not int or self.priority not in _PRIORITIES:
             raise InvalidInput("priority", f"{kind_of(self.priority)} out of range", "0 to 9")
         if self.tenant is not None:

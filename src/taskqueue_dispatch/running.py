@@ -190,9 +190,8 @@ class Run:
                     return answer
             elif isinstance(answer, Missing):
                 missing += 1
-                if (
-                    missing > 1
-                ):  # the server began anew, or its word that it has the job was not true
+                # the server began anew, or its word that it has the job was not true
+                if missing > 1:
                     return Unreachable("the server does not know the job any more", sent=True)
             else:
                 return answer

@@ -176,9 +176,8 @@ class Dispatcher:
         try:
             before = self.registry.epoch
             await self._store.insist(self.registry.refresh)
-            if (
-                self.registry.epoch != before
-            ):  # emptied: jobs get their slots again before anybody gets new ones
+            # emptied: jobs get their slots again before anybody gets new ones
+            if self.registry.epoch != before:
                 await self.keeper.renew()
             known = {view.model for view in self.registry.known()}
             for model in known - self._runners.keys():

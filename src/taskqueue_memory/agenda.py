@@ -32,9 +32,8 @@ class Agenda(Generic[R]):
 
     def add(self, at: float, record: R, mark: int) -> None:
         """Note a date. By the ``mark`` it is told from other dates of the record."""
-        if (
-            len(self._items) >= self._bound
-        ):  # before the new item, which may matter only in a moment
+        # before the new item, which may matter only in a moment
+        if len(self._items) >= self._bound:
             self._items = [item for item in self._items if self._matters(item[3], item[2])]
             heapq.heapify(self._items)
             self._bound = 2 * len(self._items) + ROOM

@@ -15,9 +15,8 @@ import pluggy
 __all__ = ["PREFECT_PLUGIN_API_REQUIRES", "install", "setup_environment"]
 
 PREFECT_PLUGIN_API_REQUIRES = ">=0.1,<1"
-hookimpl = pluggy.HookimplMarker(
-    "prefect-experimental"
-)  # Prefect's marker, from the first release with plugins on
+# Prefect's marker, from the first release with plugins on
+hookimpl = pluggy.HookimplMarker("prefect-experimental")
 
 
 @hookimpl

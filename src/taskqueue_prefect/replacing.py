@@ -106,9 +106,8 @@ def _around(stock: Lifespan) -> Lifespan:
         from taskqueue_prefect.host import Host
         from taskqueue_prefect.serving import serving
 
-        host = (
-            Host.of_this_loop()
-        )  # before Prefect begins anything that a wrong setting would cut short
+        # before Prefect begins anything that a wrong setting would cut short
+        host = Host.of_this_loop()
         async with stock(app) as state, serving(host, faults()):
             yield state
 

@@ -67,9 +67,8 @@ class RedisBackend:
         patience = asyncio.create_task(self._home.give_up())
         try:
             for subscription in tuple(self._home.subscriptions):
-                with contextlib.suppress(
-                    TaskQueueError
-                ):  # its deliveries come back when its lease is over
+                # its deliveries come back when its lease is over
+                with contextlib.suppress(TaskQueueError):
                     await subscription.close()
             await self.publisher.sent()
             await self._home.aclose()

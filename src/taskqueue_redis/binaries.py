@@ -232,9 +232,8 @@ def _run(words: list[str], seconds: float) -> None:
         said = [
             line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()
         ]
-        errors = [
-            line for line in said if line.startswith("ERROR")
-        ]  # what pip says below is but detail
+        # what pip says below is but detail
+        errors = [line for line in said if line.startswith("ERROR")]
         raise Unavailable([words[0], *said, *errors][-1].strip())
 
 

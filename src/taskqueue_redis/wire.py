@@ -112,9 +112,8 @@ class Wire(asyncio.Protocol):
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(
-            "asyncio.Transport", transport
-        )  # uvloop's is one in all but its base class
+        # uvloop's is one in all but its base class
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         reader, waiting = self._reader, self._waiting

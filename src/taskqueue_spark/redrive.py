@@ -100,9 +100,8 @@ class _Redriving:
             key = self._options.queue if given is None else given
             check_name("key", key)
             check_name("task_id", task_id)
-            shard = Shard.read(
-                str(key)
-            )  # as a journal calls it; who acts on a queue names the whole
+            # as a journal calls it; who acts on a queue names the whole
+            shard = Shard.read(str(key))
             yield (str(key) if shard is None else shard.key), task_id
 
     def _tell(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -91,9 +91,8 @@ _QUEUES = (
     Offer("squeeze", "queue", 4, 0.1, 1.0),  # its limits are lowered, and set as before
 )
 _ORDER = (
-    Offer(
-        "swap", "queue", 6, 0.1, 1.5
-    ),  # fair order in place of fifo, or the other way, for a while
+    # fair order in place of fifo, or the other way, for a while
+    Offer("swap", "queue", 6, 0.1, 1.5),
     *_QUEUES,
 )
 

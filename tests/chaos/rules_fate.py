@@ -67,9 +67,8 @@ def _equation(key: str, history: History, dump: Dump, terms: Terms) -> Iterator[
     sure = sum(story.stored for story in stories)
     most = sum(story.maybe for story in stories)
     again = sum(event.what is What.RETRY for story in stories for event in story.operators)
-    lost = sum(
-        story.stored and dump.known(key, story.task) is None for story in stories
-    )  # reported one by one above
+    # reported one by one above
+    lost = sum(story.stored and dump.known(key, story.task) is None for story in stories)
     if not sure - lost <= published <= most + again:
         yield Violation("R1", f"published {published}, but {sure} to {most + again} are known", key)
     if again:

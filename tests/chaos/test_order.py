@@ -141,9 +141,8 @@ async def test_a_flood_of_high_priorities(folder: Path, seconds: float, rate: in
     passed(outcome)
     firsts = [story.priority for handout, story in _handed_out(outcome) if not handout.first.losses]
     high = [place for place, priority in enumerate(firsts) if priority == 9]
-    flooded = firsts[
-        high[0] : high[round(0.8 * len(high))]
-    ]  # what is tried again comes after the flood
+    # what is tried again comes after the flood
+    flooded = firsts[high[0] : high[round(0.8 * len(high))]]
     assert firsts.count(0) > flooded.count(0), "low ones waited all the while"
     assert flooded.count(0) >= 0.8 * share * len(flooded)
 

@@ -70,9 +70,8 @@ class Small:
         """Give every step from here."""
         sent: dict[Todo, bool] = {}
         for todo in self.plan.todo:
-            kind = todo._replace(
-                id=""
-            )  # of tasks that differ in nothing else, one order of publishing is enough
+            # of tasks that differ in nothing else, one order of publishing is enough
+            kind = todo._replace(id="")
             if sent.get(kind, True):
                 yield from self.publishing(todo)
             fate = self.fates[todo.key, todo.id]

@@ -48,9 +48,8 @@ def made(of: bytes, make: Callable[[Path], None]) -> Path:
     mark = hashlib.sha256(of + sys.version.encode() + sys.base_prefix.encode())
     folder = _CACHE / mark.hexdigest()[:12]
     _CACHE.mkdir(parents=True, exist_ok=True)
-    with (_CACHE / f"{folder.name}.lock").open(
-        "w"
-    ) as lock:  # several processes of one run make it once
+    # several processes of one run make it once
+    with (_CACHE / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "ready").exists():
             began = time.monotonic()

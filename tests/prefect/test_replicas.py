@@ -58,9 +58,8 @@ async def test_each_replica_knows_all_workers(pair: Pair) -> None:
             async with Taker(b.socket, name, client_id="host-2"):
                 await asyncio.sleep(0.1)
             a.created(name)
-            await asyncio.sleep(
-                1.5
-            )  # Prefect's handler looks every second whether its worker is there
+            # Prefect's handler looks every second whether its worker is there
+            await asyncio.sleep(1.5)
             assert set(known(b, name)) == {"host-é-1", "host-2"}
         await until(b, "host-é-1")
     await until(a)

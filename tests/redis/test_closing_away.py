@@ -92,9 +92,8 @@ async def test_calls_in_flight(make_server: MakeServer, redis_prefix: str, away:
             BackendUnavailable,
             PublishUnconfirmed,
         }
-        for told in await ended(
-            receive, *waiting
-        ):  # what looked for work at that moment lost its answer
+        # what looked for work at that moment lost its answer
+        for told in await ended(receive, *waiting):
             assert told == Received() or isinstance(told, BackendUnavailable)
         with contextlib.suppress(asyncio.CancelledError):
             await left

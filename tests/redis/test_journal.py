@@ -129,9 +129,8 @@ async def test_the_oldest_go(each_redis: RedisServer, redis_prefix: str) -> None
     """G9: what is beyond the journal's length is dropped, and the numbers say so."""
     async with opened(each_redis.url, redis_prefix, journal_length=1000) as backend:
         await publish(backend, "first")
-    async with opened(
-        each_redis.url, redis_prefix
-    ) as backend:  # which does not say, and changes nothing
+    # which does not say, and changes nothing
+    async with opened(each_redis.url, redis_prefix) as backend:
         await backend.control.configure(KEY, QueueSettings(journal=True))
         for start in range(0, 8000, 8):
             await publish(backend, *(f"t{n}" for n in range(start, start + 8)))

@@ -297,9 +297,8 @@ class TestServer:
                     await eventually(lambda: it.hub.usage._sockets)
                     for headers in (bearer(A), None):
                         async with Taker(told, quiet=True, headers=headers) as late:
-                            with contextlib.suppress(
-                                ConnectionClosed
-                            ):  # by the header it is known at once
+                            # by the header it is known at once
+                            with contextlib.suppress(ConnectionClosed):
                                 await late.send("auth", token=A)
                             await asyncio.wait_for(late.socket.wait_closed(), 3)
                             assert late.socket.close_code == 1013

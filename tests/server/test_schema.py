@@ -131,9 +131,8 @@ class _Shown:
 
 
 def _keeps_its_word(case: schemathesis.Case[Any], url: str) -> None:
-    unfit: list[Any] = [
-        positive_data_acceptance
-    ]  # not every rule between fields can be said in a schema
+    # not every rule between fields can be said in a schema
+    unfit: list[Any] = [positive_data_acceptance]
     if case.operation.path == "/v1/tasks/batch":
         unfit.append(negative_data_rejection)  # a bad line is answered as one, with 200
     case.call_and_validate(base_url=url, excluded_checks=unfit, session=_session)

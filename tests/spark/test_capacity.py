@@ -94,9 +94,8 @@ def test_the_advice_holds_when_it_is_applied(
     assert observed == pytest.approx(found["expected_wait"], rel=0.2)
     held = np.array([time for _, time in load])
     forecast = replay(arrived, held, found["slots"])
-    assert waits == pytest.approx(
-        forecast, abs=1e-4
-    )  # the replay is what the queue does, task by task
+    # the replay is what the queue does, task by task
+    assert waits == pytest.approx(forecast, abs=1e-4)
     fewer = replay(arrived, held, found["slots"] - 1)
     assert float(np.quantile(fewer, 0.95)) > TARGET
 

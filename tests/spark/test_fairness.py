@@ -116,9 +116,8 @@ def _contended(rows: list[Row], length: int) -> dict[str, tuple[int, float, floa
             name
             for name in spans
             if name[0] == key
-            and any(
-                begin < window <= end for begin, end in spans[name]
-            )  # some waited at its beginning
+            # some waited at its beginning
+            and any(begin < window <= end for begin, end in spans[name])
             and any(begin <= window < end for begin, end in spans[name])  # and some at its end
         ]
         weights = [2 if name == ("k0", "a") else 1 for name in here]

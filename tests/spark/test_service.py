@@ -294,9 +294,8 @@ def test_the_ledger_agrees(tmp_path: Path) -> None:
     probe(state, asked(20, 20, ledger(10, 0, 10)))
     assert (state.probe, state.differing, state.books[KEY].balanced) == (None, {}, True)
     probe(state, asked(24, 30, ledger(15, 1, 14)))
-    assert (
-        len(state.probe.ledgers) == 1 if state.probe else False
-    )  # it was not read up to there yet
+    # it was not read up to there yet
+    assert len(state.probe.ledgers) == 1 if state.probe else False
     note_positions(state, [read(21, 40)], NOW)
     up_to = (("low:published", 4), ("high:published", 6), ("high:done", 1))
     after(state, ("published", 9), ("done", 2), *up_to, live=17)

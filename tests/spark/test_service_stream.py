@@ -106,9 +106,8 @@ def test_crashes_between_any_two_steps(
     counts = Counter(table["event"].to_pylist())
     metrics = ds.dataset(options.out / "metrics", format="parquet").to_table()
     assert {name: pc.sum(metrics[name]).as_py() for name in counts} == counts
-    assert pc.max(metrics["run_p99"]).as_py() == pytest.approx(
-        15, rel=0.15
-    )  # of those that were lost
+    # of those that were lost
+    assert pc.max(metrics["run_p99"]).as_py() == pytest.approx(15, rel=0.15)
     alive = ds.dataset(options.folder / "open" / state.open, format="parquet").count_rows()
     assert alive == sum(sum(books.live.values()) for books in state.books.values())
     assert read_transitions(spark, options.out).count() == table.num_rows

@@ -35,9 +35,8 @@ async def work(folder: Path) -> None:
             tasks = [Task(key="k") for _ in range(random.randrange(1, 5))]
             for confirmation in await backend.publisher.publish(*tasks):
                 notes.write(f"published {confirmation.task_id}\n")
-            await asyncio.sleep(
-                0
-            )  # a step does not wait for anything, so the consumers need a turn
+            # a step does not wait for anything, so the consumers need a turn
+            await asyncio.sleep(0)
 
     async def drain() -> None:
         subscription = backend.subscribe(["k"], "worker")

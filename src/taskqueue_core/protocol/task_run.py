@@ -132,9 +132,8 @@ def refusal(task: Task) -> str | None:
     if len(task.payload) > MAX_BYTES:
         return f"{len(task.payload)} bytes, a worker takes {MAX_BYTES}"
     try:
-        _everything.decode(
-            task.payload
-        )  # also what no field looks at must be text that any reader bears
+        # also what no field looks at must be text that any reader bears
+        _everything.decode(task.payload)
         run = _task_run.decode(task.payload)
     except (ValueError, RecursionError) as error:
         return str(error)

@@ -134,9 +134,8 @@ class Crossing:
         except BackendUnavailable:
             if self.mode is MigrationMode.STRICT or ours(await self._marker(OLD)):
                 raise
-            return (
-                Phase.ROLLED_BACK
-            )  # or never begun: the old side is open, and that is all that counts now
+            # or never begun: the old side is open, and that is all that counts now
+            return Phase.ROLLED_BACK
         if not new.version:
             return Phase.IDLE
         if not ours(new):
@@ -226,9 +225,8 @@ class Crossing:
             lambda found: found.model_copy(update={"moved_to": None, "paused": False}),
         )
         new = await self.sides[NEW].control.settings(MARKER)
-        if (
-            number == NEW and not new.version
-        ):  # a first change, so that it says that there was a start
+        # a first change, so that it says that there was a start
+        if number == NEW and not new.version:
             await self.sides[NEW].control.configure(MARKER, new)
         self._phase = None
         self._open.clear()

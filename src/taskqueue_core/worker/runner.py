@@ -273,11 +273,8 @@ class Runner:
             call.timer.cancel()
         if isinstance(call.handler, BatchHandler):
             self._gathering.ended(call.handler)
-        jobs, call.jobs, call.task = (
-            call.jobs,
-            (),
-            None,
-        )  # no cycles are left to the garbage collector
+        # no cycles are left to the garbage collector
+        jobs, call.jobs, call.task = call.jobs, (), None
         if isinstance(end, Fatal):
             self._end_fatally(jobs, end.error)
         else:

@@ -81,9 +81,8 @@ def message_of(error: Column) -> Column:
     for pattern, kind in _RULES:
         text = fn.regexp_replace(text, pattern, kind)
     text = fn.rtrim(fn.substring(fn.trim(text), 1, _LONGEST))
-    return fn.regexp_replace(
-        text, r"^\z", _NOTHING
-    )  # and not by `when`, which would do it all twice
+    # and not by `when`, which would do it all twice
+    return fn.regexp_replace(text, r"^\z", _NOTHING)
 
 
 def fingerprint_of(message: Column) -> Column:

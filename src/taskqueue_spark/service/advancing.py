@@ -72,13 +72,14 @@ def _missing(state: State, one: Read, known: Position | None, lacking: int) -> N
         number=lacking, at=one.since,
     )  # fmt: skip
     latest = state.gaps[-1] if state.gaps else None
+    # one that goes on
     if (
         latest is not None
         and (latest.kind, latest.run, latest.shard, latest.last + 1)
         == ("missing", one.run, one.shard, gap.first)
         and latest.number == latest.last - latest.first + 1
         and not one.different
-    ):  # one that goes on
+    ):
         number = latest.number + lacking
         state.gaps[-1] = msgspec.structs.replace(latest, last=gap.last, number=number)
     else:

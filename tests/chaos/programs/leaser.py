@@ -94,9 +94,8 @@ class _Leaser:
     async def again(self, act: Callable[[], Awaitable[None]]) -> None:
         """Do it until the end."""
         while not self._over.is_set():
-            with contextlib.suppress(
-                BackendUnavailable
-            ):  # frozen for longer than an answer may take
+            # frozen for longer than an answer may take
+            with contextlib.suppress(BackendUnavailable):
                 await act()
 
     # what it does

@@ -40,9 +40,8 @@ class Port:
         self._shared: socket.socket | None = None
         try:
             if _SPREADS:
-                self._holder = self._bound(
-                    settings.port
-                )  # bound only, so it is given no connection
+                # bound only, so it is given no connection
+                self._holder = self._bound(settings.port)
             else:
                 self._holder = self._shared = listen(settings)
         except OSError as error:
