@@ -35,13 +35,12 @@ from taskqueue_core.tasks import Delivery, Task
 from taskqueue_prefect import runs
 from taskqueue_prefect.host import Host
 from taskqueue_prefect.listening import Line, Socket
+from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.names import connection_of, name_of
 from taskqueue_prefect.runs import Accepted
 
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
-
-from taskqueue_prefect.logs import LOG
 
 __all__ = ["HandingOver"]
 

@@ -21,13 +21,12 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import State, TaskStatus, WorkerInfo
 from taskqueue_prefect import runs, scheduling
 from taskqueue_prefect.host import Host
+from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.names import client_of, name_of
 from taskqueue_prefect.runs import Accepted
 
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
-
-from taskqueue_prefect.logs import LOG
 
 __all__ = ["Reconciler", "reconcile"]
 

@@ -18,12 +18,11 @@ import msgspec
 from taskqueue_core.consuming.store_link import OUTAGES
 from taskqueue_core.tasks import Confirmation, Published
 from taskqueue_prefect.host import Host
+from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.runs import due_at, state_id, task_of
 
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
-
-from taskqueue_prefect.logs import LOG
 
 __all__ = ["answered", "offer", "put", "schedule"]
 
