@@ -31,7 +31,7 @@ from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Rejected, ScheduleRetry
 from taskqueue_core.settlement import settle
-from taskqueue_core.tasks import Delivery, Task
+from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_prefect import runs
 from taskqueue_prefect.host import Host
 from taskqueue_prefect.listening import Line, Socket
@@ -146,8 +146,16 @@ class HandingOver:
             received = await self._store.insist(partial(subscription.receive, 1, None))
             for delivery in received.deliveries:
                 run = await self._wanted(delivery)
-                if run is not None:
+                if run is not None and await self._is_held(delivery):
                     return delivery, run
+
+    async def _is_held(self, delivery: Delivery) -> bool:
+        """Whether a delivery is still this socket's: it is another's if this process stood still for a lease."""
+        task = delivery.task
+        look = partial(self._host.control.statuses, task.key, task.id)
+        (found,) = await self._store.insist(look)
+        mine = State.IN_FLIGHT, delivery.attempt, delivery.losses
+        return found is not None and (found.state, found.attempt, found.losses) == mine
 
     async def _wanted(self, delivery: Delivery) -> TaskRun | None:
         """Return the run of a delivery, ``None`` where it is not to be run: then it is settled."""

@@ -282,7 +282,6 @@ class Night:
         """Return how often a run was executed again in the same state, and those without a reason.
 
         Reasons: its worker was killed before it could tell, or the replica that waited for its ack suffered something.
-        One that is frozen may hand out afterwards what it had taken before, and has lost meanwhile.
         """
         number, odd = 0, []
         for (run, _), seen in self.handled.items():

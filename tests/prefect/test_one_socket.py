@@ -10,7 +10,7 @@ import pytest
 from starlette.exceptions import WebSocketException
 
 from taskqueue_core.protocol.task_run import MAX_BYTES
-from taskqueue_core.tasks import State, Task
+from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_prefect import handing_over, runs
 from taskqueue_prefect.handing_over import HandingOver
 from taskqueue_prefect.names import client_of
@@ -57,6 +57,34 @@ async def test_the_handlers_word_is_the_ack(place: Place) -> None:
     accepted = json.loads(result)
     assert (client_of(accepted["worker"]), accepted["state"]) == ("w", STATE)
     assert accepted["worker"] != "w"  # it is this connection's
+
+
+async def test_what_was_lost_meanwhile_is_not_handed_out(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault B1: what another has got while this process stood still is not handed out here, too."""
+    read, readings = runs.read, 0
+
+    async def handler(socket: HandingOver) -> None:
+        async def stand_still(name: str) -> Any:
+            nonlocal readings
+            readings += 1
+            if readings == 1:  # its lease ends, and it is given to somebody else
+                mine = socket._subscribed()
+                await mine.redeliver(*(one.delivery for one in mine.owned.values()), lost=True)  # type: ignore[attr-defined]
+                taken.extend((await other.receive(1, 0)).deliveries)
+            return await read(name)
+
+        monkeypatch.setattr(runs, "read", stand_still)
+        await place.publish(A)
+        await place.publish(B)
+        assert (await socket.next()).id == B
+
+    taken: list[Delivery] = []
+    async with place.backend.subscribe([KEY], "other") as other:
+        await place.handle(handler)
+        assert [(one.task.id, one.losses) for one in taken] == [(A, 1)]
+        assert readings == 2
 
 
 @pytest.mark.parametrize("end", ["return", "raise", "cancel", "retry"])
