@@ -32,10 +32,10 @@ def test_every_phase_counts_for_its_folder() -> None:
 
 def test_areas_share_their_budget() -> None:
     """Areas of one budget stand in one line; an overrun is loud; others have no budget."""
-    shown = list(areas.lines({"core": 60.0, "memory": 40.5, "server": 3.0, "tools": 1.0}))
+    shown = list(areas.lines({"core": 100.0, "memory": 60.5, "server": 3.0, "tools": 1.0}))
     assert [(" ".join(line.split()), over) for line, over in shown] == [
-        ("core + memory 100.5 s of 90 s OVER by 10.5 s", True),
-        ("server 3.0 s of 120 s", False),
+        ("core + memory 160.5 s of 150 s OVER by 10.5 s", True),
+        ("server 3.0 s of 300 s", False),
         ("tools 1.0 s", False),
     ]
 
