@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 FIRST = "tests/spark/"
-#: Seconds for the folders under tests/ that share a budget, of three processes on two cores: all of it takes less than a
-#: quarter of an hour. Other folders have none.
+#: Seconds for the folders under tests/ that share a budget, of three processes on two cores: all of it takes less than
+#: a quarter of an hour. Other folders have none.
 BUDGETS = {
     ("core", "memory", "conformance", "examples", "dev", "docs"): 150,
     ("server", "worker", "remote", "cli", "demo"): 300,

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import anyio
+
 from taskqueue_core.capabilities import EndpointInfo, Seen, SlotLease, SlotPool
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_dispatch.config import DispatchSettings
@@ -159,7 +161,7 @@ class Checks:
 
     async def _ask(self, info: EndpointInfo, config: ModelConfig) -> Seen | None:
         try:
-            async with asyncio.timeout(self._settings.health_interval):
+            with anyio.fail_after(self._settings.health_interval):  # see `Caller._call`
                 return await self._caller.health(info.endpoint, config)
         except TimeoutError:
             return None

@@ -27,7 +27,8 @@ async def test_a_burst_of_jobs(backend: Backend) -> None:
     async with (
         SimulatedGpu(name="a", slots=32, latency=0.001) as first,
         SimulatedGpu(name="b", slots=32, latency=0.001) as second,
-        serving(backend) as api,
+        # As by default: in this crowd a job may be on its way for longer than the other tests allow.
+        serving(backend, settled=5.0) as api,
         fronting(urlsplit(api.url).port or 0) as front,
     ):
         await api.dispatcher.registry.configure("flux", config)

@@ -11,7 +11,18 @@ import pytest
 from taskqueue_dispatch.calling import transports
 from taskqueue_dispatch.calling.answers import Answer, Done
 from taskqueue_dispatch.calling.client import Caller
-from tests.dispatch.gpu_support import SYNC, Talk, Trap, calling, lease_of, said, task_of, trap
+from taskqueue_dispatch.models import ModelConfig
+from tests.dispatch.gpu_support import (
+    SYNC,
+    Talk,
+    Trap,
+    calling,
+    endpoint_of,
+    lease_of,
+    said,
+    task_of,
+    trap,
+)
 
 DONE = said(status="success", result=1)
 
@@ -55,6 +66,27 @@ async def test_idle(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await send(caller, server) == Done(b"1")
             await watched.ended.wait()
             assert server.connections == number + 1
+
+
+async def test_idle_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call whose time is over while it closes what others have left leaves none of it open (fault H5)."""
+    monkeypatch.setattr(transports, "_IDLE", 0.05)
+    together, ended = asyncio.Barrier(4), asyncio.Barrier(5)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await together.wait()  # so that each call has a connection of its own
+        writer.write(DONE)
+        with contextlib.suppress(ConnectionError):
+            assert not await reader.read()
+        await ended.wait()
+
+    async with trap(answer) as server, calling() as caller, asyncio.timeout(5):
+        await asyncio.gather(*(send(caller, server) for _ in range(4)))
+        await asyncio.sleep(0.1)  # they are idle for too long now
+        caller._health = 0.0
+        assert await caller.health(endpoint_of(server.url), ModelConfig()) is None
+        await ended.wait()
+    assert server.connections == 4
 
 
 async def test_shorter_than_servers() -> None:

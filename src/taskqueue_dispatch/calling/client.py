@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
+import anyio
 import httpx2
 
 from taskqueue_core.capabilities import Endpoint, Seen, SlotLease
@@ -153,19 +153,18 @@ class Caller:
         limit: int,
         who: tuple[str, str] | None = None,
     ) -> Reply:
-        async with (
-            self._transports.to(_origin(request.url)) as way,
-            asyncio.timeout(patience),
-        ):
-            if way.pin is None:
-                return await exchange(way.transport, request, limit)
-            try:
-                reply = await way.pin.exchange(way.transport, request, limit)
-            except ElsewhereError:
-                self._tell(who)
-                raise
-            self._elsewhere.discard(who)
-            return reply
+        async with self._transports.to(_origin(request.url)) as way:
+            # A transport closes what others have left idle on the way, and shields that from this kind of end alone.
+            with anyio.fail_after(patience):
+                if way.pin is None:
+                    return await exchange(way.transport, request, limit)
+                try:
+                    reply = await way.pin.exchange(way.transport, request, limit)
+                except ElsewhereError:
+                    self._tell(who)
+                    raise
+                self._elsewhere.discard(who)
+                return reply
 
     def _tell(self, who: tuple[str, str] | None) -> None:
         """Log once that an endpoint's name leads elsewhere, until it has answered again."""
