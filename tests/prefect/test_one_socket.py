@@ -62,7 +62,7 @@ async def test_the_handlers_word_is_the_ack(place: Place) -> None:
 async def test_what_was_lost_meanwhile_is_not_handed_out(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault B1: what another has got while this process stood still is not handed out here, too."""
+    """Fault A4: what another has got while this process stood still is not handed out here, too."""
     read, readings = runs.read, 0
 
     async def handler(socket: HandingOver) -> None:
