@@ -118,10 +118,12 @@ async def test_live_tasks_do_not_hold_redis_up(
         flying = (await w.receive(500, 5)).deliveries
         limit = redis_server.call("CONFIG", "GET", "slowlog-log-slower-than")[1]
         redis_server.call("CONFIG", "SET", "slowlog-log-slower-than", 5000)
-        redis_server.call("SLOWLOG", "RESET")
         try:
-            found = await read(told, "task_id", "state")
-            slow = redis_server.call("SLOWLOG", "GET", 100)
+            for _ in range(5):  # what is slow is so each time; what only waited for a core is not
+                redis_server.call("SLOWLOG", "RESET")
+                found = await read(told, "task_id", "state")
+                if not (slow := redis_server.call("SLOWLOG", "GET", 100)):
+                    break
         finally:
             redis_server.call("CONFIG", "SET", "slowlog-log-slower-than", limit)
     states = {row["task_id"]: row["state"] for row in found}
