@@ -161,7 +161,7 @@ class Checks:
 
     async def _ask(self, info: EndpointInfo, config: ModelConfig) -> Seen | None:
         try:
-            with anyio.fail_after(self._settings.health_interval):  # see `Caller._call`
+            with anyio.fail_after(self._settings.health_interval):  # not asyncio's: see `Caller`
                 return await self._caller.health(info.endpoint, config)
         except TimeoutError:
             return None

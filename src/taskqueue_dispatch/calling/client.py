@@ -154,7 +154,7 @@ class Caller:
         who: tuple[str, str] | None = None,
     ) -> Reply:
         async with self._transports.to(_origin(request.url)) as way:
-            # A transport closes what others have left idle on the way, and shields that from this kind of end alone.
+            # Not asyncio's: a transport closes what other calls left idle, and shields that from anyio's ends alone.
             with anyio.fail_after(patience):
                 if way.pin is None:
                     return await exchange(way.transport, request, limit)

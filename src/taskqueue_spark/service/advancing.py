@@ -72,7 +72,7 @@ def _missing(state: State, one: Read, known: Position | None, lacking: int) -> N
         number=lacking, at=one.since,
     )  # fmt: skip
     latest = state.gaps[-1] if state.gaps else None
-    # one that goes on
+    # the latest one goes on
     if (
         latest is not None
         and (latest.kind, latest.run, latest.shard, latest.last + 1)
