@@ -18,6 +18,8 @@ from taskqueue_redis.rights import SCRIPT_COMMANDS
 __all__ = ["MINIMUM", "ServerFacts", "check_server", "histories_of", "parsed"]
 
 MINIMUM = (6, 2)
+_LOADS_UNASKED = (8, 6)
+"""since when Redis loads its file whatever its user ``default`` may do: https://github.com/redis/redis/pull/14545"""
 _SYNCS = {"no": 0, "everysec": 1, "always": 2}
 _KEY = "{%s:0}:check"
 
@@ -88,6 +90,7 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
         syncs = await _appendfsync(link, settings)
         await _check_scripts(link, settings)
         await _check_channels(link, settings)
+        loads = await _loads(link, settings, told)
     except Misconfigured as failure:
         raise ConfigurationError(str(failure)) from None
     append_only = all(info.get("aof_enabled") == "1" for info in told)
@@ -102,7 +105,9 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
         appendfsync=syncs,
         histories=histories_of(told),
         maxmemory=min(int(info.get("maxmemory", 0)) for info in told),
-        warnings=tuple(_doubts(append_only=append_only, replicas=replicas, syncs=syncs)),
+        warnings=tuple(
+            _doubts(append_only=append_only, replicas=replicas, syncs=syncs, loads=loads)
+        ),
     )
 
 
@@ -199,6 +204,29 @@ async def _check_channels(link: Link, settings: RedisSettings) -> None:
         await wire.aclose()
 
 
+async def _loads(link: Link, settings: RedisSettings, told: Iterable[Mapping[str, str]]) -> bool:
+    """Return whether the servers surely load their files at the next start, as far as rights go."""
+    asks = any(
+        info.get("aof_enabled") == "1"
+        and (7, 0) <= _version(info["redis_version"]) < _LOADS_UNASKED
+        for info in told
+    )
+    if not asks or not settings.user_name:
+        return True  # who is the default user has shown its rights already
+    words = ("ACL", "DRYRUN", "default", "HSET", _KEY % settings.prefix, "a", "1")
+    try:
+        answers = await link.everywhere(*words, quietly=True)
+    except Misconfigured:
+        return False
+    if any(answer != b"OK" for answer in answers):
+        raise ConfigurationError(
+            "this Redis would lose every task at its next start: it loads its file with the rights of the user "
+            "'default', which has too few. Give it all of them, it may stay off: "
+            "ACL SETUSER default ~* &* +@all, and the same in the ACL file"
+        )
+    return True
+
+
 def _named(settings: RedisSettings) -> str:
     return f"{{{settings.prefix}:…"
 
@@ -210,7 +238,7 @@ def _cure(settings: RedisSettings) -> str:
     )
 
 
-def _doubts(*, append_only: bool, replicas: int, syncs: str) -> Iterable[str]:
+def _doubts(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> Iterable[str]:
     if not append_only:
         yield "appendonly is off: a restart of Redis loses what it held; set 'appendonly yes'"
         if replicas:
@@ -220,4 +248,9 @@ def _doubts(*, append_only: bool, replicas: int, syncs: str) -> Iterable[str]:
     elif syncs == "unknown":
         yield (
             "how often Redis syncs its file is not known: set TASKQUEUE_REDIS_APPENDFSYNC to what redis.conf says"
+        )
+    if not loads:
+        yield (
+            "whether Redis can load its file at its next start is not known: that takes the rights of the user "
+            "'default', on or off; use the access list taskqueue.acl that ships with taskqueue_redis"
         )

@@ -14,11 +14,12 @@ from taskqueue_core.tasks import Health
 from taskqueue_redis.checks import ServerFacts, check_server, histories_of, parsed
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.confirming import Confirming
-from taskqueue_redis.failures import Failure
+from taskqueue_redis.failures import Failure, Misconfigured
 from taskqueue_redis.heartbeat import Heartbeat
 from taskqueue_redis.link import Link
 from taskqueue_redis.owned import Owned
 from taskqueue_redis.receipts import Receipts
+from taskqueue_redis.rewriting import rewrite_logs
 from taskqueue_redis.scripts import Scripts
 from taskqueue_redis.settlements import Settlements
 from taskqueue_redis.translation import translated
@@ -82,6 +83,7 @@ class Home:
         self._facts: ServerFacts | None = None
         self._histories: tuple[str, ...] | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._told_of_logs = False
         self._checking = asyncio.Lock()
         self.promises_checked = False
         """whether this Redis is known to keep what its queues promise"""
@@ -135,6 +137,7 @@ class Home:
             for warning in facts.warnings:
                 _log.warning("%s: %s", facts.address, warning)
             self._facts, self._histories = facts, facts.histories
+            await self._rewrite_logs()
 
     async def check_promises(self) -> None:
         """Raise `ConfigurationError` where a queue promises what the servers can't keep."""
@@ -173,20 +176,36 @@ class Home:
 
     def _healed(self) -> None:
         if not self.closed:
-            self._looking = self.background.start(self._look_for_failover())
+            self._looking = self.background.start(self._look_around())
 
-    async def _look_for_failover(self) -> None:
-        """After an outage: where the store went back, what it has in flight here may have been settled already."""
+    async def _look_around(self) -> None:
+        """Do what an outage may call for: it may have been a failover, or a restart."""
         try:
             told = await self.link.everywhere("INFO", "replication", quietly=True)
             histories = histories_of(parsed(info) for info in told)
         except Failure:
             histories = None  # it is out of reach again: the next time tells
         if histories is not None and self._histories not in (None, histories):
+            # It went back, so what it has in flight here may have been settled already.
             self.receipts.doubt()
             self.wakeups.doubt()
         self._histories = histories or self._histories
         self.wakeups.look_again()
+        await self._rewrite_logs()
+
+    async def _rewrite_logs(self) -> None:
+        try:
+            await rewrite_logs(self.link)
+        except Misconfigured as failure:
+            if not self._told_of_logs:
+                self._told_of_logs = True
+                _log.warning(
+                    "%s: its append-only file is not written anew (%s): "
+                    "run BGREWRITEAOF yourself whenever Redis was killed or lost power",
+                    self.settings.address.shown, failure,
+                )  # fmt: skip
+        except Failure:
+            pass  # it is out of reach again: the next time tells
 
     def _given_up(self, token: str) -> None:
         for holder in self.receipts.holders():

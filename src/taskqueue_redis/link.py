@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from taskqueue_redis.addresses import Kind, Place
@@ -34,6 +34,7 @@ from taskqueue_redis.wire import Wire, Word
 __all__ = ["Follow", "Link"]
 
 Follow: TypeAlias = Callable[[Any], "Sequence[Word] | None"]
+_Ask: TypeAlias = Callable[["Sequence[Word]"], Awaitable[Any]]
 
 
 class _Order(NamedTuple):
@@ -107,19 +108,38 @@ class Link:
 
         ``quietly``: a failure is no trouble, neither in health nor in the log.
         """
+        return await self._at_masters(lambda ask: ask(words), quietly=quietly)
+
+    async def wherever(
+        self, holds: Callable[[Any], bool], question: Sequence[Word], *words: Word
+    ) -> None:
+        """Run an idempotent command at each master whose reply to ``question`` is such. Raises a `Failure`."""
+
+        async def perhaps(ask: _Ask) -> None:
+            if holds(await ask(question)):
+                await ask(words)
+
+        await self._at_masters(perhaps, quietly=True)
+
+    async def _at_masters(
+        self, do: Callable[[_Ask], Awaitable[Any]], *, quietly: bool
+    ) -> list[Any]:
         deadline = asyncio.get_running_loop().time() + self.settings.operation_timeout
         trouble = Trouble(self.settings.address.shown, quiet=True) if quietly else self.trouble
         nodes = await self._masters(Trial(deadline, trouble, resend=True, rest=self._rest))
 
-        def ask(node: Node) -> Any:
-            trial = Trial(deadline, trouble, resend=True, rest=self._rest)
-            return self._persist(trial, node, _Order(words, None))
+        def asking(node: Node) -> _Ask:
+            def ask(words: Sequence[Word]) -> Awaitable[Any]:
+                trial = Trial(deadline, trouble, resend=True, rest=self._rest)
+                return self._persist(trial, node, _Order(tuple(words), None))
 
-        replies = await asyncio.gather(*map(ask, nodes), return_exceptions=True)
-        for reply in replies:
+            return ask
+
+        done = await asyncio.gather(*(do(asking(node)) for node in nodes), return_exceptions=True)
+        for reply in done:
             if isinstance(reply, BaseException):
                 raise reply
-        return list(replies)
+        return list(done)
 
     async def listener(self, avoid: Place | None = None) -> tuple[Place, Wire]:
         """Open a connection of one's own to a master, preferably not ``avoid``; say to which. Raises a `Failure`.

@@ -2,8 +2,10 @@
 
 ``taskqueue.acl`` beside this file is `access_list` for the usual prefix, to be named as ``aclfile``
 in redis.conf. Nobody can log in with it before the zeros, which are no password's SHA-256, are
-replaced: by ``>`` and a password, or by ``#`` and the SHA-256 of one. Sentinels have access lists
-of their own, and need ``+sentinel|master +client|setname`` at most.
+replaced: by ``>`` and a password, or by ``#`` and the SHA-256 of one. Nobody can log in as
+``default`` at all, which is off; its rights are those with which Redis 7.0 to 8.4 loads its
+append-only file. Sentinels have access lists of their own, and need
+``+sentinel|master +client|setname`` at most.
 """
 
 from __future__ import annotations
@@ -79,6 +81,8 @@ CLIENT_COMMANDS = (
     "CLUSTER SLOTS",
     "ASKING",
     "XREVRANGE",
+    "BGREWRITEAOF",
+    "ACL DRYRUN",
 )
 
 
@@ -88,4 +92,4 @@ def access_list(prefix: str, user: str = "taskqueue", password: str = NO_PASSWOR
     commands = [name.replace(" ", "|") for name in (*CLIENT_COMMANDS, *scripts)]
     allowed = " ".join(f"+{name.lower()}" for name in sorted(commands))
     rules = f"resetkeys ~{{{prefix}:* resetchannels &{{{prefix}:* -@all -@dangerous {allowed}"
-    return f"user default off\nuser {user} on {password} {rules}\n"
+    return f"user default off ~* &* +@all\nuser {user} on {password} {rules}\n"

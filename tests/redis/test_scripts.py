@@ -86,7 +86,7 @@ def test_no_command_is_allowed_in_vain() -> None:
     """The access list grants nothing that no script needs, and nothing that walks or empties the whole store."""
     used = {word.split()[0] for name in NAMES for word in commands(code(name))}
     assert used == {words[0] for words in SCRIPT_COMMANDS}
-    granted = set(re.findall(r"\+(\S+)", access_list("tq")))
+    granted = set(re.findall(r"\+(\S+)", access_list("tq").splitlines()[1]))
     assert granted == {name.lower().replace(" ", "|") for name in {*used, *CLIENT_COMMANDS}}
     assert not granted & {"keys", "scan", "flushall", "flushdb", "config", "xtrim", "swapdb"}
 
