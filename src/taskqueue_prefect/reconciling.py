@@ -11,7 +11,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
@@ -23,10 +22,7 @@ from taskqueue_prefect import runs, scheduling
 from taskqueue_prefect.host import Host
 from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.names import client_of, name_of
-from taskqueue_prefect.runs import Accepted
-
-if TYPE_CHECKING:
-    from prefect.server.schemas.core import TaskRun
+from taskqueue_prefect.runs import Accepted, Run
 
 __all__ = ["Reconciler", "reconcile"]
 
@@ -87,7 +83,7 @@ class Reconciler:
         self._refused &= seen.keys()
         return rescued
 
-    async def _look_at(self, page: Sequence[TaskRun], seen: dict[Mark, float]) -> int:
+    async def _look_at(self, page: Sequence[Run], seen: dict[Mark, float]) -> int:
         workers = await self._host.control.workers()
         now, rescued = self._monotonic(), 0
         for key in {name_of(run.task_key) for run in page}:
@@ -108,7 +104,7 @@ class Reconciler:
 
     def _patience(
         self,
-        run: TaskRun,
+        run: Run,
         status: TaskStatus | None,
         result: bytes | None,
         workers: Sequence[WorkerInfo],
@@ -129,7 +125,7 @@ class Reconciler:
         again = any(client_of(one.worker_id) == client for one in workers)
         return settings.held if again else settings.grace
 
-    def _may_be_held(self, run: TaskRun, workers: Sequence[WorkerInfo]) -> bool:
+    def _may_be_held(self, run: Run, workers: Sequence[WorkerInfo]) -> bool:
         """Whether a run that the queue does not know may be with a worker: it has accepted it so long ago."""
         forgotten = self._host.backend.now() - self._host.settings.remember
         key = name_of(run.task_key)
@@ -137,7 +133,7 @@ class Reconciler:
             one.since < forgotten and key in one.keys for one in workers
         )
 
-    async def _rescue(self, run: TaskRun, key: str, status: TaskStatus | None) -> bool:
+    async def _rescue(self, run: Run, key: str, status: TaskStatus | None) -> bool:
         """Put a run in again. What is wrong with one, or with its queue, keeps none of the others."""
         if key in self._full:
             return False
@@ -162,7 +158,7 @@ class Reconciler:
             LOG.warning("run %s is not in the queue, which does not take it: %s", run.id, why)
         return stored
 
-    async def _again(self, run: TaskRun, status: TaskStatus) -> bool:
+    async def _again(self, run: Run, status: TaskStatus) -> bool:
         at = runs.due_at(run)
         told = await self._host.backend.publisher.schedule_retry(
             runs.task_of(run),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accepted",
+    "Outline",
+    "Run",
     "due_at",
     "is_scheduled",
     "read",
@@ -41,7 +43,38 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     """the id of the state in which it was handed out"""
 
 
-def task_of(run: TaskRun) -> Task:
+class OutlineDetails(NamedTuple):
+    """Of a scheduled state: see `Outline`."""
+
+    deferred: bool
+    scheduled_time: datetime | None
+
+
+class OutlineState(NamedTuple):
+    """A scheduled state: see `Outline`."""
+
+    id: UUID
+    timestamp: datetime
+    state_details: OutlineDetails
+
+    def is_scheduled(self) -> bool:
+        """As Prefect's own say it."""
+        return True
+
+
+class Outline(NamedTuple):
+    """As much of a scheduled run as it takes to put it into a queue, by Prefect's names."""
+
+    id: UUID
+    task_key: str
+    name: str
+    state: OutlineState
+
+
+Run: TypeAlias = "TaskRun | Outline"
+
+
+def task_of(run: Run) -> Task:
     """Return a run as a task: its id is the run's, its payload names the run and its state.
 
     Workers are sent the run as the database has it by then, so that nothing else need be kept of it here.
@@ -72,22 +105,22 @@ def state_of(task: Task) -> tuple[str, datetime]:
     return str(state["id"]), at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def state_id(run: TaskRun) -> str:
+def state_id(run: Run) -> str:
     """Return the id of the state that a run is in; of a run without any there is none."""
     return str(run.state.id) if run.state else ""
 
 
-def state_time(run: TaskRun) -> datetime:
+def state_time(run: Run) -> datetime:
     """Return when a run came into the state that it is in."""
     return run.state.timestamp if run.state else datetime.min.replace(tzinfo=UTC)
 
 
-def is_scheduled(run: TaskRun) -> bool:
+def is_scheduled(run: Run) -> bool:
     """Whether a run waits for a worker."""
     return bool(run.state and run.state.is_scheduled() and run.state.state_details.deferred)
 
 
-def due_at(run: TaskRun) -> float | None:
+def due_at(run: Run) -> float | None:
     """Return when a run is to be executed, in Unix seconds."""
     at = run.state.state_details.scheduled_time if run.state else None
     return at.timestamp() if at is not None else None
@@ -112,21 +145,37 @@ async def read(run_id: str) -> TaskRun | None:
         return None if found is None else _run(found)
 
 
-async def scheduled_after(last: UUID, limit: int) -> list[TaskRun]:
-    """Return runs in a scheduled state, by id from ``last`` on, without it."""
+async def scheduled_after(last: UUID, limit: int) -> list[Outline]:
+    """Return runs in a scheduled state, by id from ``last`` on, without it.
+
+    Every replica reads all of them again and again, so these are no objects of Prefect's.
+    """
     import sqlalchemy as sa
     from prefect.server.database import provide_database_interface
     from prefect.server.schemas.states import StateType
+    from prefect.server.utilities.database import JSON
 
     db = provide_database_interface()
+    run, state = db.TaskRun, db.TaskRunState
+    details = sa.type_coerce(state.state_details, JSON)
     async with db.session_context() as session:
         found = await session.execute(
-            sa.select(db.TaskRun)
-            .where(db.TaskRun.state_type == StateType.SCHEDULED, db.TaskRun.id > last)
-            .order_by(db.TaskRun.id)
+            sa.select(run.id, run.task_key, run.name, state.id, state.timestamp, details)
+            .join(state, state.id == run.state_id)
+            .where(run.state_type == StateType.SCHEDULED, run.id > last)
+            .order_by(run.id)
             .limit(limit)
         )
-        return [_run(model) for model in found.scalars().unique().all()]
+        return [_outline(row) for row in found.all()]
+
+
+def _outline(row: Any) -> Outline:
+    run_id, task_key, name, state, at, details = row
+    due = details.get("scheduled_time")
+    told = OutlineDetails(
+        bool(details.get("deferred")), None if due is None else datetime.fromisoformat(due)
+    )
+    return Outline(run_id, task_key, name, OutlineState(state, at, told))
 
 
 def _run(model: Any) -> TaskRun:

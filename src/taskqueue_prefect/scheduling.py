@@ -19,7 +19,7 @@ from taskqueue_core.consuming.store_link import OUTAGES
 from taskqueue_core.tasks import Confirmation, Published
 from taskqueue_prefect.host import Host
 from taskqueue_prefect.logs import LOG
-from taskqueue_prefect.runs import due_at, state_id, task_of
+from taskqueue_prefect.runs import Run, due_at, state_id, task_of
 
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
@@ -38,7 +38,7 @@ async def put(host: Host, run: TaskRun) -> None:
         _busy(told.reason or "the queue has no room", told.retry_after)
 
 
-async def offer(host: Host, run: TaskRun) -> Confirmation:
+async def offer(host: Host, run: Run) -> Confirmation:
     """Put a run in, as `put` does; return what the queue says to it. Raises what the backend raises."""
     task, at = task_of(run), due_at(run)
     await host.prepare(task.key)
@@ -57,7 +57,7 @@ async def schedule(host: Host, run: TaskRun) -> None:
         await _again(host, run)
 
 
-async def _again(host: Host, run: TaskRun) -> Confirmation:
+async def _again(host: Host, run: Run) -> Confirmation:
     at = due_at(run)
     at = host.backend.now() if at is None else at
     token = state_id(run)

@@ -11,8 +11,15 @@ import msgspec
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import Kind
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.failures import ErrorReply, Lost, Misconfigured, NotReached, judge
-from taskqueue_redis.link import Link
+from taskqueue_redis.failures import (
+    ErrorReply,
+    Lost,
+    Misconfigured,
+    NotReached,
+    ScriptError,
+    judge,
+)
+from taskqueue_redis.link import Ask, Link
 from taskqueue_redis.rights import SCRIPT_COMMANDS
 
 __all__ = ["MINIMUM", "ServerFacts", "check_server", "histories_of", "parsed"]
@@ -20,6 +27,8 @@ __all__ = ["MINIMUM", "ServerFacts", "check_server", "histories_of", "parsed"]
 MINIMUM = (6, 2)
 _LOADS_UNASKED = (8, 6)
 """since when Redis loads its file whatever its user ``default`` may do: https://github.com/redis/redis/pull/14545"""
+_OF_EACH_KIND = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
+_ALL_RIGHTS = "Give it all of them, it may stay off: ACL SETUSER default ~* &* +@all, and the same in the ACL file"
 _SYNCS = {"no": 0, "everysec": 1, "always": 2}
 _KEY = "{%s:0}:check"
 
@@ -90,7 +99,7 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
         syncs = await _appendfsync(link, settings)
         await _check_scripts(link, settings)
         await _check_channels(link, settings)
-        loads = await _loads(link, settings, told)
+        loads = await _loads(link, settings)
     except Misconfigured as failure:
         raise ConfigurationError(str(failure)) from None
     append_only = all(info.get("aof_enabled") == "1" for info in told)
@@ -204,27 +213,36 @@ async def _check_channels(link: Link, settings: RedisSettings) -> None:
         await wire.aclose()
 
 
-async def _loads(link: Link, settings: RedisSettings, told: Iterable[Mapping[str, str]]) -> bool:
-    """Return whether the servers surely load their files at the next start, as far as rights go."""
-    asks = any(
-        info.get("aof_enabled") == "1"
-        and (7, 0) <= _version(info["redis_version"]) < _LOADS_UNASKED
-        for info in told
-    )
-    if not asks or not settings.user_name:
+async def _loads(link: Link, settings: RedisSettings) -> bool:
+    """Return whether it is known that every server may load its file at its next start."""
+    key = _KEY % settings.prefix
+    writes = [
+        [key if word == "KEY" else word for word in words]
+        for words in SCRIPT_COMMANDS
+        if words[0] in _OF_EACH_KIND
+    ]
+
+    async def may(ask: Ask) -> bool | None:
+        info = parsed(await ask(("INFO",)))
+        if info.get("aof_enabled") != "1":
+            return True
+        if not (7, 0) <= _version(info["redis_version"]) < _LOADS_UNASKED:
+            return True
+        try:
+            told = [await ask(("ACL", "DRYRUN", "default", *words)) for words in writes]
+        except (Misconfigured, ScriptError):
+            return None
+        return all(reply == b"OK" for reply in told)
+
+    if not settings.user_name:
         return True  # who is the default user has shown its rights already
-    words = ("ACL", "DRYRUN", "default", "HSET", _KEY % settings.prefix, "a", "1")
-    try:
-        answers = await link.everywhere(*words, quietly=True)
-    except Misconfigured:
-        return False
-    if any(answer != b"OK" for answer in answers):
+    answers = await link.at_each_master(may)
+    if False in answers:
         raise ConfigurationError(
             "this Redis would lose every task at its next start: it loads its file with the rights of the user "
-            "'default', which has too few. Give it all of them, it may stay off: "
-            "ACL SETUSER default ~* &* +@all, and the same in the ACL file"
+            f"'default', which has too few. {_ALL_RIGHTS}"
         )
-    return True
+    return None not in answers
 
 
 def _named(settings: RedisSettings) -> str:
@@ -251,6 +269,6 @@ def _doubts(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> Ite
         )
     if not loads:
         yield (
-            "whether Redis can load its file at its next start is not known: that takes the rights of the user "
-            "'default', on or off; use the access list taskqueue.acl that ships with taskqueue_redis"
+            "it is not known whether Redis would lose every task at its next start: that is so if the user 'default' "
+            f"has too few rights then. {_ALL_RIGHTS}"
         )

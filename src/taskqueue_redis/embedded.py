@@ -130,6 +130,9 @@ class EmbeddedRedis:
             )
         self._watchdog = Watchdog("TERM")
         process = self._spawn(self._binary)
+        if process is not None and not self._ready(process):
+            # After a crash while it wrote its file anew Redis 7.0 refuses the first start, and takes the second.
+            process = self._spawn(self._binary)
         if process is None or not self._ready(process):
             raise ConfigurationError(
                 f"redis-server {self._binary.release} did not start in {self.directory}: {self._last_word()}"

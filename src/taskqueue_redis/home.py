@@ -14,7 +14,7 @@ from taskqueue_core.tasks import Health
 from taskqueue_redis.checks import ServerFacts, check_server, histories_of, parsed
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.confirming import Confirming
-from taskqueue_redis.failures import Failure, Misconfigured
+from taskqueue_redis.failures import Failure
 from taskqueue_redis.heartbeat import Heartbeat
 from taskqueue_redis.link import Link
 from taskqueue_redis.owned import Owned
@@ -35,6 +35,8 @@ _CURES = {
 }
 _AWAY = 1.0
 """seconds for which a backend that is closed tries to reach a store that is away"""
+_AGAIN, _SELDOM = 2.0, 60.0
+"""seconds until masters are asked again whose files are not whole, at first and later on"""
 _log = logging.getLogger("taskqueue.redis")
 
 
@@ -77,13 +79,16 @@ class Home:
         self.asking: set[asyncio.Task[Any]] = set()
         """calls that go on where their callers are cancelled"""
         self.link.trouble.healed = self._healed
+        self.link.when_reopened(self._watch_logs)
         self.subscriptions: dict[Member, None] = {}
         self.closed = False
         self._consumers = 0
         self._facts: ServerFacts | None = None
         self._histories: tuple[str, ...] | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._told_of_logs = False
+        self._rewriting: asyncio.Task[None] | None = None
+        self._logs_due = False
+        self._obstacle = ""
         self._checking = asyncio.Lock()
         self.promises_checked = False
         """whether this Redis is known to keep what its queues promise"""
@@ -137,7 +142,8 @@ class Home:
             for warning in facts.warnings:
                 _log.warning("%s: %s", facts.address, warning)
             self._facts, self._histories = facts, facts.histories
-            await self._rewrite_logs()
+            if not await self._logs_are_whole():
+                self._watch_logs()
 
     async def check_promises(self) -> None:
         """Raise `ConfigurationError` where a queue promises what the servers can't keep."""
@@ -165,8 +171,9 @@ class Home:
 
     async def aclose(self) -> None:
         """Close everything, in order. With the store away this waits for it unless somebody calls `give_up`."""
-        if self._looking is not None:
-            self._looking.cancel()  # nobody acts on what it finds any more
+        for task in (self._looking, self._rewriting):
+            if task is not None:
+                task.cancel()  # nobody acts on what it finds any more
         await self.background.drained()
         await self.heartbeat.aclose()
         await self.wakeups.aclose()
@@ -176,36 +183,54 @@ class Home:
 
     def _healed(self) -> None:
         if not self.closed:
-            self._looking = self.background.start(self._look_around())
+            self._looking = self.background.start(self._look_for_failover())
+            self._watch_logs()
 
-    async def _look_around(self) -> None:
-        """Do what an outage may call for: it may have been a failover, or a restart."""
+    async def _look_for_failover(self) -> None:
+        """After an outage: where the store went back, what it has in flight here may have been settled already."""
         try:
             told = await self.link.everywhere("INFO", "replication", quietly=True)
             histories = histories_of(parsed(info) for info in told)
         except Failure:
             histories = None  # it is out of reach again: the next time tells
         if histories is not None and self._histories not in (None, histories):
-            # It went back, so what it has in flight here may have been settled already.
             self.receipts.doubt()
             self.wakeups.doubt()
         self._histories = histories or self._histories
         self.wakeups.look_again()
-        await self._rewrite_logs()
 
-    async def _rewrite_logs(self) -> None:
+    def _watch_logs(self) -> None:
+        """Have files written anew where a server may have been started anew."""
+        self._logs_due = True
+        if not self.closed and (self._rewriting is None or self._rewriting.done()):
+            self._rewriting = self.background.start(self._keep_watching_logs())
+
+    async def _keep_watching_logs(self) -> None:
+        pause = _AGAIN
+        while self._logs_due and not self.closed:
+            self._logs_due = False
+            whole = await self._logs_are_whole()
+            await asyncio.sleep(
+                pause
+            )  # also before what calls for the next look: it may come in storms
+            if whole:
+                pause = _AGAIN
+            else:
+                self._logs_due, pause = True, min(2 * pause, _SELDOM)
+
+    async def _logs_are_whole(self) -> bool:
         try:
-            await rewrite_logs(self.link)
-        except Misconfigured as failure:
-            if not self._told_of_logs:
-                self._told_of_logs = True
-                _log.warning(
-                    "%s: its append-only file is not written anew (%s): "
-                    "run BGREWRITEAOF yourself whenever Redis was killed or lost power",
-                    self.settings.address.shown, failure,
-                )  # fmt: skip
+            look = await rewrite_logs(self.link)
         except Failure:
-            pass  # it is out of reach again: the next time tells
+            return False
+        if look.obstacle and look.obstacle != self._obstacle:
+            self._obstacle = look.obstacle
+            _log.warning(
+                "%s: its append-only file is not written anew (%s): "
+                "run BGREWRITEAOF yourself whenever Redis was killed or lost power",
+                self.settings.address.shown, look.obstacle,
+            )  # fmt: skip
+        return look.whole
 
     def _given_up(self, token: str) -> None:
         for holder in self.receipts.holders():

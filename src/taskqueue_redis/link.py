@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from taskqueue_redis.addresses import Kind, Place
 from taskqueue_redis.cluster import ClusterTopology
@@ -31,10 +31,11 @@ from taskqueue_redis.topology import Single, Topology, redirection
 from taskqueue_redis.trials import Trial, Trouble
 from taskqueue_redis.wire import Wire, Word
 
-__all__ = ["Follow", "Link"]
+__all__ = ["Ask", "Follow", "Link"]
 
 Follow: TypeAlias = Callable[[Any], "Sequence[Word] | None"]
-_Ask: TypeAlias = Callable[["Sequence[Word]"], Awaitable[Any]]
+Ask: TypeAlias = Callable[["Sequence[Word]"], Awaitable[Any]]
+T = TypeVar("T")
 
 
 class _Order(NamedTuple):
@@ -108,38 +109,30 @@ class Link:
 
         ``quietly``: a failure is no trouble, neither in health nor in the log.
         """
-        return await self._at_masters(lambda ask: ask(words), quietly=quietly)
+        return await self.at_each_master(lambda ask: ask(words), quietly=quietly)
 
-    async def wherever(
-        self, holds: Callable[[Any], bool], question: Sequence[Word], *words: Word
-    ) -> None:
-        """Run an idempotent command at each master whose reply to ``question`` is such. Raises a `Failure`."""
-
-        async def perhaps(ask: _Ask) -> None:
-            if holds(await ask(question)):
-                await ask(words)
-
-        await self._at_masters(perhaps, quietly=True)
-
-    async def _at_masters(
-        self, do: Callable[[_Ask], Awaitable[Any]], *, quietly: bool
-    ) -> list[Any]:
+    async def at_each_master(
+        self, do: Callable[[Ask], Awaitable[T]], *, quietly: bool = True
+    ) -> list[T]:
+        """Do something at every master by what asks it idempotent commands. Raises a `Failure`."""
         deadline = asyncio.get_running_loop().time() + self.settings.operation_timeout
         trouble = Trouble(self.settings.address.shown, quiet=True) if quietly else self.trouble
         nodes = await self._masters(Trial(deadline, trouble, resend=True, rest=self._rest))
 
-        def asking(node: Node) -> _Ask:
+        def asking(node: Node) -> Ask:
             def ask(words: Sequence[Word]) -> Awaitable[Any]:
                 trial = Trial(deadline, trouble, resend=True, rest=self._rest)
                 return self._persist(trial, node, _Order(tuple(words), None))
 
             return ask
 
+        found: list[T] = []
         done = await asyncio.gather(*(do(asking(node)) for node in nodes), return_exceptions=True)
         for reply in done:
             if isinstance(reply, BaseException):
                 raise reply
-        return list(done)
+            found.append(reply)
+        return found
 
     async def listener(self, avoid: Place | None = None) -> tuple[Place, Wire]:
         """Open a connection of one's own to a master, preferably not ``avoid``; say to which. Raises a `Failure`.
@@ -162,6 +155,10 @@ class Link:
         except Unreachable as error:
             problem = error
         raise problem.failure if problem else NotReached("no server is known") from None
+
+    def when_reopened(self, call: Callable[[], None]) -> None:
+        """Have something called when a server is connected to another time: it may have been started anew."""
+        self._topology.reopened = call
 
     def in_charge(self, place: Place) -> bool:
         """Whether a server is a master, as far as known."""

@@ -54,12 +54,15 @@ class Backoff:
 class Node:
     """A server. Connects when it is first used, and again after a loss, never more often than a `Backoff` allows."""
 
-    def __init__(self, place: Place, settings: RedisSettings) -> None:
-        """Do no input or output."""
+    def __init__(
+        self, place: Place, settings: RedisSettings, reopened: Callable[[], None] | None = None
+    ) -> None:
+        """Do no input or output. ``reopened`` is called when the connection that all share is made another time."""
         self.place = place
         self.wire: Wire | None = None
         """the connection that all callers share, if there is one; it may be lost"""
         self._settings = settings
+        self._reopened = reopened
         self._backoff = Backoff()
         self._not_before = 0.0
         self._opening = Flight(self._share, f"connect to {place}")
@@ -126,7 +129,10 @@ class Node:
             await wire.aclose()
 
     async def _share(self) -> Wire:
+        first = self.wire is None
         self.wire = await self._open()
+        if self._reopened is not None and not first:
+            self._reopened()
         return self.wire
 
     async def _open(self) -> Wire:

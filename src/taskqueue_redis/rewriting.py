@@ -8,30 +8,71 @@ start runs them with the transaction that follows them, and half a script has be
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from taskqueue_redis.checks import parsed
-from taskqueue_redis.failures import ScriptError
-from taskqueue_redis.link import Link
+from taskqueue_redis.failures import Failure, Misconfigured, ScriptError
+from taskqueue_redis.link import Ask, Link
 
-__all__ = ["rewrite_logs"]
+__all__ = ["Look", "rewrite_logs"]
+
+_NO = "0"
+_SEVERAL_FILES = 7
+"""the version since which the log is in several of them"""
 
 
-async def rewrite_logs(link: Link) -> None:
+class Look(NamedTuple):
+    """What was found."""
+
+    whole: bool
+    """whether there is nothing to look for again after a while"""
+    obstacle: str = ""
+    """why a file is not written anew"""
+
+
+async def rewrite_logs(link: Link) -> Look:
     """Have each master that has not done so since its start write its file anew, in the background.
 
-    Raises a `Failure`: `Misconfigured` where this user may not ask for it.
+    Raises a `Failure` where it is not known who they are.
     """
-    with contextlib.suppress(ScriptError):  # another process has asked for it in the same moment
-        await link.wherever(_is_due, ("INFO", "persistence"), "BGREWRITEAOF")
+    looks = await link.at_each_master(_look_at)
+    obstacles = (look.obstacle for look in looks if look.obstacle)
+    return Look(all(look.whole for look in looks), next(obstacles, ""))
 
 
-def _is_due(info: bytes) -> bool:
-    facts = parsed(info)
-    begun = facts.get("aof_rewrite_in_progress") == "1" or facts.get("aof_rewrite_scheduled") == "1"
-    return (
-        facts.get("aof_enabled") == "1"
-        and facts.get("aof_base_size", "0") != "0"  # else it began with nothing
-        and facts.get("aof_last_rewrite_time_sec") == "-1"
-        and not begun
-    )
+async def _look_at(ask: Ask) -> Look:
+    try:
+        facts = parsed(await ask(("INFO",)))
+        if facts.get("loading", _NO) != _NO:
+            return Look(whole=False)
+        if _is_whole(facts):
+            return Look(whole=True)
+        if facts.get("aof_rewrite_in_progress") != _NO or facts.get("aof_rewrite_scheduled") != _NO:
+            return Look(whole=False)
+        return await _rewrite(ask, failed=facts.get("aof_last_bgrewrite_status") != "ok")
+    except Failure:
+        return Look(whole=False)  # it is out of reach
+
+
+async def _rewrite(ask: Ask, *, failed: bool) -> Look:
+    try:
+        await ask(("BGREWRITEAOF",))
+    except Misconfigured as failure:
+        return Look(whole=True, obstacle=str(failure))  # nothing that time would change
+    except ScriptError as error:  # another process may have asked in the same moment
+        failed = "in progress" not in error.text
+    return Look(whole=False, obstacle="Redis cannot, and its own log says why" if failed else "")
+
+
+def _is_whole(facts: Mapping[str, str]) -> bool:
+    if facts.get("aof_enabled") != "1":
+        return True
+    major = int(facts.get("redis_version", _NO).partition(".")[0])
+    # Since 7.0 there are several files, and this is the size of the first, which may be empty.
+    began_with = facts.get("aof_base_size" if major < _SEVERAL_FILES else "aof_current_size")
+    if began_with == _NO:
+        return True
+    written = facts.get("aof_last_rewrite_time_sec") != "-1"
+    fine = facts.get("aof_last_bgrewrite_status") == "ok"
+    return written and fine and facts.get("aof_rewrite_in_progress") == _NO

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from taskqueue_redis.addresses import Place
@@ -13,6 +14,9 @@ __all__ = ["NodesByPlace", "Single", "Topology", "redirection"]
 
 class Topology(Protocol):
     """Knows the servers behind one address. Owns their nodes."""
+
+    reopened: Callable[[], None] | None
+    """called when a node is connected to another time"""
 
     def find(self, key: str) -> Node | None:
         """Return who is in charge of a key, as far as known; None if that is unknown or in doubt. Quick."""
@@ -52,14 +56,19 @@ class NodesByPlace:
 
     def __init__(self, settings: RedisSettings) -> None:
         """Do no input or output."""
+        self.reopened: Callable[[], None] | None = None
         self._settings = settings
         self._nodes: dict[Place, Node] = {}
 
     def node(self, place: Place) -> Node:
         """Return the node at a place."""
         if place not in self._nodes:
-            self._nodes[place] = Node(place, self._settings)
+            self._nodes[place] = Node(place, self._settings, self._node_reopened)
         return self._nodes[place]
+
+    def _node_reopened(self) -> None:
+        if self.reopened is not None:
+            self.reopened()
 
     def nodes(self) -> list[Node]:
         """Return every node that is known."""

@@ -62,7 +62,8 @@ class Afflictions:
                 await asyncio.to_thread(redis.kill)
                 await asyncio.sleep(fault.length)
                 await asyncio.to_thread(redis.start)
-                await self.world.until(self._whole, "its append-only file is whole")
+                # Before that Redis itself cannot bear another kill.
+                await self.world.until(redis.whole, "its append-only file is whole")
             case "freeze":
                 redis.freeze()
                 try:
@@ -82,13 +83,6 @@ class Afflictions:
                     await asyncio.sleep(fault.length)
             case _:
                 raise ValueError(f"Redis cannot be hit by {fault.kind}")
-
-    async def _whole(self) -> bool:
-        """Whether what a kill may have torn in its file is gone; before that Redis itself can't bear another one."""
-        told = await asyncio.to_thread(self.world.redis.info, "persistence")
-        began_empty = told["aof_enabled"] == "0" or told["aof_base_size"] == "0"
-        rewritten = told["aof_last_rewrite_time_sec"] != "-1"
-        return began_empty or (rewritten and told["aof_rewrite_in_progress"] == "0")
 
     @asynccontextmanager
     async def _configured(self, name: str, value: str, back: str) -> AsyncIterator[None]:

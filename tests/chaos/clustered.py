@@ -166,6 +166,7 @@ class Clustered(World):
             await asyncio.to_thread(self.cluster.wait_down)
         await asyncio.sleep(seconds)
         await asyncio.to_thread(node.start)
+        await self.until(node.whole, "its append-only file is whole")
         await asyncio.to_thread(self.cluster.wait_ready)
         self.healed("kill master", node)
 

@@ -285,7 +285,8 @@ class Night:
         """
         number, odd = 0, []
         for (run, _), seen in self.handled.items():
-            for one, other in pairwise(handled for handled in seen if handled.acked):
+            acked = [handled for handled in seen if handled.acked]
+            for one, other in pairwise(sorted(acked, key=lambda handled: handled.received)):
                 number += 1
                 if one.finished is not None and not self._suffered(
                     one.at, one.received, one.finished

@@ -70,7 +70,7 @@ async def test_a_server_that_stops(folder: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_killed_worker(folder: Path, seed: int) -> None:
     """Fault A1, REV-E3, OPEN-A5: its socket closes, and within a second another worker has its tasks."""
-    async with Replicas(folder, small(hold=0.3), seed=seed) as world:
+    async with Replicas(folder, small(tasks=150, hold=0.8), seed=seed) as world:
         await world.begin()
         await world.until(lambda: begun(world, 0) >= 5, "the worker runs some")
         killed = world.log.note(What.FAULT, name="kill worker", target="worker 0")

@@ -245,6 +245,16 @@ class RedisServer(Startable):
         lines = self.call("INFO", section).decode().splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
+    def whole(self) -> bool:
+        """Whether its file has nothing at its end that a kill may have torn: written anew since its start, or new."""
+        told = self.info("persistence")
+        size = "aof_base_size" if self.engine.version < (7, 0) else "aof_current_size"
+        began_empty = told[size] == "0"
+        if told["aof_enabled"] == "0" or began_empty:
+            return told["loading"] == "0"
+        over = told["aof_rewrite_in_progress"] == "0" and told["aof_last_bgrewrite_status"] == "ok"
+        return over and told["aof_last_rewrite_time_sec"] != "-1"
+
     @property
     def log_path(self) -> Path:
         """Where its log is."""

@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskqueue_redis import RedisBackend
+from taskqueue_redis import RedisBackend, home
+from taskqueue_redis.failures import ErrorReply, NotReached, judge
+from taskqueue_redis.link import Ask
+from taskqueue_redis.rewriting import Look, rewrite_logs
 from taskqueue_redis.rights import access_list
+from taskqueue_redis.wire import Word
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import Engine
@@ -30,15 +39,6 @@ def _tear(server: RedisServer) -> None:
     written = file.read_bytes()
     assert written.endswith(_END)
     file.write_bytes(written[: -len(_END) - 3])
-
-
-def _rewritten(server: RedisServer) -> bool:
-    told = server.info("persistence")
-    return (
-        told["aof_last_rewrite_time_sec"] != "-1"
-        and told["aof_rewrite_in_progress"] == "0"
-        and told["aof_last_bgrewrite_status"] == "ok"
-    )
 
 
 async def _work(backend: RedisBackend, name: str) -> None:
@@ -69,7 +69,7 @@ async def test_half_a_script_does_not_come_back(
         if not lives:
             backend = await stack.enter_async_context(opened(server.url, redis_prefix))
         await _work(backend, "second")
-        await asyncio.to_thread(wait_until, lambda: _rewritten(server), "its file is written anew")
+        await asyncio.to_thread(wait_until, server.whole, "its file is written anew")
         await _work(backend, "third")
         before = await backend.control.ledger(KEY)
         await asyncio.to_thread(server.kill)
@@ -96,8 +96,111 @@ async def test_once_per_start_and_only_where_there_was_a_file(
     for name in ("second", "third"):
         async with opened(server.url, redis_prefix) as backend:
             await _work(backend, name)
-            await asyncio.to_thread(wait_until, lambda: _rewritten(server), "it is written anew")
+            await asyncio.to_thread(wait_until, server.whole, "it is written anew")
     assert rewrites() == 1
+
+
+@pytest.mark.parametrize("preamble", ["yes", "no"])
+async def test_a_publisher_that_did_not_notice(
+    make_server: MakeServer, each_engine: Engine, redis_prefix: str, preamble: str
+) -> None:
+    """Law 5, faults B1 and B2: nothing was on its way, and nobody listened, when Redis was killed and came back."""
+    server = make_server(each_engine, config={"aof-use-rdb-preamble": preamble}).start()
+    async with opened(server.url, redis_prefix) as backend:
+        await publish(backend, "first")
+        await publish(backend, "torn", not_before=backend.now() + 3600)
+        await asyncio.to_thread(server.kill)
+        _tear(server)
+        await asyncio.to_thread(server.start)
+        await publish(backend, "second")
+        await asyncio.to_thread(wait_until, server.whole, "its file is written anew")
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        assert await backend.control.statuses(KEY, "torn") == (None,)
+    recounted(server, redis_prefix)
+
+
+async def test_one_that_fails_is_tried_again(
+    make_server: MakeServer, each_engine: Engine, redis_prefix: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Fault B1: where writing it anew fails, as for want of memory, the log says so, and it is tried again."""
+    monkeypatch.setattr(home, "_AGAIN", 0.1)
+    server = make_server(each_engine, config={"rdb-key-save-delay": "1000000"}).start()
+    async with opened(server.url, redis_prefix) as backend:
+        await publish(backend, "first")
+        await asyncio.to_thread(server.restart)
+        await publish(backend, "second")
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+        await asyncio.to_thread(wait_until, lambda: bool(children.read_text()), "it is at it")
+        server.call("CONFIG", "SET", "rdb-key-save-delay", "0")
+        os.kill(int(await asyncio.to_thread(children.read_text)), signal.SIGKILL)
+        await asyncio.to_thread(wait_until, server.whole, "its file is written anew")
+    assert len([line for line in caplog.messages if "Redis cannot" in line]) == 1
+
+
+class _Master:
+    """One master that answers as it is told."""
+
+    def __init__(self, rewriting: str, **facts: str) -> None:
+        usual = {
+            "loading": "0", "aof_enabled": "1", "aof_base_size": "9", "aof_current_size": "9",
+            "aof_last_rewrite_time_sec": "-1", "aof_last_bgrewrite_status": "ok",
+            "aof_rewrite_in_progress": "0", "aof_rewrite_scheduled": "0", "redis_version": "7.0.15",
+        }  # fmt: skip
+        self.info = "\r\n".join(f"{name}:{fact}" for name, fact in (usual | facts).items())
+        self.rewriting = rewriting
+        self.asked = 0
+
+    async def ask(self, words: Sequence[Word]) -> Any:
+        if words[0] == "INFO":
+            if not self.info:
+                raise NotReached("it is away")
+            return self.info.encode()
+        assert words == ("BGREWRITEAOF",)
+        self.asked += 1
+        if self.rewriting:
+            raise judge(ErrorReply(self.rewriting))[1]
+        return b"OK"
+
+
+class _Masters:
+    """A link to some."""
+
+    def __init__(self, *masters: _Master) -> None:
+        self.masters = masters
+
+    async def at_each_master(self, do: Callable[[Ask], Awaitable[Look]]) -> list[Look]:
+        return [await do(master.ask) for master in self.masters]
+
+
+_FORK = "ERR Can't execute an AOF background rewriting. Please check the server logs for more information."
+
+
+@pytest.mark.parametrize(
+    ("master", "look", "asked"),
+    [
+        (_Master(""), Look(whole=False), 1),
+        (_Master("", loading="1"), Look(whole=False), 0),
+        (_Master("", aof_enabled="0"), Look(whole=True), 0),
+        (_Master("", aof_base_size="0"), Look(whole=False), 1),
+        (_Master("", aof_base_size="0", aof_current_size="0"), Look(whole=True), 0),
+        (_Master("", aof_base_size="0", redis_version="6.2.14"), Look(whole=True), 0),
+        (_Master("", aof_last_rewrite_time_sec="3"), Look(whole=True), 0),
+        (_Master("", aof_rewrite_in_progress="1"), Look(whole=False), 0),
+        (_Master("", aof_rewrite_scheduled="1"), Look(whole=False), 0),
+        (_Master("ERR Background append only file rewriting already in progress"), Look(whole=False), 1),
+        (_Master(_FORK), Look(whole=False, obstacle="Redis cannot, and its own log says why"), 1),
+    ],
+)  # fmt: skip
+async def test_what_is_found(master: _Master, look: Look, asked: int) -> None:
+    """A master is asked for it where its file may be torn, and looked at again until it is not."""
+    away, whole = _Master(""), _Master("", aof_last_rewrite_time_sec="3")
+    away.info = ""
+    assert await rewrite_logs(_Masters(whole, master, whole)) == look  # type: ignore[arg-type]
+    assert master.asked == asked
+    assert not (await rewrite_logs(_Masters(away, master))).whole  # type: ignore[arg-type]
+    assert master.asked == 2 * asked, "one that is away does not hide the others"
 
 
 async def test_who_may_not_ask_is_told(

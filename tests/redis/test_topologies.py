@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from taskqueue_redis.checks import parsed
 from taskqueue_redis.cluster import slot_of
 from taskqueue_redis.doorbell import Doorbell
 from taskqueue_redis.failures import Misconfigured, NotReached
-from taskqueue_redis.link import Link
+from taskqueue_redis.link import Ask, Link
 from tests.redis.backends import until
 from tests.redis.clusters import Cluster, Sentinels
 from tests.redis.engines import Engines
@@ -43,6 +44,21 @@ async def test_every_key_finds_its_node(redis_cluster: Cluster, redis_prefix: st
         assert sorted(await link.everywhere("DBSIZE")) == sorted(redis_cluster.everywhere("DBSIZE"))
         with pytest.raises(Misconfigured, match="CROSSSLOT"):
             await link.command(keys[0], "DEL", *keys)
+
+
+async def test_at_each_master(redis_cluster: Cluster) -> None:
+    """What is done at each master asks that one alone, as often as it likes."""
+    asked = [node.call("CLUSTER", "MYID") for node in redis_cluster.masters]
+
+    async def about(ask: Ask) -> tuple[bytes, str]:
+        name = await ask(("CLUSTER", "MYID"))
+        info = parsed(await ask(("INFO", "server")))
+        return name, info["tcp_port"]
+
+    async with linked(redis_cluster.url) as link:
+        told = dict(await link.at_each_master(about))
+    ports = [str(node.port) for node in redis_cluster.masters]
+    assert told == dict(zip(asked, ports, strict=True))
 
 
 async def test_a_bell_rings_in_the_whole_cluster(redis_cluster: Cluster, redis_prefix: str) -> None:
