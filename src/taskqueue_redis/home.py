@@ -210,9 +210,8 @@ class Home:
         while self._logs_due and not self.closed:
             self._logs_due = False
             whole = await self._logs_are_whole()
-            await asyncio.sleep(
-                pause
-            )  # also before what calls for the next look: it may come in storms
+            # Also before a look that is called for meanwhile: such calls may come in storms.
+            await asyncio.sleep(pause)
             if whole:
                 pause = _AGAIN
             else:
@@ -230,6 +229,8 @@ class Home:
                 "run BGREWRITEAOF yourself whenever Redis was killed or lost power",
                 self.settings.address.shown, look.obstacle,
             )  # fmt: skip
+        elif look.whole and not look.obstacle:
+            self._obstacle = ""
         return look.whole
 
     def _given_up(self, token: str) -> None:
