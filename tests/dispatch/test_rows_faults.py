@@ -30,8 +30,9 @@ async def test_the_pool_is_deleted_under_running_jobs(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
     """Nothing runs twice, jobs have their slots again, and endpoints and configuration are back (fault H9)."""
+    gate = Gate()
     async with (
-        SimulatedGpu(name="a", slots=2, latency=0.8) as gpu,
+        SimulatedGpu(name="a", slots=2, handler=gate) as gpu,
         opened(redis_server.url, redis_prefix) as backend,
         dispatching(backend) as dispatcher,
     ):
@@ -50,6 +51,7 @@ async def test_the_pool_is_deleted_under_running_jobs(
 
         await until(held_again, "both jobs have their slots again")
         assert gpu.active == 2
+        gate.opened.set()
         await ended(dispatcher, ids)
         assert set(gpu.runs) == set(ids)
         assert set(gpu.runs.values()) == {1}
