@@ -37,7 +37,6 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 SUPPORTED = ("3.13", "3.12", "3.11")  # best first
 LITTER = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
     __pycache__ [bdest]*/**/__pycache__"""  # benchmarks, docs, examples, src, tests, tools
-UV = "uv==0.13.8"  # pinned, so that the same pins give the same lock
 SOLVE = "uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet"
 LOCKS = (  # Prefect has an environment of its own: what it needs and what all else needs do not always go together
     "pyproject.toml --extra all --extra conformance --extra spark --group dev -o requirements.lock",
@@ -211,11 +210,11 @@ def recipes(python: Python, folder: str) -> "Iterator[list[list[str]]]":
         yield [["uv", "venv", "--seed", "--python", python.path, folder]]
 
 
-def create(wanted: "str | None", name: "str | None" = None) -> str:
-    """Makes an empty environment with the first Python that can; its folder, by version or name."""
+def create(wanted: "str | None") -> str:
+    """Makes an empty environment with the first Python that can; its folder, by version."""
     found, said = pythons(wanted), ""
     for python in found:
-        folder = place(name or python.version)
+        folder = place(python.version)
         for commands in recipes(python, folder):
             shutil.rmtree(folder, ignore_errors=True)
             works = [os.path.join(folder, "bin", "python"), "-m", "pip", "--version"]
@@ -232,8 +231,15 @@ def create(wanted: "str | None", name: "str | None" = None) -> str:
 
 
 def install(folder: str, *arguments: str) -> None:
-    """Installs into the environment. Of its modules only what is used is compiled, when that is."""
-    must(["python", "-m", "pip", "install", *arguments], folder)
+    """Installs into the environment: by the uv in it, far quicker, or by pip, which reaches more registries."""
+    if complaint(["uv", "pip", "install", "--system-certs", "--no-cache", *arguments], folder):
+        must(["python", "-m", "pip", "install", *arguments], folder)
+
+
+def pins(name: str) -> "list[str]":
+    """What the lock says of one package: its version and the hashes of its files."""
+    entries = content("requirements.lock").decode("ascii").replace("\\\n", "").splitlines()
+    return [entry for entry in entries if entry.startswith(name + "==")]
 
 
 def stamps(folder: str) -> "list[str]":
@@ -257,18 +263,17 @@ def one_at_a_time() -> "Iterator[None]":
 
 
 def environment(wanted: "str | None") -> str:
-    """The folder of a ready environment; sets it up if it is absent, stale or half made.
-
-    Each stamp is written after its step, so what was interrupted is done again.
-    """
+    """The folder of a ready environment; what is absent, stale or half made has no stamp, and is made anew."""
     with one_at_a_time():
         folder = place(wanted or content(place("default")).decode() or "none")
         done = content(folder, "stamp").decode().split()
         if stamps(folder)[0] not in done:
             if not content("requirements.lock"):
-                raise Trouble("requirements.lock is absent: make it with `python3 dev.py lock`.")
+                raise Trouble("requirements.lock is absent: take it from the repository.")
             folder = create(wanted)
-            install(folder, "--require-hashes", "--requirement", "requirements.lock")
+            write(place("uv.txt"), *pins("uv"))
+            for these in (place("uv.txt"), "requirements.lock"):  # first what installs the rest
+                install(folder, "--require-hashes", "--requirement", these)
             done = write(os.path.join(folder, "stamp"), stamps(folder)[0])
             if not wanted:
                 write(place("default"), os.path.basename(folder))
@@ -290,15 +295,10 @@ def become(folder: str, command: "list[str]", **variables: str) -> int:
 
 
 def lock(wanted: "str | None", arguments: "list[str]") -> int:
-    """Solves the locks for every supported Python and platform, with a uv of its own."""
-    with one_at_a_time():
-        folder = place("lock")
-        if content(folder, "stamp").decode() != UV or complaint(["uv", "--version"], folder):
-            folder = create(wanted, name="lock")
-            install(folder, UV)
-            write(os.path.join(folder, "stamp"), UV)
-        for what in LOCKS:
-            must([*SOLVE.split(), *what.split(), *arguments], folder)
+    """Solves the locks for every supported Python and platform, by the uv that the old ones name."""
+    folder = environment(wanted)
+    for what in LOCKS:
+        must([*SOLVE.split(), *what.split(), *arguments], folder)
     return 0
 
 

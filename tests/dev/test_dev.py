@@ -54,14 +54,14 @@ def installs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return str(folder)
 
     def install(_folder: str, *arguments: str) -> None:
-        done.append(arguments[-1])
+        done.append(Path(arguments[-1]).name or ".")
 
     monkeypatch.setattr(dev, "create", create)
     monkeypatch.setattr(dev, "install", install)
     return done
 
 
-WHOLE = ["new", "requirements.lock", "."]
+WHOLE = ["new", "uv.txt", "requirements.lock", "."]
 
 
 def test_a_failing_shim_proves_nothing(
@@ -247,6 +247,27 @@ def test_pip_is_quiet_until_it_fails(
     with pytest.raises(dev.Trouble, match="failed, as shown above"):
         dev.must([str(script("bad", "seq 100; exit 3"))], folder)
     assert capsys.readouterr().err.split() == [str(number) for number in range(86, 101)]
+
+
+@pytest.mark.parametrize(("code", "done"), [(0, ["uv"]), (1, ["uv", "python"])])
+def test_what_uv_cannot_do_is_left_to_pip(
+    checkout: Path, script: Script, code: int, done: list[str]
+) -> None:
+    """Both are those of the environment, and are told the same."""
+    for name in ("uv", "python"):
+        script(f"checkout/bin/{name}", f'echo "{name} $*" >> told; exit {code * (name == "uv")}')
+    dev.install(str(checkout), "--requirement", "requirements.lock")
+    told = (checkout / "told").read_text().splitlines()
+    assert [line.split()[0] for line in told] == done
+    assert all(line.endswith("--requirement requirements.lock") for line in told)
+
+
+def test_a_pin_has_its_hashes(checkout: Path) -> None:
+    """What installs the rest is held to the lock like the rest."""
+    (checkout / "requirements.lock").write_text(
+        "uvicorn==2 \\\n    --hash=a\nuv==1 \\\n    --hash=b\n"
+    )
+    assert dev.pins("uv") == ["uv==1     --hash=b"]
 
 
 def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

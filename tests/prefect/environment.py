@@ -59,22 +59,34 @@ def made(of: bytes, make: Callable[[Path], None]) -> Path:
 
 
 def _make(folder: Path) -> None:
-    python = str(folder / "bin" / "python")
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps"]
+    python = folder / "bin" / "python"
     # Built by what this environment has: no other one has to be made for that.
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     _run(sys.executable, "-m", "venv", "--clear", str(folder))
-    _run(*pip, "--require-hashes", "--requirement", str(_PINS))
+    _install(python, "--require-hashes", "--requirement", str(_PINS))
     _run(*wheel, "--wheel-dir", str(folder / "own"), str(ROOT))
-    _run(*pip, *map(str, (folder / "own").iterdir()))
+    _install(python, *map(str, (folder / "own").iterdir()))
 
 
 def _make_other(folder: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps"]
-    _run(*pip, "--upgrade", "--target", str(folder), f"prefect=={OTHER}")
+    _install(Path(sys.executable), "--upgrade", "--target", str(folder), f"prefect=={OTHER}")
+
+
+def _install(python: Path, *what: str) -> None:
+    """As the project's own environment was: by uv, far quicker, or by pip, which reaches more registries."""
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--system-certs", "--no-cache"]
+    if not _complaint(*uv, "--python", str(python), "--no-deps", *what):
+        return
+    _run(str(python), "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", *what)
 
 
 def _run(*words: str) -> None:
+    if said := _complaint(*words):
+        lacking(f"Prefect cannot be installed: {said}")
+
+
+def _complaint(*words: str) -> str:
+    """Run a command; return what was wrong, nothing if all is well."""
     try:
         done = subprocess.run(
             words,
@@ -86,7 +98,6 @@ def _run(*words: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        lacking(f"Prefect was not installed within {PATIENCE} s")
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
-        lacking(f"Prefect cannot be installed: {said[-1]}")
+        return f"not within {PATIENCE} s"
+    said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+    return said[-1] if done.returncode else ""
