@@ -29,7 +29,8 @@ _LOCAL = {
     "spark.ui.showConsoleProgress": "false",
 }
 LITTLE = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # By itself Java has 48 MB for the code of this level, which Spark fills: then it sweeps and compiles in circles.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
 }

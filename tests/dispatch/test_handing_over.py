@@ -61,6 +61,12 @@ async def test_a_result_that_is_pushed(backend: Backend) -> None:
         assert await dispatcher.pool.leave("flux", job_id, token, note) is Left.TAKEN
         await ended(dispatcher, [job_id])
         assert await dispatcher.jobs.result(job_id) == b"[1]"
+
+        async def given_back() -> bool:
+            view = await dispatcher.pool.look()
+            return all(lease.job != job_id for lease in view.leases)
+
+        await until(given_back, "its slot is given back")
         assert await dispatcher.pool.leave("flux", job_id, token, note) is Left.LATE
         assert await dispatcher.pool.late("flux", job_id) == (note,)
         assert await dispatcher.jobs.result(job_id) == b"[1]"
