@@ -45,8 +45,10 @@ LOCKS = (  # Prefect has an environment of its own: what it needs and what all e
 )
 SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
 THREE_PROCESSES = ["--numprocesses", "3", "--dist", "worksteal"]  # tests wait for much
+LARGE = "fuzz or million or burst or machine or nobody_waits or swap_of_many"
 SOAKED = """tests/server tests/spark/test_audit.py tests/dispatch/test_burst.py tests/memory
     tests/redis/test_conformance.py"""
+STRAYS = "PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV __PYVENV_LAUNCHER__"
 PROBE_SECONDS = 10
 PROBE = """
 import importlib.util, ssl, sys, zlib
@@ -162,9 +164,11 @@ def write(path: str, *words: str) -> "list[str]":
 
 
 def environ(folder: "str | None" = None, **more: str) -> "dict[str, str]":
-    """The variables for a command: free of other environments, inside this one if it is given."""
-    strays = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-    variables = {name: value for name, value in os.environ.items() if name not in strays}
+    """The variables for a command: free of other environments, inside this one if it is given.
+
+    And what it compiles is kept: the tests start hundreds of processes.
+    """
+    variables = {name: value for name, value in os.environ.items() if name not in STRAYS.split()}
     variables.update(more, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PIP_USER="0")
     if folder:
         path = os.environ.get("PATH", os.defpath)
@@ -337,16 +341,7 @@ def carry_out(arguments: "list[str]") -> int:
         "check": ["python", "tools/check.py"],
         "bench": ["python", "benchmarks/run.py"],
         "chaos": ["python", "-m", "tests.chaos"],
-        "soak": [
-            "python",
-            "-m",
-            "pytest",
-            "-m",
-            "not chaos",
-            "-k",
-            "fuzz or million or burst or machine or nobody_waits or swap_of_many",
-            *SOAKED.split(),
-        ],
+        "soak": ["python", "-m", "pytest", "-m", "not chaos", "-k", LARGE, *SOAKED.split()],
         "model": ["python", "-m", "tests.model"],
         "mutants": ["python", "-m", "tests.mutants"],
     }

@@ -274,7 +274,9 @@ def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch
     """A command sees the environment's programs first, and nothing of another environment."""
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     variables = dev.environ("/here")
+    assert "PYTHONDONTWRITEBYTECODE" not in variables  # every start would compile everything
     assert "PYTHONPATH" not in variables
     assert variables["VIRTUAL_ENV"] == "/here"
     assert variables["PATH"].split(os.pathsep)[0] == "/here/bin"

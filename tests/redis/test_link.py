@@ -281,7 +281,8 @@ async def test_a_store_that_is_gone_and_back(
         await asyncio.sleep(0.2)
         begun, cpu = time.monotonic(), time.process_time()
         await asyncio.sleep(1.2)
-        assert (time.process_time() - cpu) / (time.monotonic() - begun) < 0.05
+        # one caller that does not rest takes all of a core; the rest is for a machine that is busy
+        assert (time.process_time() - cpu) / (time.monotonic() - begun) < 0.25
         lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert 1 <= len(lines) <= 2
         server.start()
