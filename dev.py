@@ -301,8 +301,9 @@ def become(folder: str, command: "list[str]", **variables: str) -> int:
 def lock(wanted: "str | None", arguments: "list[str]") -> int:
     """Solves the locks for every supported Python and platform, by the uv that the old ones name."""
     folder = environment(wanted)
-    for what in LOCKS:
-        must([*SOLVE.split(), *what.split(), *arguments], folder)
+    with one_at_a_time():
+        for what in LOCKS:
+            must([*SOLVE.split(), *what.split(), *arguments], folder)
     return 0
 
 

@@ -282,7 +282,7 @@ async def test_a_store_that_is_gone_and_back(
         begun, cpu = time.monotonic(), time.process_time()
         await asyncio.sleep(1.2)
         # one caller that does not rest takes all of a core; the rest is for a machine that is busy
-        assert (time.process_time() - cpu) / (time.monotonic() - begun) < 0.25
+        assert (time.process_time() - cpu) / (time.monotonic() - begun) < 0.15
         lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert 1 <= len(lines) <= 2
         server.start()

@@ -112,7 +112,7 @@ async def test_a_second_stop_does_not_wait(server: FakeServer) -> None:
         worker.stop(now=True)
         began = time.perf_counter()
         await peer.next(Bye)
-        assert time.perf_counter() - began < 5  # not the grace
+        assert time.perf_counter() - began < 0.5
         assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
         assert await outcome(ended) is None
     handlers.gate.set()
