@@ -60,10 +60,14 @@ def chromium() -> Browser:
     if path := next(filter(None, map(shutil.which, _BROWSERS)), None):
         return Browser(Path(path), {})
     folder = npm.browser(lambda: node().npm)
-    return Browser(
-        folder / "chromium",
-        {"LD_LIBRARY_PATH": f"{folder / 'lib'}:{folder}", "FONTCONFIG_PATH": str(folder)},
-    )
+    libraries = f"{folder / 'lib'}:{folder}"
+    # Its pages take their language from the locale; that of the C locale is a tag that scripts refuse.
+    variables = {
+        "LD_LIBRARY_PATH": libraries,
+        "FONTCONFIG_PATH": str(folder),
+        "LC_ALL": "en_US.UTF-8",
+    }
+    return Browser(folder / "chromium", variables)
 
 
 def postgres() -> Path:

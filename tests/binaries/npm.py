@@ -17,6 +17,8 @@ __all__ = ["browser"]
 
 _LOCK = Path(__file__).with_name("npm.lock")
 _ARCHIVES = ("al2023", "swiftshader", "fonts")
+_FONTS = "<fontconfig><dir>{0}/fonts</dir><cachedir>{0}/fonts-cache</cachedir></fontconfig>\n"
+"""in place of the package's own file, which expects the fonts in other folders"""
 
 
 def browser(npm: Callable[[], Sequence[str]]) -> Path:
@@ -58,6 +60,7 @@ def _unpack(files: tarfile.TarFile, folder: Path) -> None:
     for name in _ARCHIVES:
         with tarfile.open(fileobj=io.BytesIO(decompressed(f"{name}.tar"))) as archive:
             archive.extractall(folder, filter="data")
+    (folder / "fonts.conf").write_text(_FONTS.format(folder))
     program = folder / "chromium"
     program.write_bytes(decompressed("chromium"))
     program.chmod(0o755)
