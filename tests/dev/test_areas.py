@@ -40,11 +40,11 @@ def test_areas_share_their_budget() -> None:
     ]
 
 
-def test_spark_comes_first(request: pytest.FixtureRequest) -> None:
-    """Tests on Spark are put before all others, which stay in their order; none is lost."""
+def test_the_longest_areas_come_first(request: pytest.FixtureRequest) -> None:
+    """Tests of the longest areas are put before all others, which stay in their order; none is lost."""
     names = [
         "tests/a/test_x.py::t",
-        "tests/spark/test_b.py::t",
+        "tests/prefect/test_b.py::t",
         "tests/spark/test_a.py::t",
         "tests/z.py::t",
     ]
@@ -52,6 +52,12 @@ def test_spark_comes_first(request: pytest.FixtureRequest) -> None:
         Named.from_parent(request.session, name="t", nodeid=name) for name in names
     ]
     areas.pytest_collection_modifyitems(items)
-    assert [item.nodeid for item in items] == [names[1], names[2], names[0], names[3]]
-    ours = areas.FIRST.rstrip("/")
-    assert (request.config.rootpath / ours).is_dir()
+    assert [item.nodeid for item in items] == [names[2], names[1], names[0], names[3]]
+    for folder in areas.FIRST:
+        assert (request.config.rootpath / folder).is_dir()
+
+
+def test_a_process_gets_whole_files() -> None:
+    """Tests of one file run in one process, and so do all tests that share a Spark session."""
+    assert areas.group("tests/core/test_a.py::T::x[a/b::c]") == "tests/core/test_a.py"
+    assert areas.group("tests/spark/test_a.py::x") == areas.group("tests/spark/test_b.py::y")
