@@ -8,7 +8,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = ("tests/spark/", "tests/prefect/")
-"""Each of these runs in one process: its tests share a Spark session, or servers of Prefect, that take long to start."""
+"""Each of these runs in one process: its tests share a Spark session, or servers of Prefect, which start slowly."""
 FIRST = (*TOGETHER, "tests/chaos/", "tests/dispatch/", "tests/redis/", "tests/server/")
 """The longest areas begin, so that no process works alone at the end."""
 #: Seconds for the folders under tests/ that share a budget, of three processes on two cores: all of it takes less than
