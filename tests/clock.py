@@ -1,7 +1,7 @@
 """An event loop for tests that would only wait: where nothing is left to do, its clock jumps to the next timer.
 
-``@pytest.mark.fast_clock`` gives a test such a loop. Periods in it may be as long as in production and are exact, however
-busy the machine is. Everything that it waits for must be in its own process: sockets, timers and threads of its loop.
+``@pytest.mark.fast_clock`` gives a test such a loop. Periods in it may be as long as in production and are exact,
+however busy the machine is. All that it waits for must be in its own process: sockets, timers and threads of its loop.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import asyncio
 import selectors
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import Executor
+from typing import TypeVar, TypeVarTuple
 
 import pytest
 
 __all__ = ["JumpingLoop", "LoopClock", "jump", "pytest_asyncio_loop_factories"]
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _QUIET = 0.01
 """seconds in which what one socket was given arrives at another"""
 
@@ -33,10 +36,12 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         """Return seconds of this loop's own clock."""
         return super().time() + self.ahead
 
-    def run_in_executor(self, *given: Any) -> Any:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
         """Run a function in a thread. The clock does not jump before its end."""
         self.in_threads += 1
-        future = super().run_in_executor(*given)
+        future = super().run_in_executor(executor, func, *args)
         future.add_done_callback(self._returned)
         return future
 

@@ -42,7 +42,7 @@ async def eventually(
 ) -> Any:
     """Return the first true answer of a condition; fail where it does not come true in time."""
     loop = asyncio.get_running_loop()
-    pause = 0.2 if isinstance(loop, JumpingLoop) else 0.005
+    pause = seconds / 50 if isinstance(loop, JumpingLoop) else 0.005
     end = loop.time() + seconds
     while True:
         found = condition()
@@ -79,7 +79,11 @@ class Running:
         return int(self.server.url.rsplit(":", 1)[1])
 
     async def answers(
-        self, *pieces: bytes, end: bool = False, patience: float | None = None
+        self,
+        *pieces: bytes,
+        end: bool = False,
+        seconds: float = SECONDS,
+        patience: float | None = None,
     ) -> list[int]:
         """The statuses of what is answered to bytes until the server closes, or until ``patience`` is over if given."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -90,7 +94,7 @@ class Running:
                 await writer.drain()
             if end:
                 writer.write_eof()
-            async with asyncio.timeout(patience or SECONDS):
+            async with asyncio.timeout(patience or seconds):
                 while some := await reader.read(65536):
                     said += some
         except ConnectionError:

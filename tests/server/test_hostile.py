@@ -47,7 +47,10 @@ MALFORMED: dict[str, tuple[bytes, int | None]] = {
     "credit beyond the limit": (frame(b'{"type":"credit","n":10001}'), 4400),
     "a second hello": (frame(b'{"type":"hello","worker_id":"w","keys":["k"]}'), 4400),
     "one byte too many": (frame(b'"' + b"x" * LIMITS.frame), 1009),
-    "one byte too many in fragments": (frame(b"x" * LIMITS.frame, fin=False) + frame(b"x", CONT), 1009),
+    "one byte too many in fragments": (
+        frame(b"x" * LIMITS.frame, fin=False) + frame(b"x", CONT),
+        1009,
+    ),
     "fragments of nothing": (frame(b"{", fin=False) + 2000 * frame(b"", CONT, fin=False), None),
     "16 MiB": (frame(bytes(16 * MB))[: LIMITS.frame], 1009),
     "1 GiB declared": (b"\x81\xff" + (1 << 30).to_bytes(8, "big") + bytes(4), 1009),
