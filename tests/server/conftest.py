@@ -8,10 +8,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from taskqueue_core.server import create_app
 from taskqueue_memory import MemoryBackend
 from tests.clock import pytest_asyncio_loop_factories
-from tests.server.support import settings
+from tests.server.support import app_client
 
 __all__ = ["pytest_asyncio_loop_factories"]
 
@@ -31,10 +30,5 @@ def backend() -> MemoryBackend:
 @pytest.fixture
 async def api(backend: MemoryBackend) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of a running application."""
-    app = create_app(backend, settings())
-    transport = httpx2.ASGITransport(app=app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8420") as client,
-    ):
+    async with app_client(backend) as client:
         yield client

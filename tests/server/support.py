@@ -16,8 +16,10 @@ from websockets.typing import Subprotocol
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
+from taskqueue_core.hooks import Hooks, Identity, hookimpl
+from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.protocol.frames import SUBPROTOCOL
-from taskqueue_core.server import Server
+from taskqueue_core.server import Server, create_app
 from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.parts import Part
 from taskqueue_core.tasks import Ledger, State, Task
@@ -255,6 +257,35 @@ async def http(it: Running, **options: Any) -> AsyncIterator[httpx2.AsyncClient]
     """An HTTP client of a running server; it loads no authorities, which would take a while, unless it is told to."""
     told: dict[str, Any] = {"trust_env": False, "verify": False, **options}
     async with httpx2.AsyncClient(base_url=it.server.url, **told) as client:
+        yield client
+
+
+class Door:
+    """A plugin that knows tokens."""
+
+    def __init__(self, know: Callable[[str], Identity | None]) -> None:
+        self._know = know
+
+    @hookimpl
+    def authenticate(self, token: str | None) -> Identity | None:
+        """Say who it is."""
+        return self._know(token) if token else None
+
+
+@asynccontextmanager
+async def app_client(
+    backend: Backend, know: Callable[[str], Identity | None] | None = None
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of a running application without a network; ``know`` says who a token is, where one is needed."""
+    hooks = Hooks()
+    if know is not None:
+        hooks.register(Door(know))
+    app = create_app(ObservedBackend(backend, hooks), settings())
+    transport = httpx2.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8420") as client,
+    ):
         yield client
 
 

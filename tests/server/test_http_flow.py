@@ -235,7 +235,8 @@ class TestRefusals:
         answer = await api.post("/v1/tasks", json={"key": "k", "id": "a"})
         assert answer.status_code == status
         assert answer.headers.get("retry-after") == (None if hint is None else "3")
-        assert answer.json().get("code") == code
+        told = answer.json()
+        assert (told.get("code"), told["reason"], told.get("retry_after")) == (code, "r", hint)
         with pytest.raises(QueueFull) as caught:
             stored(refused)
         error = problem_of(caught.value)

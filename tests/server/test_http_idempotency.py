@@ -7,11 +7,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from taskqueue_core.hooks import Hooks, Identity, hookimpl
-from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server import create_app
+from taskqueue_core.hooks import Identity
 from taskqueue_memory import MemoryBackend
-from tests.server.support import problem, settings
+from tests.server.support import app_client, problem
 
 _NDJSON = {"content-type": "application/x-ndjson"}
 
@@ -81,17 +79,7 @@ async def test_batches(api: httpx2.AsyncClient) -> None:
 
 async def test_each_token_has_keys_of_its_own() -> None:
     """Security 2: nobody learns of another's task by guessing its key."""
-
-    class Tokens:
-        @hookimpl
-        def authenticate(self, token: str | None) -> Identity | None:
-            return Identity(name=token) if token else None
-
-    hooks = Hooks()
-    hooks.register(Tokens())
-    app = create_app(ObservedBackend(MemoryBackend(), hooks), settings())
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with app_client(MemoryBackend(), lambda token: Identity(name=token)) as client:
         ids = set()
         for token in ("a", "b"):
             body = {"key": "k", "payload": token}

@@ -10,12 +10,11 @@ import pytest
 
 from taskqueue_core.backend import Subscription
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.hooks import Hooks, Identity, hookimpl
-from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.hooks import Identity
 from taskqueue_core.server import create_app
 from taskqueue_core.tasks import Health, Task
 from taskqueue_memory import MemoryBackend
-from tests.server.support import problem, settings
+from tests.server.support import app_client, problem, settings
 
 
 async def bury(backend: MemoryBackend, *ids: str) -> Subscription:
@@ -262,17 +261,11 @@ class TestDoor:
     async def test_a_plugin_may_ask_for_tokens(self) -> None:
         """Fault K1: without a token 401, without the right 403, and what anybody may see stays open."""
 
-        class Plugin:
-            @hookimpl
-            def authenticate(self, token: str | None) -> Identity | None:
-                verbs = {"pub": {"publish"}, "adm": {"admin"}}.get(token or "")
-                return None if verbs is None else Identity(name="n", verbs=frozenset(verbs))
+        def know(token: str) -> Identity | None:
+            verbs = {"pub": {"publish"}, "adm": {"admin"}}.get(token)
+            return None if verbs is None else Identity(name="n", verbs=frozenset(verbs))
 
-        hooks = Hooks()
-        hooks.register(Plugin())
-        app = create_app(ObservedBackend(MemoryBackend(), hooks), settings())
-        transport = httpx2.ASGITransport(app=app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with app_client(MemoryBackend(), know) as client:
 
             async def status(url: str, token: str | None = None) -> int:
                 headers = {} if token is None else {"authorization": f"Bearer {token}"}

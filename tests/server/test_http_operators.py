@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 import pytest
 
-from taskqueue_core.backend import Backend
-from taskqueue_core.hooks import Hooks, Identity, hookimpl
+from taskqueue_core.hooks import Identity
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server import create_app
 from taskqueue_core.succession import MigratingBackend
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
-from tests.server.support import problem, settings
+from tests.server.support import app_client, problem
 from tests.server.test_http_operations import bury
 
 _SETTINGS = "/v1/queues/k/settings"
 
 
-@asynccontextmanager
-async def client_of(backend: Backend, *plugins: object) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of an application on a backend, with plugins."""
-    hooks = Hooks()
-    for plugin in plugins:
-        hooks.register(plugin)
-    app = create_app(ObservedBackend(backend, hooks), settings())
-    transport = httpx2.ASGITransport(app=app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client,
-    ):
-        yield client
-
-
-class _Tokens:
-    """Tokens that are written ``verb:pattern``."""
-
-    @hookimpl
-    def authenticate(self, token: str | None) -> Identity | None:
-        """Take them at their word."""
-        if token is None:
-            return None
-        verb, _, pattern = token.partition(":")
-        return Identity(name=token, verbs=frozenset({verb}), keys=(pattern,))
+def as_written(token: str) -> Identity:
+    """Take a token ``verb:pattern`` at its word."""
+    verb, _, pattern = token.partition(":")
+    return Identity(name=token, verbs=frozenset({verb}), keys=(pattern,))
 
 
 async def walk(client: httpx2.AsyncClient, url: str, what: str, name: str, **query: Any) -> Any:
@@ -118,7 +92,7 @@ class TestPages:
         await backend.publisher.publish(*(Task(key=f"{'ab'[n % 2]}{n}") for n in range(8)))
         backend.subscribe(["a0"], "wa")
         backend.subscribe(["a0", "b1"], "wb")
-        async with client_of(backend, _Tokens()) as client:
+        async with app_client(backend, as_written) as client:
             client.headers["authorization"] = "Bearer admin:a*"
             pages = await walk(client, "/v1/queues", "queues", "key", limit=2)
             assert pages == [["a0", "a2"], ["a4", "a6"]]
@@ -167,12 +141,10 @@ class TestScopes:
         backend = MemoryBackend()
         await backend.publisher.publish(Task(key="b", id="x"))
 
-        class Tokens:
-            @hookimpl
-            def authenticate(self, token: str | None) -> Identity | None:
-                return Identity(name="a", keys=("a",)) if token == "a" else None
+        def know(token: str) -> Identity | None:
+            return Identity(name="a", keys=("a",)) if token == "a" else None
 
-        async with client_of(backend, Tokens()) as client:
+        async with app_client(backend, know) as client:
             answer = await client.request(method, url, json=body)
             problem(answer, 401, "unauthenticated")
             assert answer.headers["www-authenticate"] == "Bearer"
@@ -267,7 +239,7 @@ class TestMigration:
         """Started, left behind what is not done, finished once nothing is, and rolled back."""
         old, new = MemoryBackend(), MemoryBackend()
         await old.publisher.publish(Task(key="k", id="a"))
-        async with client_of(MigratingBackend(old, new)) as client:
+        async with app_client(MigratingBackend(old, new)) as client:
             assert (await client.get("/v1/migration")).json()["phase"] == "idle"
             problem(await client.post("/v1/migration/finish"), 409, "migration_unfinished")
             told = (await client.post("/v1/migration/start")).json()

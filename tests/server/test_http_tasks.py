@@ -9,7 +9,7 @@ import pytest
 
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task
+from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
 from tests.server.support import PROBLEM, problem
 
@@ -31,45 +31,6 @@ class TestPublishing:
         """And it is told in the answer."""
         answer = await api.post("/v1/tasks", json={"key": "k"})
         assert len(answer.json()["task_id"]) == 32
-
-    @pytest.mark.parametrize(
-        ("code", "status"),
-        [
-            (Refusal.QUEUE_FULL, 429),
-            (Refusal.INTAKE_PAUSED, 503),
-            (Refusal.STORE_FULL, 503),
-            (None, 429),
-        ],
-    )
-    async def test_a_refusal_says_when_to_come_again(
-        self,
-        api: httpx2.AsyncClient,
-        backend: MemoryBackend,
-        monkeypatch: pytest.MonkeyPatch,
-        code: Refusal | None,
-        status: int,
-    ) -> None:
-        """B13: refused at the door, with a reason and a time; 429 where the publisher did too much, else 503."""
-
-        async def full(*tasks: Task) -> tuple[Confirmation, ...]:
-            return tuple(
-                Confirmation(
-                    key=task.key,
-                    task_id=task.id,
-                    status=Published.REFUSED,
-                    code=code,
-                    reason="no room",
-                    retry_after=2.2,
-                )
-                for task in tasks
-            )
-
-        monkeypatch.setattr(backend.publisher, "publish", full)
-        answer = await api.post("/v1/tasks", json={"key": "k", "id": "a"})
-        assert answer.status_code == status
-        assert answer.headers["retry-after"] == "3"
-        told = answer.json()
-        assert (told.get("code"), told["reason"], told["retry_after"]) == (code, "no room", 2.2)
 
     @pytest.mark.fast_clock
     @pytest.mark.parametrize(
