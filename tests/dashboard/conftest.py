@@ -14,8 +14,11 @@ from playwright.async_api import Browser
 from taskqueue_core.server import create_app
 from taskqueue_core.server.dashboard import sampler
 from taskqueue_memory import MemoryBackend
+from tests.clock import pytest_asyncio_loop_factories
 from tests.dashboard.support import PAGE, browsing
 from tests.server.support import Running, settings
+
+__all__ = ["pytest_asyncio_loop_factories"]
 
 
 @pytest.fixture(autouse=True)

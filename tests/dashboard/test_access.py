@@ -10,7 +10,6 @@ import pytest
 
 from taskqueue_core.hooks import Identity
 from taskqueue_core.server import dashboard
-from taskqueue_core.server.access import door as access
 from taskqueue_core.server.api.operations import Scope
 from tests.dashboard.support import ADMIN, PAGE, Gate, post
 from tests.server.support import Running, eventually, http, running
@@ -18,7 +17,7 @@ from tests.server.support import Running, eventually, http, running
 ONLY_A = Identity(name="a", verbs=frozenset({"admin"}), keys=("alpha", "alpha-*"))
 NO_ADMIN = Identity(name="w", verbs=frozenset({"consume", "publish"}))
 LOOKS = 10.0
-_CHECK = 0.3
+pytestmark = pytest.mark.fast_clock
 
 
 @pytest.fixture
@@ -141,9 +140,8 @@ async def test_a_stream_of_some_queues() -> None:
                 assert "bravo" not in "".join(lines)
 
 
-async def test_a_stream_of_a_token_that_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_of_a_token_that_is_taken_away() -> None:
     """Security 6: the stream says why it ends, and its place is free again."""
-    monkeypatch.setattr(access, "CHECK_SECONDS", _CHECK)
     async with running() as it:
         gate = Gate(all=ADMIN)
         it.hub.hooks.register(gate)

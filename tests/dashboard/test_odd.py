@@ -22,6 +22,8 @@ from tests.dashboard.test_live import _sample
 from tests.dashboard.test_live import stream as following
 from tests.server.support import Running, eventually, http, running
 
+pytestmark = pytest.mark.fast_clock
+
 
 async def test_pages_do_not_change_under_the_server(
     it: Running, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
