@@ -2,7 +2,7 @@
 
 python3 dev.py mutants [SUITE ...] [--sample N] [--seed S] [--all] [--name TEXT] [--json FILE] [--processes N]
 python3 dev.py mutants --compare BEFORE AFTER
-python3 dev.py mutants --coverage [--json FILE]
+python3 dev.py mutants --coverage [SUITE ...] [--json FILE] [--processes N]
 python3 dev.py mutants --quick
 
 Suites are protocol, memory, redis, lua, slots, server, worker, dispatcher, prefect and pipeline; without any, all of
@@ -70,23 +70,35 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="a dozen, which must be killed")
     options = parser.parse_args(arguments)
     if options.compare:
-        return compare(*options.compare, _say)
+        before, after = options.compare
+        return compare(before, after, _say)
     if unknown := [name for name in options.suites if name not in SUITES]:
         parser.error(f"no such suite: {', '.join(unknown)}; there are {', '.join(SUITES)}")
     os.nice(10)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if options.coverage:
-        return measure(options.json, _say)
     run = Run(options.json, options.sample, options.seed)
+    if options.coverage:
+        suites = {name: SUITES[name] for name in options.suites or SUITES}
+        for name, counts in measure(suites, options.processes, _say).items():
+            run.cover(name, *counts)
+            _say(f"{name}: {counts[0]} of {counts[1]} branches are taken")
+        return 0
     if options.quick:
         return _quick(run)
     known = accepted()
     areas: dict[tuple[str, ...], dict[str, list[Mutant]]] = defaultdict(dict)
     for name in options.suites or SUITES:
         suite = SUITES[name]
-        every = [one for path in suite.paths(ROOT) for one in mutants_of(ROOT, path) if one.name not in known]
+        every = [
+            one
+            for path in suite.paths(ROOT)
+            for one in mutants_of(ROOT, path)
+            if one.name not in known
+        ]
         named = [one for one in every if options.name in one.name]
-        chosen = named if options.all or options.name else sample_of(every, options.sample, options.seed)
+        chosen = (
+            named if options.all or options.name else sample_of(every, options.sample, options.seed)
+        )
         areas[suite.tests][name] = run.left(name, suite.digest(ROOT), chosen)
     wanted = {tests: suites for tests, suites in areas.items() if any(suites.values())}
     code = _try(wanted, run, options.processes)
@@ -122,14 +134,18 @@ def _try(
                     tests, suites = left.pop(0)
                     name = "-".join(suites)
                     output = Path(folder, f"{name}.txt")
-                    active.append(Fork(partial(try_mutants, Path(folder, name), tests, suites, output)))
+                    active.append(
+                        Fork(partial(try_mutants, Path(folder, name), tests, suites, output))
+                    )
                 for pipe in wait([one.pipe for one in active]):
                     fork = next(one for one in active if one.pipe is pipe)
                     match fork.next(None):
                         case ("verdict", suite, Verdict() as verdict):
                             run.add(suite, verdict)
                             if not verdict.caught:
-                                _say(f"{verdict.outcome}: {suite}: line {verdict.line} of {verdict.name}")
+                                _say(
+                                    f"{verdict.outcome}: {suite}: line {verdict.line} of {verdict.name}"
+                                )
                         case ("note", text):
                             _say(text)
                         case ("failed", text, output):

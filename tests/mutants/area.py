@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import call_and_report
 from coverage import Coverage
 from hypothesis import HealthCheck, Phase, settings
 
@@ -25,6 +26,7 @@ from tests.mutants.trial import ARGUMENTS, End, Trials, forget_modules, run_test
 __all__ = ["try_mutants"]
 
 _LONG = ("chaos", "soak", "long")
+_SHARED = ("module", "class", "package")
 _SLOW = 4.0
 """seconds of a test that is too slow to be of use"""
 _SLOW_FIXTURE = 25.0
@@ -32,7 +34,11 @@ _SLOW_FIXTURE = 25.0
 
 
 def try_mutants(
-    folder: Path, tests: Sequence[str], suites: Mapping[str, Sequence[Mutant]], output: Path, report: Report
+    folder: Path,
+    tests: Sequence[str],
+    suites: Mapping[str, Sequence[Mutant]],
+    output: Path,
+    report: Report,
 ) -> None:
     """Try the mutants of some suites; each verdict is reported. What tests print goes into ``output``."""
     copy = Copy(folder)
@@ -55,7 +61,11 @@ def try_mutants(
     area = _Area(copy, suites, report)
     code = pytest.main([*ARGUMENTS, *tests], plugins=[area])
     if not area.done:
-        report("failed", f"the tests in {', '.join(tests)} could not be run (pytest ended with {code}):", str(output))
+        report(
+            "failed",
+            f"the tests in {', '.join(tests)} could not be run (pytest ended with {code}):",
+            str(output),
+        )
 
 
 class _Area:
@@ -96,7 +106,12 @@ class _Area:
         measured = list(self._measured(items, loaded))
         self._report("note", f"{len(measured)} of {len(session.items)} tests are used")
         known = TestMap(self._copy.folder, measured, self._imported)
-        trials = Trials(self._copy, items, known, loaded)
+
+        def renew() -> None:
+            session._setupstate.teardown_exact(None)
+            self._with_shared(items)
+
+        trials = Trials(self._copy, items, known, loaded, renew)
         for suite, mutants in self._suites.items():
             for mutant in mutants:
                 self._report("verdict", suite, trials.attempt(mutant))
@@ -106,49 +121,78 @@ class _Area:
     def _with_shared(self, items: Sequence[pytest.Item]) -> list[pytest.Item]:
         """Set up what all tests share; return the tests that need nothing which could not be set up."""
         first: dict[str, pytest.Item] = {}
-        for item in items:
+        for item in sorted(items, key=lambda item: len(_fixtures(item, "session"))):
             for name in _fixtures(item, "session"):
                 first.setdefault(name, item)
         ready: set[str] = set()
         lacking: set[str] = set()
-        for name, item in first.items():
+        for name, item in sorted(first.items(), key=lambda one: len(_fixtures(one[1], "session"))):
             if name in ready or lacking & _fixtures(item, "session"):
                 continue
             if _in_time(partial(_set_up, item), _SLOW_FIXTURE):
                 _set_up(item)
                 ready |= _fixtures(item, "session")
             else:
-                self._report("note", f"{name} is not available in time: {item.nodeid} and others are left out")
-                lacking.add(name)
+                lacking |= _fixtures(item, "session") - ready
+        if lacking:
+            self._report(
+                "note",
+                f"what needs one of these fixtures is left out: {', '.join(sorted(lacking))}",
+            )
         return [item for item in items if not lacking & _fixtures(item, "session")]
 
     def _measured(self, items: Sequence[pytest.Item], loaded: Loaded) -> Iterator[Measured]:
-        """Run every test in forked processes; those that are too slow end theirs, and the next one goes on."""
+        """Run every test in forked processes, and once more if it fails: it may depend on the clock."""
+        failed: list[pytest.Item] = []
+        yield from self._measured_once(items, loaded, failed)
+        twice: list[pytest.Item] = []
+        yield from self._measured_once(failed, loaded, twice)
+        for item in twice:
+            self._report("note", f"it fails without any mistake, and is left out: {item.nodeid}")
+
+    def _measured_once(
+        self, items: Sequence[pytest.Item], loaded: Loaded, failed: list[pytest.Item]
+    ) -> Iterator[Measured]:
+        """Run tests; one that is too slow is ended with its process, and the next one has another."""
         left = list(items)
         while left:
-            current, called, end = 0, False, time.monotonic() + _SLOW
-            with Fork(partial(self._measure, left, loaded)) as child:
-                while True:
-                    try:
-                        received = child.next(max(0.0, end - time.monotonic()))
-                    except TimeoutError:
+            for outcome, measured in self._outcomes(left, loaded):
+                item = left.pop(0)
+                if measured is not None and outcome == "passed":
+                    yield measured
+                elif outcome == "failed":
+                    failed.append(item)
+                elif outcome == "slow set-up":  # others need it as well
+                    shared = _fixtures(item, *_SHARED)
+                    left[:] = [
+                        other
+                        for other in left
+                        if other.path != item.path or not shared & _fixtures(other, *_SHARED)
+                    ]
+
+    def _outcomes(
+        self, items: Sequence[pytest.Item], loaded: Loaded
+    ) -> Iterator[tuple[str, Measured | None]]:
+        """Run tests in one process, as far as it gets; give what came of each."""
+        phase, end, number, count = "", time.monotonic() + _SLOW, 0, len(items)
+        with Fork(partial(self._measure, list(items), loaded)) as child:
+            while True:
+                try:
+                    received = child.next(max(0.0, end - time.monotonic()))
+                except TimeoutError:
+                    received = None
+                match received:
+                    case ("begins", _):
+                        phase, end = " set-up", time.monotonic() + _SLOW
+                    case ("calls",):
+                        phase = ""
+                    case ("measured", outcome, measured):
+                        number += 1
+                        yield outcome, measured
+                    case None:
                         break
-                    match received:
-                        case ("begins", _):
-                            called, end = False, time.monotonic() + _SLOW
-                        case ("calls",):
-                            called = True
-                        case ("measured", found):
-                            current += 1
-                            if found is not None:
-                                yield found
-                        case None:
-                            break
-            slow = left[current : current + 1]
-            left = left[current + 1 :]
-            if slow and not called:  # what others need as well
-                shared = _fixtures(slow[0], "module", "class", "package")
-                left = [item for item in left if not shared & _fixtures(item, "module", "class", "package")]
+        if number < count:
+            yield f"slow{phase}", None
 
     def _measure(self, items: Sequence[pytest.Item], loaded: Loaded, report: Report) -> None:
         folder = self._copy.folder
@@ -168,14 +212,11 @@ class _Area:
             read.clear()
             coverage.start()
             try:
-                item, passed, seconds = next(running)
+                item, outcome, seconds = next(running)
             except StopIteration:
                 return
-            found = None
             lines = _lines_of(coverage, folder)
-            if passed:
-                found = Measured(item.nodeid, seconds, lines, frozenset(read))
-            report("measured", found)
+            report("measured", outcome, Measured(item.nodeid, seconds, lines, frozenset(read)))
 
 
 def _coverage(folder: Path) -> Coverage:
@@ -189,7 +230,8 @@ def _lines_of(coverage: Coverage, folder: Path) -> dict[str, frozenset[int]]:
     coverage.stop()
     data = coverage.get_data()
     found = {
-        os.path.relpath(path, folder): frozenset(data.lines(path) or ()) for path in data.measured_files()
+        os.path.relpath(path, folder): frozenset(data.lines(path) or ())
+        for path in data.measured_files()
     }
     coverage.erase()
     return found
@@ -200,25 +242,25 @@ def _fixtures(item: pytest.Item, *scopes: str) -> set[str]:
     info = getattr(item, "_fixtureinfo", None)
     if info is None:
         return set()
-    return {name for name, found in info.name2fixturedefs.items() if found and found[-1].scope in scopes}
+    return {
+        name for name, found in info.name2fixturedefs.items() if found and found[-1].scope in scopes
+    }
 
 
 def _set_up(item: pytest.Item, report: Report = lambda *_: None) -> None:
-    """Set a test up and tear it down, which leaves what all tests share."""
-    item._initrequest()  # type: ignore[attr-defined]
-    try:
-        item.ihook.pytest_runtest_setup(item=item)
-        report("ready")
-    finally:
-        item.session._setupstate.teardown_exact(End(item.session))  # type: ignore[arg-type]
-        item._request = False  # type: ignore[attr-defined]
-        item.funcargs = None  # type: ignore[attr-defined]
+    """Set a test up and tear it down, which leaves what all tests share. Reports whether it could be set up."""
+    item._initrequest()  # type: ignore[attr-defined] # as pytest does before it runs a test
+    ready = call_and_report(item, "setup", log=False).passed
+    report(ready)
+    call_and_report(item, "teardown", log=False, nextitem=End(item.session))
+    item._request = False  # type: ignore[attr-defined] # as pytest does afterwards
+    item.funcargs = None  # type: ignore[attr-defined]
 
 
 def _in_time(function: Callable[[Report], None], seconds: float) -> bool:
-    """Try a function in a process of its own; whether it reported anything."""
+    """Try a function in a process of its own; whether it reports that all is well."""
     with Fork(function) as child:
         try:
-            return child.next(seconds) is not None
+            return child.next(seconds) == (True,)
         except TimeoutError:
             return False

@@ -24,7 +24,9 @@ class Fork:
     def __init__(self, function: Callable[[Report], None]) -> None:
         self.pipe, end = Pipe(duplex=False)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of threads: those of a fixture, which the copy does not need
+            warnings.simplefilter(
+                "ignore"
+            )  # of threads: those of a fixture, which the copy does not need
             self._pid = os.fork()
         if not self._pid:
             _carry_out(function, end)

@@ -50,7 +50,10 @@ class Loaded:
         ]
         if not changed or any(often[_key(code)] > 1 for _, code in changed):
             return False
-        if any(len(code.co_freevars) != len(function.__code__.co_freevars) for function, code in changed):
+        if any(
+            len(code.co_freevars) != len(function.__code__.co_freevars)
+            for function, code in changed
+        ):
             return False
         for function, code in changed:
             function.__code__ = code

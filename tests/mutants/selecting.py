@@ -13,6 +13,8 @@ from tests.mutants.changes import Mutant, Where
 __all__ = ["Measured", "TestMap"]
 
 _MOST_TESTS = 40
+_MOST_OF_SCRIPT = 200
+"""as many of a script, of which is not known which of its lines a test runs"""
 _MOST_SECONDS = 6.0
 """what the tests of one mutant take together, when nothing fails"""
 
@@ -50,12 +52,17 @@ class TestMap:
         if mutant.path.endswith(".lua"):
             return False
         imported = self._imported.get(mutant.path, frozenset())
-        return not mutant.where.in_function or any(line in imported for line in _lines(mutant.where))
+        return not mutant.where.in_function or any(
+            line in imported for line in _lines(mutant.where)
+        )
 
     def chosen(self, mutant: Mutant) -> list[str]:
         """Return the tests that may notice a mutant, the quickest first; none if no test runs its line."""
         if mutant.path.endswith(".lua"):
-            return self._ordered([{name for name, test in self.tests.items() if mutant.path in test.files}])
+            return self._ordered(
+                [{name for name, test in self.tests.items() if mutant.path in test.files}],
+                _MOST_OF_SCRIPT,
+            )
         direct = self._running(mutant.path, _lines(mutant.where))
         if not self.at_import(mutant):
             return self._ordered([direct])
@@ -78,7 +85,7 @@ class TestMap:
         text = (self._root / path).read_text().split("\n")
         return [n for n, line in enumerate(text, 1) if pattern.search(line)]
 
-    def _ordered(self, groups: list[set[str]]) -> list[str]:
+    def _ordered(self, groups: list[set[str]], most: int = _MOST_TESTS) -> list[str]:
         """Return the tests of each group in turn, as many as a mutant may cost.
 
         Of a test that there is with many parameters, the quickest comes first, the second after those of all others.
@@ -95,7 +102,7 @@ class TestMap:
         chosen: list[str] = []
         total = 0.0
         for name, seconds in found.items():
-            if len(chosen) == _MOST_TESTS:
+            if len(chosen) == most:
                 break
             if not chosen or total + seconds <= _MOST_SECONDS:
                 chosen.append(name)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.mutants.changes import Mutant, mutants_of
+from tests.mutants.changes import Mutant
 
 __all__ = ["QUICK", "QUICK_TESTS", "SUITES", "Suite", "sample_of"]
 
@@ -86,7 +86,9 @@ def sample_of(mutants: Iterable[Mutant], size: int, seed: int) -> list[Mutant]:
     def rank(mutant: Mutant) -> float:
         return random.Random(f"{seed} {mutant.identity}").random()
 
-    return sorted(sorted(mutants, key=rank)[:size], key=lambda mutant: (mutant.path, mutant.where.line))
+    return sorted(
+        sorted(mutants, key=rank)[:size], key=lambda mutant: (mutant.path, mutant.where.line)
+    )
 
 
 QUICK_TESTS = (

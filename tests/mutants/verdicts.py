@@ -97,10 +97,14 @@ def compare(before: Path, after: Path, say: Callable[[str], None]) -> int:
     """Print two runs side by side, and each mutant that was caught and is no longer; 1 if an area became worse."""
     old, new = _read(before), _read(after)
     if (old.sample, old.seed) != (new.sample, new.seed):
-        say("these runs cannot be compared: their samples or seeds differ; run both with the same --sample and --seed")
+        say(
+            "these runs cannot be compared: their samples or seeds differ; run both with the same --sample and --seed"
+        )
         return 1
     worse = False
-    say("| suite | before: caught / planted | after: caught / planted | the same mutants before | after |")
+    say(
+        "| suite | before: caught / planted | after: caught / planted | the same mutants before | after |"
+    )
     say("| --- | --- | --- | --- | --- |")
     lost: list[str] = []
     for name, area in old.areas.items():
@@ -113,14 +117,20 @@ def compare(before: Path, after: Path, say: Callable[[str], None]) -> int:
             if one.caught and not other.caught
         ]
         worse |= now < was or not pairs
-        say(f"| {name} | {_share(area.verdicts)} | {_share(found)} | {was} of {len(pairs)} | {now} |")
+        say(
+            f"| {name} | {_share(area.verdicts)} | {_share(found)} | {was} of {len(pairs)} | {now} |"
+        )
     for line in lost:
         say(line)
     for name, one in old.branches.items():
         other = new.branches.get(name, _Branches(0, 1))
-        was_share, now_share = (branches.covered / max(1, branches.all) for branches in (one, other))
+        was_share, now_share = (
+            branches.covered / max(1, branches.all) for branches in (one, other)
+        )
         worse |= now_share < was_share
-        say(f"branches of {name}: {one.covered} of {one.all} before, {other.covered} of {other.all} after")
+        say(
+            f"branches of {name}: {one.covered} of {one.all} before, {other.covered} of {other.all} after"
+        )
     return int(worse)
 
 
@@ -128,8 +138,10 @@ def _share(verdicts: Sequence[Verdict]) -> str:
     return f"{sum(one.caught for one in verdicts)} / {len(verdicts)}"
 
 
-def _pairs(before: Sequence[Verdict], after: Sequence[Verdict]) -> Iterator[tuple[Verdict, Verdict]]:
-    """Give both verdicts of each mutant that both runs tried: by its name, or else, if its file was renamed, without."""
+def _pairs(
+    before: Sequence[Verdict], after: Sequence[Verdict]
+) -> Iterator[tuple[Verdict, Verdict]]:
+    """Give both verdicts of each mutant that both runs tried, also if its file was renamed in between."""
     names = {one.name: one for one in after}
     others: dict[str, list[Verdict]] = defaultdict(list)
     known = {one.name for one in before}
