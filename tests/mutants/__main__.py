@@ -41,7 +41,7 @@ from tests.mutants.changes import Mutant, mutants_of
 from tests.mutants.copies import ROOT
 from tests.mutants.forks import Fork
 from tests.mutants.suites import QUICK, QUICK_TESTS, SUITES, sample_of
-from tests.mutants.trial import Verdict, preload
+from tests.mutants.trial import Verdict
 from tests.mutants.verdicts import Run, compare, table
 
 _SAMPLE = 200
@@ -79,9 +79,9 @@ def main(arguments: list[str]) -> int:
     run = Run(options.json, options.sample, options.seed)
     if options.coverage:
         suites = {name: SUITES[name] for name in options.suites or SUITES}
-        for name, counts in measure(suites, options.processes, _say).items():
-            run.cover(name, *counts)
-            _say(f"{name}: {counts[0]} of {counts[1]} branches are taken")
+        found = measure(suites, options.processes, _say, everything=not options.suites)
+        for line in run.cover(found):
+            _say(line)
         return 0
     if options.quick:
         return _quick(run)
@@ -123,7 +123,6 @@ def _try(
     areas: Mapping[tuple[str, ...], Mapping[str, Sequence[Mutant]]], run: Run, processes: int
 ) -> int:
     """Try the mutants of every area, several areas at the same time; 1 if one could not be."""
-    preload()
     code = 0
     left = list(areas.items())
     active: list[Fork] = []

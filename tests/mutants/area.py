@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -108,7 +109,10 @@ class _Area:
         known = TestMap(self._copy.folder, measured, self._imported)
 
         def renew() -> None:
-            session._setupstate.teardown_exact(None)
+            with contextlib.suppress(
+                Exception
+            ):  # it may be what hangs that cannot be ended properly
+                session._setupstate.teardown_exact(None)
             self._with_shared(items)
 
         trials = Trials(self._copy, items, known, loaded, renew)

@@ -24,12 +24,9 @@ def test_a_dozen_mutants_are_killed() -> None:
 
 def test_what_is_accepted_exists_and_is_explained() -> None:
     """Each mutant that is accepted as harmless can still be made, and says why."""
-    every = {
-        one.name
-        for suite in SUITES.values()
-        for path in suite.paths(ROOT)
-        for one in mutants_of(ROOT, path)
-    }
+    paths = {path for suite in SUITES.values() for path in suite.paths(ROOT)}
+    known = {name.partition(": ")[0] for name in accepted()} & paths
+    every = {one.name for path in known for one in mutants_of(ROOT, path)}
     for name, why in accepted().items():
         assert name in every, f"no longer a mutant: {name}"
         assert len(why) > 15

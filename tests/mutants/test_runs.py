@@ -6,6 +6,7 @@ import ast
 import importlib.util
 from pathlib import Path
 
+from tests.mutants.branches import Branches
 from tests.mutants.changes import Mutant, mutants_of
 from tests.mutants.live import Loaded
 from tests.mutants.selecting import Measured, TestMap
@@ -121,14 +122,16 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
         run.add("memory", _verdict("a.py", "x -> y", first))
         run.add("memory", _verdict("a.py" if path is before else "b.py", "y -> z", second))
         run.add("memory", _verdict("a.py", "z -> x", third))
-        run.cover("memory", 5, 10)
+        run.cover({"memory": {"a.py": Branches(10, [(1, 2)])}})
     said: list[str] = []
     assert compare(before, after, said.append) == 0
     assert "| memory | 2 / 3 | 2 / 3 | 2 of 3 | 2 |" in said
     assert [line for line in said if "b.py: y -> z" in line]
     assert compare(before, before, said.append) == 0
-    Run(after, 3, 1).cover("memory", 4, 10)
+    Run(after, 3, 1).cover({"memory": {"a.py": Branches(10, [(1, 2), (5, 6)])}})
     assert compare(before, after, said.append) == 1
+    assert "branches of memory: 9 of 10 before, 8 of 10 after" in said
+    assert said[-1] == "taken before and not after: a.py, from line 5 to 6"
     Run(after, 3, 2).add("memory", _verdict("a.py", "x -> y", "killed"))
     assert compare(before, after, said.append) == 1
     assert "cannot be compared" in said[-1]

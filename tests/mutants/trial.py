@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from tests.mutants.forks import Fork, Report
 from tests.mutants.live import Loaded
 from tests.mutants.selecting import TestMap
 
-__all__ = ["ARGUMENTS", "End", "Trials", "Verdict", "forget_modules", "preload", "run_tests"]
+__all__ = ["ARGUMENTS", "End", "Trials", "Verdict", "forget_modules", "run_tests"]
 
 _OURS = ("tests", "taskqueue_core", "taskqueue_dispatch", "taskqueue_memory", "taskqueue_prefect", "taskqueue_redis",
          "taskqueue_spark", "pyspark_taskqueue")  # fmt: skip
@@ -28,11 +27,6 @@ ARGUMENTS = ("-q", "-s", "-p", "no:cacheprovider", "--no-header", "--tb=short",
 _IMPORT_SECONDS = 60.0
 _MOST_DOUBTFUL = 3
 """tests that fail with a mistake and without it, after which it counts as survived"""
-_PRELOADED = (
-    "hiredis", "httpx2", "hypothesis.stateful", "jinja2", "prometheus_client", "pydantic_settings",
-    "pytest_asyncio.plugin", "schemathesis.pytest.plugin", "starlette.applications", "structlog",
-    "uvicorn.server", "websockets.asyncio.client", "websockets.asyncio.server",
-)  # fmt: skip
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -172,12 +166,6 @@ def _first_outcome(items: Sequence[pytest.Item], report: Report, *, last: bool) 
         if outcome != "passed":
             return "killed"
     return "survived"
-
-
-def preload() -> None:
-    """Load libraries once, for every process that is forked."""
-    for name in _PRELOADED:
-        importlib.import_module(name)
 
 
 def forget_modules() -> None:

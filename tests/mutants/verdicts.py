@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from tests.mutants.branches import Branches
 from tests.mutants.changes import Mutant
 from tests.mutants.trial import Verdict
 
@@ -20,16 +21,11 @@ class _Area(msgspec.Struct):
     verdicts: list[Verdict]
 
 
-class _Branches(msgspec.Struct):
-    covered: int
-    all: int
-
-
 class _Kept(msgspec.Struct):
     sample: int = 0
     seed: int = 0
     areas: dict[str, _Area] = msgspec.field(default_factory=dict)
-    branches: dict[str, _Branches] = msgspec.field(default_factory=dict)
+    branches: dict[str, dict[str, Branches]] = msgspec.field(default_factory=dict)
 
 
 class Run:
@@ -62,10 +58,11 @@ class Run:
         self._kept.areas.setdefault(suite, _Area("", [])).verdicts.append(verdict)
         self._write()
 
-    def cover(self, suite: str, covered: int, every: int) -> None:
-        """Keep how many branches of an area are covered."""
-        self._kept.branches[suite] = _Branches(covered, every)
+    def cover(self, branches: dict[str, dict[str, Branches]]) -> list[str]:
+        """Keep the branches of some areas; return a line for each."""
+        self._kept.branches |= branches
         self._write()
+        return [f"{name}: {_taken(files)} branches are taken" for name, files in branches.items()]
 
     def _write(self) -> None:
         if self._path is not None:
@@ -122,16 +119,26 @@ def compare(before: Path, after: Path, say: Callable[[str], None]) -> int:
         )
     for line in lost:
         say(line)
-    for name, one in old.branches.items():
-        other = new.branches.get(name, _Branches(0, 1))
-        was_share, now_share = (
-            branches.covered / max(1, branches.all) for branches in (one, other)
-        )
-        worse |= now_share < was_share
-        say(
-            f"branches of {name}: {one.covered} of {one.all} before, {other.covered} of {other.all} after"
-        )
+    for name, files in old.branches.items():
+        others = new.branches.get(name, {})
+        worse |= _taken_share(others) < _taken_share(files)
+        say(f"branches of {name}: {_taken(files)} before, {_taken(others)} after")
+        for path, file in files.items():
+            other = others.get(path)
+            if other is not None and other.all == file.all:
+                for first, last in sorted(set(other.missing) - set(file.missing)):
+                    say(f"taken before and not after: {path}, from line {first} to {last}")
     return int(worse)
+
+
+def _taken_share(files: Mapping[str, Branches]) -> float:
+    missing = sum(len(file.missing) for file in files.values())
+    return 1 - missing / max(1, sum(file.all for file in files.values())) if files else 0.0
+
+
+def _taken(files: Mapping[str, Branches]) -> str:
+    every = sum(file.all for file in files.values())
+    return f"{every - sum(len(file.missing) for file in files.values())} of {every}"
 
 
 def _share(verdicts: Sequence[Verdict]) -> str:
