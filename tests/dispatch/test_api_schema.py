@@ -61,6 +61,8 @@ def server() -> Iterator[str]:
     assert not thread.is_alive()
 
 
+pytest_plugins = "schemathesis.pytest.plugin"
+
 _told = document((*CORE, *OPERATIONS), VERSION, open_to_all=True, tags=TAGS)
 schema = schemathesis.openapi.from_dict(_told)
 _ours = schema.include(path_regex="^/(queue|tasks|admin)/")

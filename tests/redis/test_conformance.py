@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 from pydantic import SecretStr
 
-from taskqueue_core.backend import Backend
+from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
 from taskqueue_redis import RedisBackend, RedisSettings
@@ -31,6 +31,7 @@ class RedisKit(BackendSuite):
     """The kit on one server; a backend's prefix keeps it from the others."""
 
     __test__ = False
+    capabilities = Capabilities(names=frozenset(Capability), shared=True, durable=True)
     max_examples = histories(12)
     server: str
     """the fixture that gives it"""
