@@ -25,8 +25,12 @@ from taskqueue_redis.rights import SCRIPT_COMMANDS
 __all__ = ["MINIMUM", "ServerFacts", "check_server", "histories_of", "parsed"]
 
 MINIMUM = (6, 2)
-_LOADS_UNASKED = (8, 6)
-"""since when Redis loads its file whatever its user ``default`` may do: https://github.com/redis/redis/pull/14545"""
+_LOADS_UNASKED = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
+"""The first versions that load their file whatever the user ``default`` may do.
+
+https://github.com/redis/redis/pull/14545 and https://github.com/valkey-io/valkey/pull/3984. The latter is in later
+releases of Valkey 7.2 to 9.0 too; to refuse those costs only rights that the user ``default`` may have anyway.
+"""
 _OF_EACH_KIND = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
 _ALL_RIGHTS = "Give it all of them, it may stay off: ACL SETUSER default ~* &* +@all, and the same in the ACL file"
 _SYNCS = {"no": 0, "everysec": 1, "always": 2}
@@ -60,6 +64,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     """without secrets"""
+    product: str
+    """Redis or Valkey: which of them has the least version"""
     version: str
     mode: str
     """single, sentinel or cluster"""
@@ -103,10 +109,12 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
     except Misconfigured as failure:
         raise ConfigurationError(str(failure)) from None
     append_only = all(info.get("aof_enabled") == "1" for info in told)
+    product, version = min((_server(info) for info in told), key=lambda one: _numbers(one[1]))
     replicas = min(int(info.get("connected_slaves", 0)) for info in told)
     return ServerFacts(
         address=settings.address.shown,
-        version=min((info["redis_version"] for info in told), key=_version),
+        product=product,
+        version=version,
         mode=settings.address.kind.value,
         masters=len(told),
         replicas=replicas,
@@ -131,13 +139,20 @@ def parsed(info: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+def _server(info: Mapping[str, str]) -> tuple[str, str]:
+    """Return product and version. What Valkey calls its ``redis_version`` is 7.2.4, with which it is compatible."""
+    if version := info.get("valkey_version"):
+        return "Valkey", version
+    return "Redis", info["redis_version"]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
     version = info.get("redis_version", "0")
-    if _version(version) < MINIMUM:
+    if _numbers(version) < MINIMUM:
         raise ConfigurationError(f"Redis {version} is too old: use 6.2 or later")
     is_cluster = info.get("cluster_enabled") == "1"
     if is_cluster and settings.address.kind is not Kind.CLUSTER:
@@ -226,7 +241,8 @@ async def _loads(link: Link, settings: RedisSettings) -> bool:
         info = parsed(await ask(("INFO",)))
         if info.get("aof_enabled") != "1":
             return True
-        if not (7, 0) <= _version(info["redis_version"]) < _LOADS_UNASKED:
+        product, version = _server(info)
+        if not (7, 0) <= _numbers(version) < _LOADS_UNASKED[product]:
             return True
         try:
             told = [await ask(("ACL", "DRYRUN", "default", *words)) for words in writes]
