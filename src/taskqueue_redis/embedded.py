@@ -173,7 +173,9 @@ class EmbeddedRedis:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                owner, _, server = os.pread(lock, 40, 0).decode("ascii", "replace").strip().partition(" ")
+                owner, _, server = (
+                    os.pread(lock, 40, 0).decode("ascii", "replace").strip().partition(" ")
+                )
                 # If only the server is left, its watchdog is ending it.
                 patience = _GRACE_SECONDS if _alive(owner) else _LOCK_SECONDS
                 if time.monotonic() - began > patience or self._closing.is_set():
@@ -335,7 +337,7 @@ class EmbeddedRedis:
             process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.terminate()
-            process.send_signal(signal.SIGCONT)  # a stopped process would not handle the first signal
+            process.send_signal(signal.SIGCONT)  # a stopped process does not act on SIGTERM
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:

