@@ -224,17 +224,19 @@ class EmbeddedRedis:
         with self._guard:
             if self._closing.is_set() or self._lock is None or self._watchdog is None:
                 return None
-            (self.directory / "redis.conf").write_text(text, "utf-8")
-            with log.open("ab") as said:
-                said.write(_SEPARATOR.encode())
-                said.flush()
+            settings = self.directory / "redis.conf"
+            settings.write_text(text, "utf-8")
+            with settings.open("rb") as read, log.open("ab") as output:
+                output.write(_SEPARATOR.encode())
+                output.flush()
                 process = subprocess.Popen(  # noqa: S603 - the program of find_binary, with our own settings
-                    [binary.path, "redis.conf"],
+                    # By name the file would be looked up with wildcards, which the directory may contain.
+                    [binary.path, "-"],
                     cwd=self.directory,
                     umask=0o077,
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
+                    stdin=read,
+                    stdout=output,
+                    stderr=output,
                     pass_fds=(self._lock,),
                     start_new_session=True,  # Ctrl-C is for the parent, which still needs it then
                 )

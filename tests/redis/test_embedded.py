@@ -209,10 +209,11 @@ def test_long_path_gets_a_short_socket(binary: Binary, tmp_path: Path) -> None:
     assert not place.exists()
 
 
-def test_odd_path(binary: Binary, tmp_path: Path) -> None:
-    """Spaces and quotes in the path reach neither the settings nor the URL as they are."""
-    with EmbeddedRedis(tmp_path / "a 'b\" %41", binary=binary) as redis:
+def test_odd_path(each_engine: Engine, tmp_path: Path) -> None:
+    """Spaces, quotes, percent signs and wildcards in the path do no harm: settings are read, clients connect."""
+    with EmbeddedRedis(tmp_path / "a 'b\" %41 [c] *?", binary=binary_of(each_engine)) as redis:
         assert call(redis, "SET", "key", "value") == "OK"
+        assert call(redis, "CONFIG", "GET", "appendonly") == [b"appendonly", b"yes"]
 
 
 def test_close_ends_a_frozen_server(binary: Binary, tmp_path: Path) -> None:
