@@ -24,7 +24,7 @@ _PROBE_SECONDS = 10
 
 
 class Binary(NamedTuple):
-    """A server program that was seen to run."""
+    """A server program that runs on this machine."""
 
     path: Path
     product: str

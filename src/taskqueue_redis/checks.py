@@ -1,4 +1,4 @@
-"""The check at the start: a Redis on which a promise could not be kept is refused, with the cure; doubts are named."""
+"""The check at the start: a Redis that cannot keep a promise is refused, with what to do; doubts are warnings."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
     """
     try:
         await link.everywhere("PING")  # while it loads its data INFO would say that it keeps no log
-        told = [parsed(info) for info in await link.everywhere("INFO")]
-        for info in told:
+        infos = [parsed(info) for info in await link.everywhere("INFO")]
+        for info in infos:
             _refuse(info, settings)
         syncs = await _appendfsync(link, settings)
         await _check_scripts(link, settings)
@@ -108,29 +108,29 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
         loads = await _loads(link, settings)
     except Misconfigured as failure:
         raise ConfigurationError(str(failure)) from None
-    append_only = all(info.get("aof_enabled") == "1" for info in told)
-    product, version = min((_server(info) for info in told), key=lambda one: _numbers(one[1]))
-    replicas = min(int(info.get("connected_slaves", 0)) for info in told)
+    append_only = all(info.get("aof_enabled") == "1" for info in infos)
+    product, version = min((_server(info) for info in infos), key=lambda one: _numbers(one[1]))
+    replicas = min(int(info.get("connected_slaves", 0)) for info in infos)
     return ServerFacts(
         address=settings.address.shown,
         product=product,
         version=version,
         mode=settings.address.kind.value,
-        masters=len(told),
+        masters=len(infos),
         replicas=replicas,
         append_only=append_only,
         appendfsync=syncs,
-        histories=histories_of(told),
-        maxmemory=min(int(info.get("maxmemory", 0)) for info in told),
+        histories=histories_of(infos),
+        maxmemory=min(int(info.get("maxmemory", 0)) for info in infos),
         warnings=tuple(
             _doubts(append_only=append_only, replicas=replicas, syncs=syncs, loads=loads)
         ),
     )
 
 
-def histories_of(told: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+def histories_of(infos: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     """Return the replication histories in the servers' own words."""
-    return tuple(sorted(info.get("master_replid", "") for info in told))
+    return tuple(sorted(info.get("master_replid", "") for info in infos))
 
 
 def parsed(info: bytes) -> dict[str, str]:
@@ -162,7 +162,7 @@ def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
     if info.get("role") != "master":
         raise ConfigurationError(
             "TASKQUEUE_REDIS_URL: this Redis is a read-only replica; allowed: its master, or "
-            "redis+sentinel://host:port/service to follow whoever is master"
+            "redis+sentinel://host:port/service, which finds the current master"
         )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
@@ -174,10 +174,10 @@ def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
 
 async def _appendfsync(link: Link, settings: RedisSettings) -> str:
     try:
-        told = await link.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
+        replies = await link.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
     except Misconfigured:
         return settings.appendfsync or "unknown"  # the access list that ships keeps it secret
-    found: list[str] = [reply[1].decode() for reply in told]
+    found: list[str] = [reply[1].decode() for reply in replies]
     return min(found, key=lambda word: _SYNCS.get(word, 0))
 
 
@@ -208,7 +208,7 @@ async def _direct(link: Link, key: str, *words: str | int) -> Any:
 
 
 async def _check_channels(link: Link, settings: RedisSettings) -> None:
-    # One that nobody else checks at the same time, for what is published there would come as an answer.
+    # A channel of this check alone: what others publish on it would arrive as an answer.
     channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
     _, wire = await link.listener()
     try:
@@ -245,10 +245,10 @@ async def _loads(link: Link, settings: RedisSettings) -> bool:
         if not (7, 0) <= _numbers(version) < _LOADS_UNASKED[product]:
             return True
         try:
-            told = [await ask(("ACL", "DRYRUN", "default", *words)) for words in writes]
+            replies = [await ask(("ACL", "DRYRUN", "default", *words)) for words in writes]
         except (Misconfigured, ScriptError):
             return None
-        return all(reply == b"OK" for reply in told)
+        return all(reply == b"OK" for reply in replies)
 
     if not settings.user_name:
         return True  # who is the default user has shown its rights already

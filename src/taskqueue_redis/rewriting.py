@@ -28,11 +28,11 @@ class Look(NamedTuple):
     whole: bool
     """whether there is nothing to look for again after a while"""
     obstacle: str = ""
-    """why a file is not written anew"""
+    """why a file is not rewritten"""
 
 
 async def rewrite_logs(link: Link) -> Look:
-    """Have each master that has not done so since its start write its file anew, in the background.
+    """Have each master rewrite its file in the background, unless it has done so since its start.
 
     Raises a `Failure` where it is not known who they are.
     """

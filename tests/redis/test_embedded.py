@@ -168,18 +168,20 @@ def test_server_without_parent_and_watchdog(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server that nobody ends any more still holds its directory; the error names the server's process."""
+    """A server without a parent and a watchdog still holds its directory; the error names the server's process."""
     process, pid = owner
     (watchdog,) = set(children(process.pid)) - {pid}
     os.kill(watchdog, signal.SIGKILL)
     process.kill()
     process.wait()
     monkeypatch.setattr(embedded, "_LOCK_SECONDS", 0.1)
-    with pytest.raises(ConfigurationError, match=f"in use by process {pid}: end that"):
-        EmbeddedRedis(tmp_path, binary=binary).start()
-    with Resp(tmp_path / "redis.sock") as connection:
-        connection.call("SET", "key", "value")
-    os.kill(pid, signal.SIGTERM)
+    try:
+        with pytest.raises(ConfigurationError, match=f"in use by process {pid}: end that"):
+            EmbeddedRedis(tmp_path, binary=binary).start()
+        with Resp(tmp_path / "redis.sock") as connection:
+            connection.call("SET", "key", "value")
+    finally:
+        os.kill(pid, signal.SIGTERM)
     wait_until(lambda: not alive(pid), "the end of the server")
     with EmbeddedRedis(tmp_path, binary=binary) as redis:
         assert call(redis, "GET", "key") == b"value"

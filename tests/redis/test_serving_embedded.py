@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx2
 import msgspec
 import pytest
 
@@ -91,7 +92,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 def test_option_takes_a_directory_or_none(
     served: Served, tmp_path: Path, words: list[str], place: str
 ) -> None:
-    """The option may stand alone; the backend is redis then, and finds the store that runs as long as the server."""
+    """The option needs no directory; it makes redis the backend, which finds the store that runs with the server."""
     assert main(["serve", *words]) == 0
     assert (served.word, served.url) == ("redis", "unix:///from-the-store")
     assert served.place == tmp_path / place
@@ -208,6 +209,11 @@ async def test_tasks_survive_the_server(tmp_path: Path, end: signal.Signals) -> 
         assert code == (0 if end is signal.SIGTERM else -signal.SIGKILL)
     with server("--embedded-redis", place) as (serving, url):
         assert await stats(url) == (50, 50)
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            health = (await client.get(f"{url}/health")).json()
+        product, version = find_binary().name.split()
+        details = health["details"]
+        assert (details["redis_product"], details["redis_version"]) == (product, version)
         serving.send_signal(signal.SIGTERM)
         assert serving.wait(20) == 0
 
