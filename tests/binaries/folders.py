@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -23,9 +24,9 @@ class Unavailable(Exception):
 
 
 def made(parent: str, of: bytes, make: Callable[[Path], None]) -> Path:
-    """Return ``.venv/{parent}/{digest}``, made by ``make`` once for these bytes and this Python.
+    """Return ``.venv/{parent}/{digest}``, filled by ``make`` once for these bytes and this Python.
 
-    A second process waits for the first. A folder that was not finished is made again. Raises what ``make`` raises.
+    A second process waits for the first. A folder that was not finished is emptied first. Raises what ``make`` raises.
     """
     digest = hashlib.sha256(of + sys.version.encode() + sys.base_prefix.encode())
     folder = ROOT / ".venv" / parent / digest.hexdigest()[:12]
@@ -35,6 +36,8 @@ def made(parent: str, of: bytes, make: Callable[[Path], None]) -> Path:
     with (folder.parent / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "ready").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
             began = time.monotonic()
             make(folder)
             (folder / "ready").write_text(f"{time.monotonic() - began:.1f} s\n")

