@@ -292,7 +292,7 @@ def become(folder: str, command: "list[str]", **variables: str) -> int:
     """Turns this process into a command inside the environment; it does not return."""
     sys.stdout.flush()
     os.chdir(ROOT)
-    variables["XDG_CACHE_HOME"] = place("cache")  # a redis-server may be fetched, into this folder
+    variables["XDG_CACHE_HOME"] = place("cache")  # the pipeline may keep a Java there
     os.execvpe(command[0], command, environ(folder, **variables))
 
 

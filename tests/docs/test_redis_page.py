@@ -21,6 +21,7 @@ from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
 from taskqueue_redis.scripts import source
+from tests.binaries import store_servers
 from tests.ports import free_port
 from tests.redis.engines import discover, lacking
 from tests.redis.servers import RedisServer, wait_until
@@ -59,9 +60,11 @@ def environment(tmp_path: Path, redis: RedisServer) -> dict[str, str]:
     """Where commands run: this environment's programs, a port of its own, and ``redis-cli`` that finds the Redis."""
     binaries = tmp_path / "bin"
     binaries.mkdir()
-    programs = {"python": shlex.quote(sys.executable)}
-    if found := shutil.which("redis-cli"):
-        programs["redis-cli"] = f"{shlex.quote(found)} -p {redis.port}"
+    command_line = shutil.which("redis-cli") or next(store_servers()).with_name("valkey-cli")
+    programs = {
+        "python": shlex.quote(sys.executable),
+        "redis-cli": f"{shlex.quote(str(command_line))} -p {redis.port}",
+    }
     for name, command in programs.items():
         (binaries / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (binaries / name).chmod(0o700)
@@ -254,8 +257,6 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
 
 async def test_looking_at_a_queue(busy: RedisServer, shell: Shell) -> None:
     """Each command of the page finds what its comment says."""
-    if not shutil.which("redis-cli"):
-        lacking("there is no redis-cli")
     expected = ("resize", "redelivered", "task-", "one", "later", "task-", "-1", "redelivered")
     shown = commands(containing="redis-cli")
     assert len(shown) == len(expected)

