@@ -27,14 +27,14 @@ class Suite(NamedTuple):
 
 _KIT = "tests/redis/test_conformance.py"
 _SCRIPTS = (
-    f"--deselect={_KIT}::TestRedis70::test_machine",
+    f"--deselect={_KIT}::TestServer::test_machine",
     "tests/model/test_conformance.py::test_every_call_of_any_workload",
     "tests/redis/test_housekeeping.py",
     "tests/redis/test_journal.py",
     "tests/redis/test_resets.py",
     "tests/redis/test_answers_lost.py",
     "tests/redis/test_handing_back.py",
-    f"{_KIT}::TestRedis70",
+    f"{_KIT}::TestServer",
     "tests/redis/test_flow.py",
     "tests/redis/test_atomicity.py",
     "tests/redis/test_every_step.py",
@@ -86,7 +86,7 @@ SUITES = {
         ),
         (
             "tests/redis/test_slots.py", "tests/redis/test_slots_faults.py",
-            *(f"{_KIT}::TestRedis70::{name}" for name in dir(SlotsSuite) if name.startswith("test_")),
+            *(f"{_KIT}::TestServer::{name}" for name in dir(SlotsSuite) if name.startswith("test_")),
         ),
         150,
     ),

@@ -18,7 +18,7 @@ import pytest
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.binaries import Binary, look_at
 from taskqueue_redis.embedded import EmbeddedRedis
-from tests.redis.engines import Engine, Engines, lacking
+from tests.redis.engines import OLDEST, Engine, find_engine
 from tests.redis.resp import Resp
 from tests.redis.servers import wait_until
 
@@ -29,9 +29,9 @@ def binary_of(engine: Engine) -> Binary:
 
 
 @pytest.fixture
-def binary(engines: Engines) -> Binary:
-    """The newest one."""
-    return binary_of(engines.found[-1])
+def binary() -> Binary:
+    """The main one."""
+    return binary_of(find_engine())
 
 
 def ask(redis: EmbeddedRedis) -> Resp:
@@ -199,26 +199,18 @@ def test_server_that_cannot_start_says_why(binary: Binary, tmp_path: Path) -> No
     EmbeddedRedis(tmp_path, binary=binary).start().close()
 
 
-def old_and_new(engines: Engines) -> tuple[Engine, Engine]:
-    """Give the two versions whose files differ."""
-    old, new = engines.named("6.2"), engines.named("7.0")
-    if old is None or new is None:
-        lacking("needs 6.2 and 7.0")
-    return old, new
-
-
-def test_newer_files_are_not_passed_over(engines: Engines, tmp_path: Path) -> None:
+def test_newer_files_are_not_passed_over(tmp_path: Path) -> None:
     """An older Redis, which would begin empty beside a newer one's files, refuses them."""
-    old, new = old_and_new(engines)
+    old, new = find_engine(OLDEST), find_engine()
     with EmbeddedRedis(tmp_path, binary=binary_of(new)) as redis:
         call(redis, "SET", "key", "value")
     with pytest.raises(ConfigurationError, match=r"written by Redis 7\.0 or newer"):
         EmbeddedRedis(tmp_path, binary=binary_of(old)).start()
 
 
-def test_older_files_are_taken_over(engines: Engines, tmp_path: Path) -> None:
+def test_older_files_are_taken_over(tmp_path: Path) -> None:
     """A newer Redis reads an older one's files."""
-    old, new = old_and_new(engines)
+    old, new = find_engine(OLDEST), find_engine()
     with EmbeddedRedis(tmp_path, binary=binary_of(old)) as redis:
         call(redis, "SET", "key", "value")
     with EmbeddedRedis(tmp_path, binary=binary_of(new)) as redis:

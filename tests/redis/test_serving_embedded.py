@@ -25,18 +25,18 @@ from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.tasks import Task
 from taskqueue_redis import embedded_store
 from tests.cli.processes import process
-from tests.redis.engines import Engines
+from tests.redis.engines import find_engine
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: Engines) -> None:
+def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No settings of the machine reach a test, its own folders take the user's place, and PATH has a redis-server."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "redis-server").symlink_to(engines.found[-1].binary)
+    (tmp_path / "bin" / "redis-server").symlink_to(find_engine().binary)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
 
