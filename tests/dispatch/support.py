@@ -22,6 +22,7 @@ from tests.redis.backends import until
 __all__ = [
     "ASKED",
     "FAST",
+    "all_free",
     "dispatching",
     "ended",
     "ledger_of",
@@ -97,6 +98,12 @@ async def ended(
         return True
 
     await until(all_ended, f"{len(ids)} jobs are {state}", within=within)
+
+
+async def all_free(backend: Backend) -> bool:
+    """Whether no slot has a job."""
+    view = await slots_of(backend).look()
+    return all(info.assigned + info.detached == 0 for info in view.endpoints)
 
 
 async def ledger_of(backend: Backend, model: str) -> Ledger:

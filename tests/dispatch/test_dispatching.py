@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import slots_of
 from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.status import JobState
-from tests.dispatch.support import ASKED, dispatching, ended, ledger_of, send, serve, until
+from tests.dispatch.support import ASKED, all_free, dispatching, ended, ledger_of, send, serve, until
 
 POLLED = ModelConfig(
     model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=5
 )
-
-
-async def all_free(backend: Backend) -> bool:
-    """Whether no slot has a job."""
-    view = await slots_of(backend).look()
-    return all(info.assigned + info.detached == 0 for info in view.endpoints)
 
 
 async def test_jobs_are_done_once_each(backend: Backend) -> None:

@@ -23,6 +23,7 @@ from taskqueue_dispatch.status import JobState
 from taskqueue_dispatch.submit import Queued
 from tests.dispatch.receivers import receiving
 from tests.dispatch.support import (
+    all_free,
     dispatching,
     ended,
     ledger_of,
@@ -174,7 +175,7 @@ async def test_a_wait_is_estimated(backend: Backend) -> None:
         gate.opened.set()
         await ended(dispatcher, [first.job_id])
         gate.opened.clear()
-        await until(lambda: _free(backend))
+        await until(lambda: all_free(backend))
         await send(dispatcher, "flux")
         await until(lambda: dispatcher.running["flux"] == 1)
         waits = [await queued(dispatcher) for _ in range(3)]
@@ -183,11 +184,6 @@ async def test_a_wait_is_estimated(backend: Backend) -> None:
         assert mean is not None
         assert mean > 0
         assert [one.estimated_wait for one in waits] == pytest.approx([mean, 2 * mean, 3 * mean])
-
-
-async def _free(backend: Backend) -> bool:
-    view = await slots_of(backend).look()
-    return all(info.assigned + info.detached == 0 for info in view.endpoints)
 
 
 async def test_results_are_kept_for_their_time(backend: Backend) -> None:
