@@ -31,6 +31,7 @@ from tests.dispatch.support import settings
 from tests.server.support import settings as server_settings
 from tests.server.test_schema import _tried_settings
 
+pytest_plugins = ["schemathesis.pytest.plugin"]  # no other test loads it: it takes a second
 _session = requests.Session()  # a connection for each request would take most of the time
 _session.trust_env = False
 load_all_checks()
@@ -60,8 +61,6 @@ def server() -> Iterator[str]:
         thread.join(10)
     assert not thread.is_alive()
 
-
-pytest_plugins = "schemathesis.pytest.plugin"
 
 _told = document((*CORE, *OPERATIONS), VERSION, open_to_all=True, tags=TAGS)
 schema = schemathesis.openapi.from_dict(_told)
