@@ -160,6 +160,7 @@ def test_directory_in_use_leaves_nothing(binary: Binary, tmp_path: Path) -> None
 # Files of other versions
 
 
+@pytest.mark.oldest
 def test_files_of_every_version_are_taken_over(
     each_engine: Engine, binary: Binary, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_files_of_every_version_are_taken_over(
         assert call(redis, "XLEN", "stream") == 1
 
 
+@pytest.mark.oldest
 def test_newer_files_are_read_or_refused(
     each_engine: Engine, binary: Binary, tmp_path: Path
 ) -> None:
