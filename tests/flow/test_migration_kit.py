@@ -1,5 +1,7 @@
 """Two backends that are one: what is moving keeps every promise of the contract (A20)."""
 
+import pytest
+
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite, Bench
@@ -13,6 +15,8 @@ from taskqueue_core.conformance.settle import SettleSuite
 from taskqueue_core.flow import RateLimit
 from taskqueue_core.succession import MigratingBackend, MigrationMode, rollback, start
 from taskqueue_memory import MemoryBackend
+
+pytestmark = pytest.mark.passing_time
 
 
 class Pair:

@@ -1,5 +1,7 @@
 """A backend whose queues may be sharded keeps every promise of the one inside (A16)."""
 
+import pytest
+
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
@@ -23,6 +25,8 @@ from taskqueue_core.conformance.tracking import TrackingSuite
 from taskqueue_core.conformance.waiting import WaitingSuite
 from taskqueue_core.succession import ShardedBackend
 from taskqueue_memory import MemoryBackend
+
+pytestmark = pytest.mark.passing_time
 
 _ALL = Capabilities(names=frozenset(Capability))
 

@@ -1,4 +1,8 @@
-"""Time that passes by itself, and costs none: an event loop that jumps to the next date when there is nothing to do."""
+"""An event loop whose time costs none: when there is nothing to do it jumps to the next date.
+
+A test with the mark ``passing_time`` runs on it, in folders whose ``conftest.py`` imports the hook below. It is for
+what lives in one event loop: a thread, a process or a socket takes real time, which such a loop does not wait for.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from taskqueue_core.clock import Timer
 
-__all__ = ["LoopClock", "PassingLoop"]
+__all__ = ["LoopClock", "PassingLoop", "pytest_asyncio_loop_factories"]
 
 _STEP = 0.0002
 """seconds that each round of the loop takes: about what a slow machine needs for it"""
@@ -53,3 +59,11 @@ class LoopClock:
     def call_at(self, when: float, callback: Callable[[], Any]) -> Timer:
         """Call back in the running loop."""
         return asyncio.get_running_loop().call_later(max(0.0, when - self.now()), callback)
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Choose the event loop of a test."""
+    passing = item.get_closest_marker("passing_time") is not None
+    return {"loop": PassingLoop if passing else asyncio.new_event_loop}
