@@ -12,8 +12,6 @@ from taskqueue_memory import MemoryBackend
 from tests.dispatch.killed import started
 from tests.redis.backends import opened
 from tests.redis.conftest import (
-    certificates,
-    engines,
     make_server,
     redis_cluster,
     redis_prefix,
@@ -22,8 +20,6 @@ from tests.redis.conftest import (
 )
 
 __all__ = [
-    "certificates",
-    "engines",
     "make_server",
     "redis_cluster",
     "redis_prefix",

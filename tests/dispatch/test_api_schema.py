@@ -31,6 +31,7 @@ from tests.server.in_thread import in_thread
 from tests.server.support import settings as server_settings
 from tests.server.test_schema import _tried_settings
 
+pytest_plugins = ["schemathesis.pytest.plugin"]  # no other test loads it: it takes a second
 _session = requests.Session()  # a connection for each request would take most of the time
 _session.trust_env = False
 load_all_checks()
@@ -47,8 +48,6 @@ def server() -> Iterator[str]:
         one.hub.waiters = Waiters(one.hub.control, one.hub.hooks, over)  # nobody ends these jobs
         yield one.url
 
-
-pytest_plugins = "schemathesis.pytest.plugin"
 
 _told = document((*CORE, *OPERATIONS), VERSION, open_to_all=True, tags=TAGS)
 schema = schemathesis.openapi.from_dict(_told)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 
 ROOT = Path(__file__).parents[2]
@@ -111,8 +111,7 @@ def test_first_steps(shell: Shell) -> None:
 
 def test_durable_servers(shell: Shell, tmp_path: Path) -> None:
     """G5: each of the two ways to Redis is one command."""
-    engine = discover().best
-    assert engine is not None, "no redis-server was found"
+    engine = find_engine()
     (session,) = (block for block in blocks("console") if "--embedded-redis" in block)
     embedded, real = re.findall(r"^\$ (.+)$", session, flags=re.MULTILINE)
     assert "embedded Valkey 9." in _plain(shell.run(f"{embedded.partition('#')[0]} &"))
