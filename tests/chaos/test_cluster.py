@@ -13,13 +13,15 @@ from taskqueue_core.capabilities import dead_lettering_of, dead_letters_of
 from taskqueue_core.tasks import Task
 from taskqueue_redis.cluster import slot_of
 from taskqueue_redis.keys import Partitions, bell
-from tests.chaos.cases import CHAOS, SEEDS, passed, small
+from tests.chaos.cases import CHAOS, LONG, SEEDS, passed, small
 from tests.chaos.clustered import Clustered, Sharded, standstill
 from tests.chaos.history import Event, What
 from tests.chaos.outages import RECOVERY
 from tests.chaos.world import CONFIG, Shape
 from tests.redis.clusters import Cluster
 from tests.redis.engines import find_engine
+
+pytestmark = LONG
 
 _ELECTION = 1.5
 """seconds that nodes take to vote for a replica, whatever their timeout"""

@@ -20,6 +20,8 @@ from tests.redis.engines import find_engine
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
 
+pytestmark = pytest.mark.long
+
 LEASE = 1.0
 HOUSEKEEPING = 0.2
 STARTED = 0.9

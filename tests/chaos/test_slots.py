@@ -17,7 +17,7 @@ import pytest
 
 from taskqueue_core.capabilities import Endpoint, Seen, SlotLease
 from taskqueue_redis import RedisBackend
-from tests.chaos.cases import CHAOS
+from tests.chaos.cases import CHAOS, LONG
 from tests.chaos.programs.leaser import Orders, perform, running, settings_of
 from tests.chaos.slot_history import (
     LEASE,
@@ -154,6 +154,7 @@ async def _running(folder: Path, seed: int) -> AsyncIterator[Run]:
                 run.kill()
 
 
+@LONG
 @pytest.mark.parametrize(
     ("grants", "seed"),
     [(5_000, 0), pytest.param(100_000, 1, marks=CHAOS)],

@@ -17,6 +17,7 @@ import pytest
 
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.models import ModelConfig
+from tests.binaries import curl
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +123,7 @@ def test_the_other_ways_to_submit(place: Place) -> None:
     outcome, _ = place.run(sys.executable, "client.py", url).split()
     assert outcome in {"leased", "queued"}
     (command,) = [command for command, _ in COMMANDS if command.startswith("curl ")]
+    curl()
     told = [json.loads(place.run(*place.words(command))) for _ in range(2)]
     assert told[0]["job_id"] == told[1]["job_id"]
 
