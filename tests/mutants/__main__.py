@@ -8,10 +8,10 @@ python3 dev.py mutants --quick
 Suites are protocol, memory, redis, lua, slots, server, worker, dispatcher, prefect and pipeline; without any, all of
 them. Of each, a sample of 200 mutants is tried, chosen by the sources and the seed alone: while the sources stay, a run
 before and one after a change of the tests try the same mutants. --json writes the verdicts; a run that finds verdicts
-of the same sources and tests in its file goes on from there. --compare prints what was caught before and after, and
+of the same sources and tests in its file continues from there. --compare prints what was caught before and after, and
 what no longer is; it ends with 1 if an area catches fewer, or covers fewer branches (--coverage).
 
-What is tried: the tests of an area run once in this process, one by one; those that pass within 4 seconds are used.
+The tests of an area (also those marked long) run once, one by one; those that pass within 4 seconds are used.
 Each mutant then has a forked process, in which its function gets the changed code, and the tests that run its line
 are run, the quickest first: at most 40 tests, of 6 seconds together. A mistake that takes effect at import has its
 modules imported again. A test has noticed a mistake if it fails with it, or takes five times as long, and passes right

@@ -26,7 +26,6 @@ from tests.mutants.trial import ARGUMENTS, End, Trials, forget_modules, run_test
 
 __all__ = ["try_mutants"]
 
-_LONG = ("chaos", "soak", "long")
 _SHARED = ("module", "class", "package")
 _SLOW = 4.0
 """seconds of a test that is too slow to be of use"""
@@ -81,11 +80,6 @@ class _Area:
         self._coverage.start()
         self._imported: dict[str, frozenset[int]] = {}
         self._progress: Report = lambda *_: None
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out what takes long."""
-        items[:] = [item for item in items if not any(map(item.get_closest_marker, _LONG))]
 
     def pytest_collection_finish(self) -> None:
         """Note what ran at import."""
