@@ -23,6 +23,7 @@ from tests.mutants.forks import Fork, Report
 from tests.mutants.live import Loaded
 from tests.mutants.selecting import Measured, TestMap
 from tests.mutants.trial import ARGUMENTS, End, Trials, forget_modules, run_tests
+from tests.mutants.verdicts import caught_by
 
 __all__ = ["try_mutants"]
 
@@ -37,10 +38,14 @@ def try_mutants(
     folder: Path,
     tests: Sequence[str],
     suites: Mapping[str, Sequence[Mutant]],
+    caught: Mapping[str, str],
     output: Path,
     report: Report,
 ) -> None:
-    """Try the mutants of some suites; each verdict is reported. What tests print goes into ``output``."""
+    """Try the mutants of some suites; each verdict is reported. What tests print goes into ``output``.
+
+    ``caught``: what an earlier run caught, and with which test; see `Trials.attempt`.
+    """
     copy = Copy(folder)
     os.chdir(folder)
     paths = [str(folder / "src"), str(folder)]
@@ -58,7 +63,7 @@ def try_mutants(
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     settings.load_profile("mutants")
-    area = _Area(copy, suites, report)
+    area = _Area(copy, suites, caught, report)
     code = pytest.main([*ARGUMENTS, *tests], plugins=[area])
     if not area.done:
         report(
@@ -71,10 +76,17 @@ def try_mutants(
 class _Area:
     """The plugin that runs in place of the usual loop."""
 
-    def __init__(self, copy: Copy, suites: Mapping[str, Sequence[Mutant]], report: Report) -> None:
+    def __init__(
+        self,
+        copy: Copy,
+        suites: Mapping[str, Sequence[Mutant]],
+        caught: Mapping[str, str],
+        report: Report,
+    ) -> None:
         self.done = False
         self._copy = copy
         self._suites = suites
+        self._caught = caught
         self._report = report
         self._coverage = _coverage(copy.folder)
         self._coverage.start()
@@ -103,28 +115,32 @@ class _Area:
         known = TestMap(self._copy.folder, measured, self._imported)
 
         def renew() -> None:
-            with contextlib.suppress(
-                Exception
-            ):  # it may be what hangs that cannot be ended properly
+            # What a mistake made hang may not end properly.
+            with contextlib.suppress(Exception):
                 session._setupstate.teardown_exact(None)
             self._with_shared(items)
 
         trials = Trials(self._copy, items, known, loaded, renew)
         for suite, mutants in self._suites.items():
             for mutant in mutants:
-                self._report("verdict", suite, trials.attempt(mutant))
+                verdict = trials.attempt(mutant, caught_by(self._caught, mutant))
+                self._report("verdict", suite, verdict)
         self.done = True
         return True
 
     def _with_shared(self, items: Sequence[pytest.Item]) -> list[pytest.Item]:
         """Set up what all tests share; return the tests that need nothing which could not be set up."""
+
+        def effort(item: pytest.Item) -> tuple[int, int]:
+            return len(_fixtures(item, "session")), len(_fixtures(item, *_SHARED))
+
         first: dict[str, pytest.Item] = {}
-        for item in sorted(items, key=lambda item: len(_fixtures(item, "session"))):
+        for item in sorted(items, key=effort):
             for name in _fixtures(item, "session"):
                 first.setdefault(name, item)
         ready: set[str] = set()
         lacking: set[str] = set()
-        for name, item in sorted(first.items(), key=lambda one: len(_fixtures(one[1], "session"))):
+        for name, item in sorted(first.items(), key=lambda one: effort(one[1])):
             if name in ready or lacking & _fixtures(item, "session"):
                 continue
             if _in_time(partial(_set_up, item), _SLOW_FIXTURE):

@@ -97,10 +97,19 @@ class Trials:
         self._loaded = loaded
         self._renew = renew
 
-    def attempt(self, mutant: Mutant) -> Verdict:
-        """Run the tests of a mutant until one fails that passes without it."""
+    def attempt(self, mutant: Mutant, earlier: str | None) -> Verdict:
+        """Run the tests of a mutant until one fails that passes without it.
+
+        ``earlier``: the test that failed in an earlier run. It comes first, and where it passes now, every other test
+        has its turn, however long that takes.
+        """
+        verdict = self._attempt(mutant, self._known.chosen(mutant, first=earlier))
+        if verdict.caught or earlier is None:
+            return verdict
+        return self._attempt(mutant, self._known.chosen(mutant, every=True))
+
+    def _attempt(self, mutant: Mutant, tests: list[str]) -> Verdict:
         began = time.monotonic()
-        tests = self._known.chosen(mutant)
         number = len(tests)
         outcome, test = ("survived" if tests else "uncovered"), ""
         reimport = self._known.at_import(mutant)
