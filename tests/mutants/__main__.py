@@ -132,43 +132,40 @@ def _try(
     processes: int,
     caught: Mapping[str, str],
 ) -> int:
-    """Try the mutants of every area, several areas at the same time; 1 if one could not be."""
-    code = 0
+    """Try the mutants of every area, several areas at the same time; 1 if not all could be tried."""
     left = list(areas.items())
+    missing = sum(len(mutants) for suites in areas.values() for mutants in suites.values())
     active: list[Fork] = []
-    with tempfile.TemporaryDirectory(prefix="taskqueue-mutants-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         try:
             while left or active:
                 while left and len(active) < processes:
                     tests, suites = left.pop(0)
-                    name = "-".join(suites)
-                    output = Path(folder, f"{name}.txt")
-                    active.append(
-                        Fork(
-                            partial(try_mutants, Path(folder, name), tests, suites, caught, output)
-                        )
-                    )
+                    own = Path(folder, str(len(left)))
+                    active.append(Fork(partial(try_mutants, own, tests, suites, caught)))
                 for pipe in wait([one.pipe for one in active]):
                     fork = next(one for one in active if one.pipe is pipe)
                     match fork.next(None):
                         case ("verdict", suite, Verdict() as verdict):
+                            missing -= 1
                             run.add(suite, verdict)
                             if not verdict.caught:
-                                _say(
-                                    f"{verdict.outcome}: {suite}: line {verdict.line} of {verdict.name}"
-                                )
+                                _say(f"{verdict.outcome}: {suite}: {_place(verdict)}")
                         case ("note", text):
                             _say(text)
-                        case ("failed", text, output):
-                            _say(f"{text}\n{Path(output).read_text()[-3000:]}")
-                            code = 1
                         case None:
                             fork.__exit__()
                             active.remove(fork)
         finally:
             for fork in active:
                 fork.__exit__()
-    return code
+    if missing:
+        _say(f"{missing} mutants were not tried: run the same command again")
+    return int(missing > 0)
+
+
+def _place(verdict: Verdict) -> str:
+    return f"line {verdict.line} of {verdict.name}"
 
 
 def _say(line: str) -> None:
