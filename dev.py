@@ -5,7 +5,7 @@ python3 dev.py COMMAND [--python 3.12] [arguments]
 
   run    start the demo: a server, workers and a real job (arguments go to `taskqueue demo`)
   report  a page on where that job's time went (arguments go to `taskqueue pipeline report`)
-  test   run the tests: all in three processes, a selection in one (arguments go to pytest)
+  test   run the tests: all, or those of a path (arguments go to pytest); --all: the long ones too
   check  run every static check and sum up
   bench  run the benchmarks
   chaos  run the tests that kill, freeze and cut off processes (--seeds N: that many random runs)
@@ -42,12 +42,10 @@ LOCKS = (  # Prefect has an environment of its own: what it needs and what all e
     "pyproject.toml --extra all --extra conformance --extra spark --group dev -o requirements.lock",
     """pyproject.toml tests/prefect/requirements.in --extra prefect --extra redis
     -c tests/prefect/constraints.txt -o tests/prefect/requirements.txt""",
+    "--no-deps tests/binaries/requirements.in -o tests/binaries/requirements.txt",
 )
 SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
-THREE_PROCESSES = ["--numprocesses", "3", "--dist", "worksteal"]  # tests wait for much
-LARGE = "fuzz or million or burst or machine or nobody_waits or swap_of_many"
-SOAKED = """tests/server tests/spark/test_audit.py tests/dispatch/test_burst.py tests/memory
-    tests/redis/test_conformance.py"""
+THREE_PROCESSES = ["--numprocesses", "3", "--dist", "loadfile"]  # tests wait for much
 STRAYS = "PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV __PYVENV_LAUNCHER__"
 PROBE_SECONDS = 10
 PROBE = """
@@ -294,8 +292,21 @@ def become(folder: str, command: "list[str]", **variables: str) -> int:
     """Turns this process into a command inside the environment; it does not return."""
     sys.stdout.flush()
     os.chdir(ROOT)
-    variables["XDG_CACHE_HOME"] = place("cache")  # a redis-server may be fetched, into this folder
+    variables["XDG_CACHE_HOME"] = place("cache")  # the pipeline may keep a Java there
     os.execvpe(command[0], command, environ(folder, **variables))
+
+
+def test(folder: str, arguments: "list[str]") -> int:
+    """Runs the tests of the paths among the arguments; without a path all, and fetches first what they need."""
+    rest = [word for word in arguments if word != "--all"]
+    command = ["python", "-m", "pytest"]
+    if rest != arguments:
+        command += ["-m", "not chaos and not soak"]
+    if not any(os.path.exists(os.path.join(ROOT, word.split("::")[0])) for word in rest):
+        # It names what cannot be had, and so does each test that needs it.
+        subprocess.call(["python", "-m", "tests.binaries"], cwd=ROOT, env=environ(folder))
+        command += THREE_PROCESSES
+    return become(folder, command + rest)
 
 
 def lock(wanted: "str | None", arguments: "list[str]") -> int:
@@ -332,39 +343,32 @@ def carry_out(arguments: "list[str]") -> int:
     """Carries out a command line; its exit code."""
     wanted = choice(arguments)
     name, rest = (arguments or ["help"])[0], arguments[1:]
-    journal, report = [
-        os.path.relpath(place("demo/" + it), ROOT) for it in ("journal.jsonl", "report")
-    ]
+    journal, report = (
+        os.path.join(".venv", "demo", "journal.jsonl"),
+        os.path.join(".venv", "demo", "report"),
+    )
     programs = {
         "run": ["taskqueue", "demo", "--journal", journal],
         "report": ["taskqueue", "pipeline", "report", "--open"],
-        "test": ["python", "-m", "pytest", *([] if rest else THREE_PROCESSES)],
         "check": ["python", "tools/check.py"],
         "bench": ["python", "benchmarks/run.py"],
         "chaos": ["python", "-m", "tests.chaos"],
-        "soak": ["python", "-m", "pytest", "-m", "not chaos", "-k", LARGE, *SOAKED.split()],
+        "soak": ["python", "-m", "tests.soak"],
         "model": ["python", "-m", "tests.model"],
         "mutants": ["python", "-m", "tests.mutants"],
     }
-    if name == "bench" and not content("benchmarks", "run.py"):
-        raise Trouble("There are no benchmarks yet: benchmarks/run.py is absent.")
     if name == "report" and not any(word.startswith(SOURCES) for word in rest):
         if not os.path.exists(os.path.join(ROOT, journal)) and not {"-h", "--help"} & set(rest):
             raise Trouble("There is no job to report on yet: `python3 dev.py run` does one.")
         programs["report"] += ["--journal", journal, "--out", report]
+    if name == "test":
+        return test(environment(wanted), rest)
     if name in programs:
-        more = {
-            "soak": {
-                "TASKQUEUE_FUZZ_FRAMES": "1000000",
-                "TASKQUEUE_SCHEMA_EXAMPLES": "500",
-                "TASKQUEUE_BURST_JOBS": "50000",
-                "TASKQUEUE_KIT_EXAMPLES": "1000",
-                "TASKQUEUE_SWAP_TASKS": "100000",
-            },
-            "run": {"TASKQUEUE_DEMO_REPORT": "python3 dev.py report"},
-        }
-        variables = more.get(name, {})
-        return become(environment(wanted), programs[name] + rest, **variables)
+        return become(
+            environment(wanted),
+            programs[name] + rest,
+            TASKQUEUE_DEMO_REPORT="python3 dev.py report",
+        )
     if name == "env":
         print(os.path.relpath(environment(wanted)))
         return 0
@@ -372,10 +376,10 @@ def carry_out(arguments: "list[str]") -> int:
         return lock(wanted, rest)
     if name == "clean":
         return clean()
-    if name not in ("help", "--help", "-h"):
-        raise Trouble(f"There is no command {name}: `python3 dev.py help` names them all.")
-    print(__doc__.strip())
-    return 0
+    if name in ("help", "--help", "-h"):
+        print(__doc__.strip())
+        return 0
+    raise Trouble(f"There is no command {name}: `python3 dev.py help` names them all.")
 
 
 def main(arguments: "list[str]") -> int:

@@ -1,8 +1,9 @@
-"""Runs every static check, also after one failed, and sums up."""
+"""Runs all static checks at once, and sums up."""
 
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -18,25 +19,34 @@ CHECKS = {
 }
 
 
+def run(command: list[str]) -> tuple[bool, str, float]:
+    """Runs one check: whether it passed, what it printed, and its seconds."""
+    start = time.monotonic()
+    done = subprocess.run(  # noqa: S603 - the commands are those of CHECKS
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return not done.returncode, done.stdout, time.monotonic() - start
+
+
 def main(checks: dict[str, list[str]] = CHECKS) -> int:
-    """Shows what the failed checks said; 1 if there are any."""
+    """Runs all checks at once and shows what the failed ones printed; 1 if there are any."""
     failed = []
-    for name, command in checks.items():
-        start = time.monotonic()
-        done = subprocess.run(  # noqa: S603 - the commands stand above
-            command,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        verdict = "FAILED" if done.returncode else "ok"
-        print(f"{name:<14}{verdict:<8}{time.monotonic() - start:5.1f} s", flush=True)
-        if done.returncode:
-            failed.append(name)
-            print(done.stdout, flush=True)
+    with ThreadPoolExecutor(len(checks)) as pool:
+        names = {pool.submit(run, command): name for name, command in checks.items()}
+        for future in as_completed(names):
+            passed, output, seconds = future.result()
+            print(
+                f"{names[future]:<14}{'ok' if passed else 'FAILED':<8}{seconds:5.1f} s", flush=True
+            )
+            if not passed:
+                failed.append(names[future])
+                print(output, flush=True)
     print(f"Failed: {', '.join(failed)}." if failed else "All checks passed.")
     return 1 if failed else 0
 

@@ -21,6 +21,8 @@ HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 LOCK = "requirements.lock"
 OTHERS = {"prefect": "tests/prefect/requirements.txt"}
 """extras with a lock of their own"""
+PROGRAMS = "tests/binaries/requirements.txt"
+"""what the tests run, and the project does not depend on"""
 
 
 def impurities(lock: str, name: str = LOCK) -> Iterator[str]:
@@ -53,7 +55,7 @@ def misfits(lock: str, project: str, extra: str | None = None) -> Iterator[str]:
 def main(root: Path = ROOT) -> int:
     """Prints what is wrong; 1 if anything is."""
     project = (root / "pyproject.toml").read_text(encoding="utf-8")
-    problems = []
+    problems = [*impurities((root / PROGRAMS).read_text(encoding="utf-8"), PROGRAMS)]
     for extra, name in [(None, LOCK), *OTHERS.items()]:
         lock = (root / name).read_text(encoding="utf-8")
         problems += [*impurities(lock, name), *misfits(lock, project, extra)]

@@ -26,7 +26,7 @@ from tests.prefect.environment import python_with_prefect
 from tests.prefect.replicas import Replica, Site, executed, worker
 from tests.prefect.support import Taker
 from tests.redis.backends import opened
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 from tests.server.support import eventually
 
@@ -309,9 +309,8 @@ def place(folder: Path) -> Path:
 
 async def live_through(folder: Path, seed: int, seconds: float, count: int) -> None:
     """Live through a night, and judge it."""
-    engine = discover().best
-    assert engine is not None
-    redis = RedisServer(engine, folder / "redis", aof=True, config={"appendfsync": "always"})
+    config = {"appendfsync": "always"}
+    redis = RedisServer(find_engine(), folder / "redis", aof=True, config=config)
     python = python_with_prefect()
     with redis, Database(python) as database, ExitStack() as ending:
         site = Site(python, folder, database.url, redis)

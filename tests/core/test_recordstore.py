@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from taskqueue_core.backend import Backend
+from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
@@ -36,6 +36,10 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> int:
 class TestRecordStore(BackendSuite):
     """G6: whatever keeps the promises of `RecordStore` makes a backend that keeps those of the contract."""
 
+    capabilities = Capabilities(
+        names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
+        durable=True,
+    )
     max_examples = 25
 
     async def open_backend(self, clock: ManualClock) -> Backend:

@@ -12,13 +12,13 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser
 
 from taskqueue_core.capabilities import Order, QueueSettings, control_of
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.worker import Worker
-from tests.dashboard.support import chromium
+from tests.dashboard.support import browsing
 from tests.server.support import Running, running
 
 _DOCS = Path(__file__).parents[2] / "docs"
@@ -87,8 +87,7 @@ async def _shoot(
 
 async def _main(folder: Path, *, every: bool) -> None:
     async with AsyncExitStack() as stack:
-        play = await stack.enter_async_context(async_playwright())
-        browser = await play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        browser = await stack.enter_async_context(browsing())
         it = await stack.enter_async_context(running())
         queue = Queue(it.hub.backend)
         for key, rules in _RULES.items():

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
-import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from taskqueue_core.capabilities import QueueSettings, control_of
@@ -21,6 +19,7 @@ from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Ledger
 from taskqueue_core.worker import Context, Worker
 from taskqueue_memory import MemoryBackend
+from tests.binaries import chromium
 from tests.server.support import Running, running
 
 PAGE = {"accept": "text/html"}
@@ -30,23 +29,16 @@ expect.set_options(timeout=SECONDS_MS)
 _RAW = re.compile(r'data-ledger-([a-z-]+)="([0-9]+)"')
 
 
-def chromium() -> str:
-    """Where the browser is. Without one these tests fail where all must run, and say elsewhere that they did not."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        said = "NO CHROMIUM ON THE PATH: the dashboard was not looked at in a browser"
-        if os.environ.get("CI", "").lower() in {"1", "true"}:
-            pytest.fail(said)
-        pytest.skip(said)
-    return found
-
-
 @asynccontextmanager
 async def browsing() -> AsyncIterator[Browser]:
     """Start the browser; no page may find fault with its policy, nor fail in a script."""
-    path = chromium()
+    program = chromium()
     async with async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = await play.chromium.launch(
+            executable_path=program.path,
+            env={**os.environ, **program.variables},
+            args=["--no-sandbox"],
+        )
         try:
             yield browser
         finally:

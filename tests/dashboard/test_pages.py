@@ -15,7 +15,6 @@ from taskqueue_core.server import dashboard
 from taskqueue_core.server.dashboard.pages import local_path
 from taskqueue_core.server.dashboard.statics import FILES
 from taskqueue_core.tasks import Task
-from tests.dashboard.support import chromium
 from tests.server.support import Running
 
 BUDGET = 200_000
@@ -252,14 +251,3 @@ async def test_more_queues_than_fit(it: Running, client: httpx2.AsyncClient) -> 
     assert "3 more queues" in page
     assert 'data-ledger-published="203"' in page
     assert len(await control_of(it.hub.backend).queues()) == 203
-
-
-def test_without_a_browser(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no Chromium the tests with one say so, and where all must run they fail."""
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="NO CHROMIUM"):
-        chromium()
-    monkeypatch.delenv("CI")
-    with pytest.raises(pytest.skip.Exception, match="NO CHROMIUM"):
-        chromium()

@@ -114,7 +114,7 @@ def test_classes_and_their_tests_are_read(root: Path) -> None:
         ("current_part = 1", "", "'current_part' is absent"),
         ('"law 5"', '"A17"', "A17 is there twice"),
         ('"law 5"', '"five"', "five is not an id"),
-        ("part = 1\n\n", "part = 8\n\n", "A17: part is not 1 to 7"),
+        ("part = 1\n\n", "part = 18\n\n", "A17: part is not 1 to 17"),
         ("why =", "because =", "because"),
         ('why = "it is checked elsewhere"', "", "law 5: applies = false needs a why"),
         ("[[row]]", "[[row", "Expected"),

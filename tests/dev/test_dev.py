@@ -36,6 +36,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root.mkdir()
     (root / "requirements.lock").write_text("a lock")
     (root / "pyproject.toml").write_text("a project")
+    (root / "tests/core").mkdir(parents=True)
     monkeypatch.setattr(dev, "ROOT", str(root))
     return root
 
@@ -289,18 +290,12 @@ def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch
         ("run --fast", "taskqueue demo --journal .venv/demo/journal.jsonl --fast"),
         ("report --from x", "taskqueue pipeline report --open --from x"),
         ("report --backend=redis", "taskqueue pipeline report --open --backend=redis"),
-        ("test -k x --python=3.12 -q", "python -m pytest -k x -q"),
-        ("test", "python -m pytest --numprocesses 3 --dist worksteal"),
+        ("test --python=3.12 tests/core::x", "python -m pytest tests/core::x"),
+        ("test tests/core -q", "python -m pytest tests/core -q"),
+        ("test tests/core --all", "python -m pytest -m not chaos and not soak tests/core"),
         ("--python 3.12 check", "python tools/check.py"),
         ("chaos --seeds 3", "python -m tests.chaos --seeds 3"),
-        (
-            "soak",
-            (
-                "python -m pytest -m not chaos -k fuzz or million or burst or machine or nobody_waits "
-                "or swap_of_many tests/server tests/spark/test_audit.py tests/dispatch/test_burst.py "
-                "tests/memory tests/redis/test_conformance.py"
-            ),
-        ),
+        ("soak -x", "python -m tests.soak -x"),
     ],
 )
 def test_a_command_becomes_its_program(
@@ -319,6 +314,17 @@ def test_a_command_becomes_its_program(
 
 
 @pytest.mark.usefixtures("installs")
+def test_all_tests_are_run_after_all_programs_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U30: a whole run fetches what the tests need first, and has three processes."""
+    ran: list[str] = []
+    monkeypatch.setattr("subprocess.call", lambda command, **_: ran.append(" ".join(command)))
+    monkeypatch.setattr(dev, "become", lambda _folder, command: ran.append(" ".join(command)))
+    dev.main(["test", "-x", "--all"])
+    marked = "python -m pytest -m not chaos and not soak --numprocesses 3 --dist loadfile -x"
+    assert ran == ["python -m tests.binaries", marked]
+
+
+@pytest.mark.usefixtures("installs")
 def test_the_report_is_of_the_job_before(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """G10: `report` reads the journal that `run` left, and says so where there was no run."""
     became: list[list[str]] = []
@@ -334,9 +340,7 @@ def test_the_report_is_of_the_job_before(checkout: Path, monkeypatch: pytest.Mon
     assert " ".join(became[0]) == f"taskqueue pipeline report {words}"
 
 
-@pytest.mark.parametrize(
-    "line", ["test --python 3.10", "test --python", "bench", "report", "unknown"]
-)
+@pytest.mark.parametrize("line", ["test --python 3.10", "test --python", "report", "unknown"])
 @pytest.mark.usefixtures("installs")
 def test_a_wrong_command_line_is_one_sentence(
     line: str, capsys: pytest.CaptureFixture[str]

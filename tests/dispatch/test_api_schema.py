@@ -31,6 +31,7 @@ from tests.dispatch.support import settings
 from tests.server.support import settings as server_settings
 from tests.server.test_schema import _tried_settings
 
+pytest_plugins = ["schemathesis.pytest.plugin"]  # no other test loads it: it takes a second
 _session = requests.Session()  # a connection for each request would take most of the time
 _session.trust_env = False
 load_all_checks()

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from taskqueue_core.flow import RateLimit
 from taskqueue_core.server.api.problems import refusal_status
 from taskqueue_core.tasks import Refusal
 from tests.ports import free_port
-from tests.redis.engines import lacking
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flow.md").read_text()
@@ -62,8 +60,6 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_the_commands_and_the_code(port: str, capsys: pytest.CaptureFixture[str]) -> None:
     """B13: each command does what the page shows; one that is shown to fail fails, and no other."""
-    if not shutil.which("curl"):
-        lacking("there is no curl")
     follow(commands(OPERATOR)[1:], capsys)
     told = [json.loads(run(*shlex.split(f"{one} -sS"), port=port)) for one, _ in commands(HTTP)]
     assert [one["version"] for one in told] == [6, 7, 8, 9, 9, 10]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +17,6 @@ from taskqueue_core.config import Settings
 from taskqueue_core.server import Server
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
-from tests.redis.engines import lacking
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "http.md").read_text()
@@ -58,8 +56,6 @@ def port() -> Iterator[str]:
 
 def test_the_commands(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C17: every command is answered as the page shows; dots stand for what may be anything."""
-    if not shutil.which("curl"):
-        lacking("there is no curl")
     monkeypatch.delenv("http_proxy", raising=False)
     for command, shown in COMMANDS:
         here = command.replace("localhost:8420", f"127.0.0.1:{port}")

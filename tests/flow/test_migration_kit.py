@@ -1,5 +1,6 @@
 """Two backends that are one: what is moving keeps every promise of the contract (A20)."""
 
+from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite, Bench
 from taskqueue_core.conformance.control import ControlSuite
@@ -17,6 +18,7 @@ from taskqueue_memory import MemoryBackend
 class Pair:
     """Two empty backends."""
 
+    capabilities = Capabilities(names=frozenset(Capability))
     mode = MigrationMode.AVAILABLE
 
     async def open_backend(self, clock: ManualClock) -> MigratingBackend:

@@ -12,16 +12,15 @@ from tests.prefect.environment import python_with_prefect
 from tests.prefect.replicas import Replica, Site
 from tests.redis.backends import opened
 from tests.redis.conftest import (
-    engines,
     redis_prefix,
     redis_server,
     redis_url,
     shared_servers,
 )
-from tests.redis.engines import Engines
+from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 
-__all__ = ["engines", "redis_prefix", "redis_server", "redis_url", "shared_servers"]
+__all__ = ["redis_prefix", "redis_server", "redis_url", "shared_servers"]
 
 
 @pytest.fixture(scope="session")
@@ -31,12 +30,10 @@ def prefect_python() -> str:
 
 
 @pytest.fixture(scope="module")
-def site(
-    prefect_python: str, engines: Engines, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
+def site(prefect_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A database and a Redis for replicas of Prefect."""
     folder = tmp_path_factory.mktemp("site")
-    redis = RedisServer(engines.found[-1], tmp_path_factory.mktemp("redis-site"), aof=True)
+    redis = RedisServer(find_engine(), tmp_path_factory.mktemp("redis-site"), aof=True)
     with redis, Database(prefect_python) as database:
         yield Site(prefect_python, folder, database.url, redis)
 

@@ -1,4 +1,4 @@
-"""A database for servers of Prefect: PostgreSQL where there is one, else a file of SQLite that they share.
+"""A PostgreSQL for servers of Prefect.
 
 Prefect's tables are made once, and copied for each run of the tests.
 """
@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from taskqueue_redis.watchdog import Watchdog
+from tests.binaries import postgres
+from tests.binaries.folders import ROOT, made
 from tests.ports import free_port
-from tests.prefect.environment import made
 from tests.redis.servers import wait_until
 
 __all__ = ["Database"]
 
-_PROGRAM = shutil.which("postgres")
-_PROGRAMS = Path(_PROGRAM).resolve().parent if _PROGRAM else None
 _SPEED = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 """it need not outlive the machine"""
 
@@ -33,6 +32,7 @@ class Database:
     def __init__(self, python: str) -> None:
         """Start nothing yet."""
         self._python = python
+        self._programs = Path()
         self._folder = Path(tempfile.mkdtemp(prefix="prefect-db-"))
         self._folder.chmod(0o755)  # another user's server has its data below
         self._port = free_port()
@@ -42,12 +42,11 @@ class Database:
     @property
     def url(self) -> str:
         """For ``PREFECT_API_DATABASE_CONNECTION_URL``."""
-        if _PROGRAMS is None:
-            return f"sqlite+aiosqlite:///{self._folder / 'shared.db'}"
         return f"postgresql+asyncpg://postgres@127.0.0.1:{self._port}/postgres"
 
     def __enter__(self) -> Self:
-        kept = made(f"tables {self._python} {_PROGRAMS}".encode(), self._make)
+        self._programs = self._reachable(postgres())
+        kept = made("prefect", f"tables {self._python} {postgres()}".encode(), self._make)
         shutil.copytree(kept / "data", self._folder, dirs_exist_ok=True)
         self._start()
         return self
@@ -59,11 +58,11 @@ class Database:
     def _make(self, kept: Path) -> None:
         """Have Prefect make its tables, and keep what came of it."""
         fresh = Database(self._python)
+        fresh._programs = self._programs
         try:
-            if _PROGRAMS is not None:
-                fresh._run(
-                    "initdb", "-D", str(fresh._data), "-U", "postgres", "-A", "trust", "--no-sync"
-                )
+            fresh._run(
+                "initdb", "-D", str(fresh._data), "-U", "postgres", "-A", "trust", "--no-sync"
+            )
             fresh._start()
             subprocess.run(
                 [self._python, "-m", "prefect", "server", "database", "upgrade", "--yes"],
@@ -83,13 +82,20 @@ class Database:
             fresh._stop()
             shutil.rmtree(fresh._folder, ignore_errors=True)
 
+    def _reachable(self, programs: Path) -> Path:
+        """Copy programs below the checkout, which another user may have no way into."""
+        if _other_user() is None or ROOT not in programs.parents:
+            return programs
+        wheel = programs.parents[2]
+        unneeded = shutil.ignore_patterns("include", "*.a", "doc")
+        shutil.copytree(wheel, self._folder / "wheel", ignore=unneeded)
+        return self._folder / "wheel" / programs.relative_to(wheel)
+
     @property
     def _data(self) -> Path:
         return self._folder / "cluster"
 
     def _start(self) -> None:
-        if _PROGRAMS is None:
-            return
         self._data.mkdir(mode=0o700, exist_ok=True)
         if (who := _other_user()) is not None:
             for path in (self._data, *self._data.rglob("*")):
@@ -108,11 +114,11 @@ class Database:
         ]
         with (self._folder / "log").open("ab") as log:
             self._server = subprocess.Popen(
-                [str(_PROGRAMS / "postgres"), *words], stdout=log, stderr=log, **_as_user()
+                [str(self._programs / "postgres"), *words], stdout=log, stderr=log, **_as_user()
             )
         self._watchdog = Watchdog("TERM")
         self._watchdog.watch(self._server.pid)
-        ready = [str(_PROGRAMS / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self._port)]
+        ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self._port)]
         wait_until(lambda: not subprocess.run(ready, check=False).returncode, "PostgreSQL is ready")
 
     def _stop(self) -> None:
@@ -125,12 +131,11 @@ class Database:
             self._watchdog = None
 
     def _run(self, program: str, *words: str) -> None:
-        assert _PROGRAMS is not None
         self._data.mkdir(mode=0o700)
         if (who := _other_user()) is not None:
             os.chown(self._data, who, -1)
         subprocess.run(
-            [str(_PROGRAMS / program), *words], check=True, capture_output=True, **_as_user()
+            [str(self._programs / program), *words], check=True, capture_output=True, **_as_user()
         )
 
 

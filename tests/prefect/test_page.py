@@ -17,7 +17,7 @@ import pytest
 from tests.ports import free_port
 from tests.prefect.environment import EXAMPLES, ROOT
 from tests.prefect.replicas import Site
-from tests.redis.engines import Engines
+from tests.redis.engines import find_engine
 
 PAGE = (ROOT / "docs" / "prefect.md").read_text()
 PART = PAGE.split("## Servers of Prefect, with replicas\n", 1)[1].split("\n## ", 1)[0]
@@ -33,14 +33,14 @@ def commands(beginning: str) -> list[str]:
 class Place:
     """Where the page's commands are run: ports and files are others than on the page, nothing else."""
 
-    def __init__(self, site: Site, engines: Engines, folder: Path) -> None:
+    def __init__(self, site: Site, folder: Path) -> None:
         """Have the page's programs in a folder of their own."""
         self.ports = {port: str(free_port()) for port in ("4200", "4201", "6379")}
         self._others = {**self.ports, "/tmp/": f"{folder}/"}  # noqa: S108 - the page's
         self.folder = folder
         binaries = folder / "bin"
         binaries.mkdir()
-        (binaries / "redis-server").symlink_to(engines.found[-1].binary)
+        (binaries / "redis-server").symlink_to(find_engine().binary)
         there = site.environment(
             "page",
             HOME=str(folder),
@@ -86,9 +86,9 @@ class Place:
 
 
 @pytest.fixture
-def place(site: Site, engines: Engines, tmp_path: Path) -> Iterator[Place]:
+def place(site: Site, tmp_path: Path) -> Iterator[Place]:
     """A place of the test's own."""
-    found = Place(site, engines, tmp_path)
+    found = Place(site, tmp_path)
     try:
         yield found
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,8 +19,9 @@ from taskqueue_core.capabilities import Durability, QueueSettings
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend
+from tests.binaries import c_compiler
 from tests.chaos.proxy import FaultProxy
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer, wait_until
 
@@ -75,10 +75,8 @@ class Loss(msgspec.Struct, frozen=True):
 
 def build_shim(folder: Path) -> Path:
     """Return the library that tells what was synced, built."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    assert compiler, "a C compiler is needed: on Debian and Ubuntu `apt-get install gcc` brings one"
     library = folder / "powercut.so"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SHIM), "-ldl"]
+    command = [*c_compiler(), "-shared", "-fPIC", "-O1", "-o", str(library), str(SHIM), "-ldl"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     return library
 
@@ -115,12 +113,10 @@ async def measure(folder: Path, case: Case, seconds: float, shim: Path | None = 
 
 
 def _server(opened: ExitStack, folder: Path, case: Case) -> RedisServer:
-    engine = discover().best
-    assert engine is not None, "no redis-server was found"
     needed = "always" if case.durability is Durability.DISK else "everysec"
     config = {"appendfsync": case.sync or needed}
     aof = case.durability is not Durability.MEMORY
-    server = RedisServer(engine, folder, aof=aof, config=config)
+    server = RedisServer(find_engine(), folder, aof=aof, config=config)
     opened.callback(server.close)
     return server
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import ssl
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from taskqueue_redis.watchdog import Watchdog
-from tests.redis.certificates import Certificates
 from tests.redis.engines import Engine
 from tests.redis.reserved import reserve
 from tests.redis.resp import RedisError, Resp
@@ -78,7 +76,7 @@ class RedisServer(Startable):
     """One redis-server on a port of its own, kept over restarts. It ends with the test process, however that ends.
 
     ``aof``: whether it keeps an append-only file. ``config``: more settings. ``acl``: lines for an
-    ACL file. ``tls``: its port speaks TLS only. ``sentinel``: run it as a Sentinel on ``config``.
+    ACL file. ``sentinel``: run it as a Sentinel on ``config``.
     Starting and stopping block, briefly; `call` asks it on a connection of its own.
     """
 
@@ -90,7 +88,6 @@ class RedisServer(Startable):
         aof: bool = True,
         config: Mapping[str, str] | None = None,
         acl: str | None = None,
-        tls: Certificates | None = None,
         sentinel: bool = False,
     ) -> None:
         """Hold a port and write the configuration; nothing runs yet. ``folder`` is made, and holds all of its files."""
@@ -101,7 +98,6 @@ class RedisServer(Startable):
         self.arguments = ["--sentinel"] if sentinel else []
         self.login: tuple[str, str] | None = None
         """user and password that `call` and `connect` show"""
-        self._tls = tls
         self._hold = reserve()
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: Watchdog | None = None
@@ -109,12 +105,7 @@ class RedisServer(Startable):
         if acl is not None:
             (folder / "users.acl").write_text(acl)
             self.config["aclfile"] = str(folder / "users.acl")
-        if tls is not None:
-            self.config |= {"port": "0", "tls-port": str(self.port), "tls-auth-clients": "optional"}
-            self.config |= {"tls-cert-file": str(tls.certificate), "tls-key-file": str(tls.key)}
-            self.config |= {"tls-ca-cert-file": str(tls.authority)}
-        else:
-            self.config.setdefault("port", str(self.port))
+        self.config.setdefault("port", str(self.port))
 
     # Where it is
 
@@ -127,7 +118,7 @@ class RedisServer(Startable):
     def url(self) -> str:
         """Its URL, with the `login`."""
         login = "{}:{}@".format(*self.login) if self.login else ""
-        return f"{'rediss' if self._tls else 'redis'}://{login}127.0.0.1:{self.port}"
+        return f"redis://{login}127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -229,8 +220,7 @@ class RedisServer(Startable):
 
     def connect(self, *, timeout: float = 5.0) -> Resp:
         """Open a connection to it. Raises `OSError` and `RedisError`."""
-        context: ssl.SSLContext | None = self._tls.context() if self._tls else None
-        connection = Resp(("127.0.0.1", self.port), timeout=timeout, tls=context)
+        connection = Resp(("127.0.0.1", self.port), timeout=timeout)
         if self.login is not None:
             connection.call("AUTH", *self.login)
         return connection

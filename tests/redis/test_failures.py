@@ -37,6 +37,7 @@ from tests.redis.servers import RedisServer, wait_until
 
 SHA = "50142d1548e23223a2ffd158022e90f843339e5f"
 AFTER = f" script: {SHA}, on @user_script:1."
+AFTER_IN_VALKEY = " script: on @user_script:1."
 BEFORE = f"ERR Error running script (call to f_{SHA}): "
 
 SAMPLES = {
@@ -85,10 +86,11 @@ SAMPLES = {
 
 @pytest.mark.parametrize("text", SAMPLES)
 @pytest.mark.parametrize(
-    "form", ["{}", "{}" + AFTER, BEFORE + "@user_script:1: @user_script: 1: -{}"]
+    "form",
+    ["{}", "{}" + AFTER, "{}" + AFTER_IN_VALKEY, BEFORE + "@user_script:1: @user_script: 1: -{}"],
 )
 def test_every_error_has_its_policy(text: str, form: str) -> None:
-    """Every error has one policy, within scripts of 6.2 and 7.0 and outside."""
+    """Every error has one policy, within scripts of Redis 6.2, 7.0 and Valkey 9.1 and outside."""
     policy, failure = judge(ErrorReply(form.format(text)))
     assert (policy, type(failure)) == SAMPLES[text]
     if isinstance(failure, Refused):
@@ -118,6 +120,8 @@ def test_every_line_of_the_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> 
         ("TQ stale the receipt is not current", "stale", "the receipt is not current"),
         ("TQ stale", "stale", ""),
         (f"TQ stale why{AFTER}", "stale", "why"),
+        (f"TQ stale why{AFTER_IN_VALKEY}", "stale", "why"),
+        (f"ERR user_script:7: TQ stale why{AFTER_IN_VALKEY}", "stale", "why"),
         (f"{BEFORE}@user_script:12: TQ stale why", "stale", "why"),
         (f"{BEFORE}TQ stale why", "stale", "why"),
         (f"ERR user_script:7: TQ stale why{AFTER}", "stale", "why"),

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
-import shutil
 import signal
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from taskqueue_core.capabilities import control_of, dead_letters_of
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
@@ -24,32 +20,19 @@ from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_redis import RedisBackend
+from tests.binaries import node
 from tests.redis.reserved import reserve
 from tests.redis.serving import serving
 from tests.server.support import eventually, running
 
 WORKER = Path(__file__).parents[2] / "examples/node_worker/worker.mjs"
-OLDEST = (20, 10)
-"""which has a WebSocket of its own, if asked for it"""
-
-
-def node() -> str:
-    """Return the Node to run; without one there is nothing that this could prove."""
-    found = shutil.which("node")
-    if found is None:
-        pytest.fail("Node is missing: install Node 22 or later, or the package nodejs")
-    told = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
-    version = tuple(map(int, re.findall(r"\d+", told)[:2]))
-    if version < OLDEST:
-        pytest.fail(f"Node {told.strip()} has no WebSocket of its own: install 22 or later")
-    return found
 
 
 @asynccontextmanager
 async def worker(url: str, **variables: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run the example until the end of the block."""
     process = await asyncio.create_subprocess_exec(
-        *(node(), "--experimental-websocket", str(WORKER)),
+        *(str(node().path), "--experimental-websocket", str(WORKER)),
         env=os.environ | variables | {"TASKQUEUE_SERVER_URL": url},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

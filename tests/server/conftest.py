@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -10,6 +11,12 @@ import pytest
 from taskqueue_core.server import create_app
 from taskqueue_memory import MemoryBackend
 from tests.server.support import settings
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over, where no long test is wanted, the file whose imports take longer than all others together."""
+    long = "not long" not in config.option.markexpr
+    return None if long or collection_path.name != "test_schema.py" else True
 
 
 @pytest.fixture

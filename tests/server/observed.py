@@ -111,6 +111,10 @@ class Observed:
         """Ask it about itself."""
         return msgspec.convert(await self._ask("look"), Looked)
 
+    async def longest_turn(self, turns: int = 40) -> float:
+        """Processor seconds of the longest of so many turns of its loop: for so long others had to wait."""
+        return float((await self._ask(f"turns {turns}"))["seconds"])
+
     async def ledger(self, key: str) -> Ledger:
         """Its books of a queue, which must balance."""
         found = msgspec.convert(await self._ask(f"ledger {key}"), Ledger)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -68,6 +69,34 @@ class Running:
     def ws(self) -> str:
         """Return the socket's address."""
         return self.server.url.replace("http", "ws") + "/v1/socket"
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.server.url.rsplit(":", 1)[1])
+
+    async def answers(
+        self, *pieces: bytes, end: bool = False, patience: float | None = None
+    ) -> list[int]:
+        """The statuses of what is answered to bytes until the server closes, or until ``patience`` is over if given."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        said = bytearray()
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            if end:
+                writer.write_eof()
+            async with asyncio.timeout(patience or SECONDS):
+                while some := await reader.read(65536):
+                    said += some
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            assert patience, "it was not closed"
+        finally:
+            writer.close()
+        return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", said)]
 
     def worker(
         self,

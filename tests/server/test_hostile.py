@@ -26,7 +26,7 @@ FRAMES = int(os.environ.get("TASKQUEUE_FUZZ_FRAMES", "5000"))
 MB = 1 << 20
 
 
-MALFORMED = {
+MALFORMED: dict[str, tuple[bytes, int | None]] = {
     # name: what is sent, and the code it is closed with
     "bad UTF-8": (frame(b'{"type":"\xff\xfe"}'), 1007),
     "half of a character": (frame(b'{"type":"\xc3'), 1007),
@@ -47,6 +47,11 @@ MALFORMED = {
     "credit beyond the limit": (frame(b'{"type":"credit","n":10001}'), 4400),
     "a second hello": (frame(b'{"type":"hello","worker_id":"w","keys":["k"]}'), 4400),
     "one byte too many": (frame(b'"' + b"x" * LIMITS.frame), 1009),
+    "one byte too many in fragments": (
+        frame(b"x" * LIMITS.frame, fin=False) + frame(b"x", CONT),
+        1009,
+    ),
+    "fragments of nothing": (frame(b"{", fin=False) + 2000 * frame(b"", CONT, fin=False), None),
     "16 MiB": (frame(bytes(16 * MB))[: LIMITS.frame], 1009),
     "1 GiB declared": (b"\x81\xff" + (1 << 30).to_bytes(8, "big") + bytes(4), 1009),
     "a length beyond 63 bits": (b"\x81\xff" + b"\xff" * 8 + bytes(4), 1009),

@@ -86,7 +86,14 @@ async def everybody(it: Observed, crowd: Crowd) -> float:
     return loop.time() - began
 
 
-@pytest.mark.parametrize("size", [160, pytest.param(LARGE, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        20,
+        pytest.param(160, marks=pytest.mark.long),
+        pytest.param(LARGE, marks=pytest.mark.chaos),
+    ],
+)
 async def test_all_come_back(size: int) -> None:
     """Fault G7: in 30 s all are in, some at a time, others sent away for later; then all work as before."""
     async with observed(lease=20, grace=0.1) as first:

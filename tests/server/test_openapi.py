@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import re
+from functools import cache
 from typing import Any
 
 import httpx2
+import jsonschema_rs
+import msgspec
 import pytest
 
+from taskqueue_core.server.api.openapi import document
 from taskqueue_core.server.api.table import OPERATIONS
+from taskqueue_core.server.hub import VERSION
 from taskqueue_memory import MemoryBackend
 from tests.server.support import problem
 from tests.server.test_http_operations import bury
 
+DOCUMENT: dict[str, Any] = json.loads(
+    msgspec.json.encode(document(OPERATIONS, VERSION, open_to_all=True))
+)
+BODIES: dict[str, Any] = {
+    "/v1/tasks": {"key": "k", "id": "c"},
+    "/v1/tasks/batch": {"key": "k", "id": "c"},
+    "/v1/retries": {"task": {"key": "k", "id": "c"}, "delay": 1},
+    "/v1/queues/{key}/settings": {},
+}
+ODD_NAMES = ["a%20b", "x" * 201, "%00", "-a", "{k}"]
+ODD_TEXTS = ["", "x", "-1", "1.5", "9" * 30, "%ff"]
+ODD_VALUES = [None, True, -1, 0.5, 2**63, 1e300, "", "\0", "x" * 201, [], ["a b"], {"a": 1}]
 _NAMES = {"key": "k", "id": "a"}
 
 
@@ -24,84 +42,86 @@ def refs(node: Any) -> set[str]:
     return set().union(*map(refs, node)) if isinstance(node, list) else set()
 
 
-def fits(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> bool:
-    """Whether a value fits, as far as types, required and known properties go."""
-    if "$ref" in schema:
-        return fits(
-            value, document["components"]["schemas"][schema["$ref"].split("/")[-1]], document
-        )
-    if "anyOf" in schema:
-        return any(fits(value, one, document) for one in schema["anyOf"])
-    kinds = {
-        "object": dict,
-        "array": list,
-        "string": str,
-        "integer": int,
-        "number": int | float,
-        "boolean": bool,
-        "null": type(None),
-    }
-    kind: Any = kinds[schema["type"]] if "type" in schema else object
-    good = isinstance(value, kind) and value in schema.get("enum", [value])
-    if isinstance(value, list):
-        good &= all(fits(one, schema.get("items", {}), document) for one in value)
-    if isinstance(value, dict) and "properties" in schema:
-        good &= set(schema.get("required", ())) <= set(value) <= set(schema["properties"])
-        good = good and all(
-            fits(value[name], schema["properties"][name], document) for name in value
-        )
-    return good
+def resolve(schema: dict[str, Any]) -> dict[str, Any]:
+    """The properties of what a reference leads to."""
+    name = schema["$ref"].rpartition("/")[2]
+    found: dict[str, Any] = DOCUMENT["components"]["schemas"][name]["properties"]
+    return found
 
 
-async def test_it_is_whole(api: httpx2.AsyncClient) -> None:
+@cache
+def answered(method: str, path: str, status: int, kind: str) -> Any:
+    """What an answer must fit."""
+    described = DOCUMENT["paths"][path][method.lower()]
+    schema = described["responses"][str(status)]["content"][kind]["schema"]
+    return jsonschema_rs.validator_for({**schema, "components": DOCUMENT["components"]})
+
+
+def check(answer: httpx2.Response, operation: Any) -> None:
+    """Hold an answer against the description: its status, its type, and each of its lines."""
+    assert answer.status_code < 500, answer.text
+    kind = answer.headers["content-type"]
+    fits = answered(operation.method, operation.path, answer.status_code, kind)
+    for line in answer.text.splitlines():
+        fits.validate(json.loads(line))
+    assert "taskqueue-time" in answer.headers
+
+
+def test_it_is_whole() -> None:
     """Every operation is there, once, with a summary, and every reference leads somewhere."""
-    document = (await api.get("/v1/openapi.json")).json()
-    assert document["openapi"] == "3.1.0"
+    assert DOCUMENT["openapi"] == "3.1.0"
     described = {
-        (method.upper(), path) for path, methods in document["paths"].items() for method in methods
+        (method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods
     }
     assert described == {(operation.method, operation.path) for operation in OPERATIONS}
-    operations = [one for methods in document["paths"].values() for one in methods.values()]
+    operations = [one for methods in DOCUMENT["paths"].values() for one in methods.values()]
     assert len({one["operationId"] for one in operations}) == len(operations)
     assert all(one["summary"].endswith(".") for one in operations)
-    for ref in refs(document):
-        node = document
+    for ref in refs(DOCUMENT):
+        node = DOCUMENT
         for step in ref.removeprefix("#/").split("/"):
             node = node[step]
-    for path, methods in document["paths"].items():
+    for path, methods in DOCUMENT["paths"].items():
         for one in methods.values():
             named = {p["name"] for p in one.get("parameters", ()) if p["in"] == "path"}
             assert named == set(re.findall(r"{(\w+)}", path))
 
 
+async def ask(api: httpx2.AsyncClient, operation: Any, url: str, body: Any) -> httpx2.Response:
+    """Ask for an operation, with the body if it takes one."""
+    headers = {"content-type": operation.media_type} if operation.body else {}
+    content = json.dumps(body) if operation.body else None
+    return await api.request(operation.method, url, content=content, headers=headers)
+
+
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: f"{o.method} {o.path}")
 async def test_it_is_true(api: httpx2.AsyncClient, backend: MemoryBackend, operation: Any) -> None:
-    """Each operation answers with a status and a body that are described, to a proper request and to nonsense."""
-    document = (await api.get("/v1/openapi.json")).json()
-    described = document["paths"][operation.path][operation.method.lower()]
+    """Faults K2 to K4: to a proper request, to nonsense and to odd values in each place it answers as described."""
     await bury(backend, "a", "b")
-    bodies: dict[str, Any] = {
-        "/v1/tasks": {"key": "k", "id": "c"},
-        "/v1/tasks/batch": {"key": "k", "id": "c"},
-        "/v1/retries": {"task": {"key": "k", "id": "c"}, "delay": 1},
-        "/v1/queues/{key}/settings": {},
-    }
-    lists = {"ids": ["a"]}
-    url = operation.path.format(**_NAMES)
+    proper = BODIES.get(operation.path, {"ids": ["a"]})
+    plain = url = operation.path.format(**_NAMES)
     needed = {"/v1/queues/{key}/purge": "confirm=k", "/v1/queues/{key}/settings": "version=0"}
     if operation.path in needed and operation.query:
         name = needed[operation.path].partition("=")[0]
-        problem(await api.request(operation.method, url), 422, "invalid_input", name)
+        problem(await ask(api, operation, url, proper), 422, "invalid_input", name)
         url += f"?{needed[operation.path]}"
-    for body in (bodies.get(operation.path, lists), {"nonsense": 1}):
-        if operation.body is None:
-            answer = await api.request(operation.method, url)
-        else:
-            headers = {"content-type": operation.media_type}
-            answer = await api.request(operation.method, url, json=body, headers=headers)
-        told = described["responses"][str(answer.status_code)]
-        kind = answer.headers["content-type"]
-        assert "taskqueue-time" in answer.headers
-        for line in answer.text.splitlines():
-            value = httpx2.Response(200, text=line).json()
-            assert fits(value, told["content"][kind]["schema"], document), line
+    described = DOCUMENT["paths"][operation.path][operation.method.lower()]
+    urls = [operation.path.format(**_NAMES | {name: odd}) for name in _NAMES for odd in ODD_NAMES]
+    for parameter in described.get("parameters", ()):
+        if parameter["in"] == "query":
+            urls += [f"{plain}?{parameter['name']}={odd}" for odd in ODD_TEXTS]
+    bodies = [proper, {"nonsense": 1}, [], None]
+    if operation.body:
+        (content,) = described["requestBody"]["content"].values()
+        bodies += [
+            {**proper, name: odd} for name in resolve(content["schema"]) for odd in ODD_VALUES
+        ]
+    for where in dict.fromkeys(urls):
+        check(await ask(api, operation, where, proper), operation)
+    for body in bodies if operation.body else (None, None):
+        check(await ask(api, operation, url, body), operation)
+
+
+async def test_it_is_told(api: httpx2.AsyncClient) -> None:
+    """What a server tells of itself is what is checked here."""
+    assert (await api.get("/v1/openapi.json")).json() == DOCUMENT

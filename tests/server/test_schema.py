@@ -1,7 +1,7 @@
 """The HTTP API against its own description: schemathesis asks whatever the description allows, and what it does not.
 
 ``TASKQUEUE_SCHEMA_EXAMPLES`` sets how many requests are made up for each operation, beside those at the edges of each
-schema; `dev.py soak` sets it high.
+schema; `dev.py soak` sets it high. `test_openapi` holds the API to its description in the tests of every day.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from taskqueue_core.succession import MigratingBackend
 from taskqueue_memory import MemoryBackend
 from tests.server.support import settings
 
+pytestmark = pytest.mark.long
+pytest_plugins = ["schemathesis.pytest.plugin"]  # no other file loads it: it takes a second
 EXAMPLES = int(os.environ.get("TASKQUEUE_SCHEMA_EXAMPLES", "1"))
 _MANY = 100
 TOKEN = "of-the-test-0123456789-0123456789-0123456789"
@@ -103,7 +105,13 @@ def one_line(_: schemathesis.SerializationContext, value: object) -> bytes:
 
 
 schema = schemathesis.openapi.from_dict(document(OPERATIONS, VERSION, open_to_all=False))
-open_schema = schemathesis.openapi.from_dict(document(OPERATIONS, VERSION, open_to_all=True))
+_at_random = (
+    schemathesis.Config()
+)  # no cases are worked out beforehand: the tests of it would not ask them
+_at_random.projects.default.phases.update(phases=["fuzzing"])
+open_schema = schemathesis.openapi.from_dict(
+    document(OPERATIONS, VERSION, open_to_all=True), config=_at_random
+)
 _tried_settings = tried(
     max_examples=EXAMPLES,
     deadline=None,

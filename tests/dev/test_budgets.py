@@ -1,0 +1,66 @@
+"""Tests of the budgets of the tests, and of the table that closes a run."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests import budgets
+from tests.budgets import Usage
+
+pytest_plugins = ["pytester"]
+
+
+def report(nodeid: str, seconds: float) -> pytest.TestReport:
+    """What pytest reports of one phase of one test."""
+    return pytest.TestReport(
+        nodeid, ("", 0, ""), {}, "passed", None, "call", duration=seconds, start=0, stop=seconds
+    )
+
+
+def test_every_phase_counts_for_its_folder() -> None:
+    """Phases are added up by the top-level folder; tests elsewhere are left out."""
+    reports = [
+        report("tests/core/test_a.py::test_x", 1.0),
+        report("tests/core/deep/test_b.py::test_y[a/b::c]", 0.5),
+        report("tests/dev/test_c.py::test_z", 0.25),
+        report("elsewhere/test_d.py::test_z", 9.0),
+    ]
+    assert budgets.seconds_by_area(reports) == {"core": 1.5, "dev": 0.25}
+
+
+def test_areas_share_their_budget() -> None:
+    """Areas of one budget stand in one line; an overrun is loud; others have no budget."""
+    shown = list(
+        budgets.lines(
+            {"core": 100.0, "memory": 60.5, "server": 3.0, "tools": 1.0}, everything=False
+        )
+    )
+    assert [(" ".join(line.split()), over) for line, over in shown] == [
+        ("core + memory 160.5 s of 150 s OVER by 10.5 s", True),
+        ("server 3.0 s of 300 s", False),
+        ("tools 1.0 s", False),
+    ]
+
+
+def test_the_share_of_other_processes() -> None:
+    """What this process and its children used is no other's."""
+    start = Usage(clock=0.0, machine=100.0, own=10.0)
+    cores = os.cpu_count() or 1
+    assert Usage(clock=10.0, machine=100.0 + 5 * cores, own=10.0 + cores).others(start) == 0.4
+    assert Usage(clock=10.0, machine=104.0, own=14.5).others(start) == 0.0
+
+
+@pytest.mark.parametrize(("idle", "code"), [(1.0, 1), (-1.0, 0)])
+def test_an_overrun_fails_a_run_on_an_idle_machine(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, idle: float, code: int
+) -> None:
+    """An area over its budget is a failure, unless other processes kept the machine busy."""
+    monkeypatch.setattr(budgets, "IDLE", idle)
+    monkeypatch.setitem(budgets.BUDGETS, ("some",), (0, 0))
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+    folder = pytester.mkdir("tests") / "some"
+    folder.mkdir()
+    Path(folder, "test_it.py").write_text("def test_it(): pass")
+    ended = pytester.inline_run("-p", "tests.budgets", "-p", "no:cacheprovider", "tests/some")
+    assert ended.ret == code
