@@ -1,6 +1,7 @@
 """Puts small mistakes into the product, one at a time, and counts how many of them the tests notice.
 
-python3 dev.py mutants [SUITE ...] [--sample N] [--seed S] [--all] [--name TEXT] [--json FILE] [--processes N]
+python3 dev.py mutants [SUITE ...] [--sample N] [--seed S] [--all] [--name TEXT] [--json FILE]
+                              [--before FILE] [--processes N]
 python3 dev.py mutants --compare BEFORE AFTER
 python3 dev.py mutants --coverage [SUITE ...] [--json FILE] [--processes N]
 python3 dev.py mutants --quick
@@ -8,10 +9,12 @@ python3 dev.py mutants --quick
 Suites are protocol, memory, redis, lua, slots, server, worker, dispatcher, prefect and pipeline; without any, all of
 them. Of each, a sample of 200 mutants is tried, chosen by the sources and the seed alone: while the sources stay, a run
 before and one after a change of the tests try the same mutants. --json writes the verdicts; a run that finds verdicts
-of the same sources and tests in its file goes on from there. --compare prints what was caught before and after, and
-what no longer is; it ends with 1 if an area catches fewer, or covers fewer branches (--coverage).
+of the same sources and tests in its file continues from there. With --before, what that earlier run caught is tried
+with the test that failed there, and where that passes now, with every test of its line: so what is lost is lost because
+of the tests, not because of their order or of the time that they took. --compare prints what was caught before and
+after, and what no longer is; it ends with 1 if an area catches fewer, or covers fewer branches (--coverage).
 
-What is tried: the tests of an area run once in this process, one by one; those that pass within 4 seconds are used.
+The tests of an area (also those marked long) run once, one by one; those that pass within 4 seconds are used.
 Each mutant then has a forked process, in which its function gets the changed code, and the tests that run its line
 are run, the quickest first: at most 40 tests, of 6 seconds together. A mistake that takes effect at import has its
 modules imported again. A test has noticed a mistake if it fails with it, or takes five times as long, and passes right
@@ -42,7 +45,7 @@ from tests.mutants.copies import ROOT
 from tests.mutants.forks import Fork
 from tests.mutants.suites import QUICK, QUICK_TESTS, SUITES, sample_of
 from tests.mutants.trial import Verdict
-from tests.mutants.verdicts import Run, compare, table
+from tests.mutants.verdicts import Run, caught_in, compare, table
 
 _SAMPLE = 200
 _ACCEPTED = Path(__file__).with_name("accepted.toml")
@@ -64,6 +67,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="every mutant")
     parser.add_argument("--name", default="", help="only mutants whose name has this text, of all")
     parser.add_argument("--json", type=Path, help="where the verdicts are kept")
+    parser.add_argument(
+        "--before", type=Path, help="what this run caught is looked at more closely"
+    )
     parser.add_argument("--processes", type=int, default=1, help="areas at the same time")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
     parser.add_argument("--coverage", action="store_true", help="covered branches by area")
@@ -86,6 +92,7 @@ def main(arguments: list[str]) -> int:
     if options.quick:
         return _quick(run)
     known = accepted()
+    caught = caught_in(options.before)
     areas: dict[tuple[str, ...], dict[str, list[Mutant]]] = defaultdict(dict)
     for name in options.suites or SUITES:
         suite = SUITES[name]
@@ -99,9 +106,9 @@ def main(arguments: list[str]) -> int:
         chosen = (
             named if options.all or options.name else sample_of(every, options.sample, options.seed)
         )
-        areas[suite.tests][name] = run.left(name, suite.digest(ROOT), chosen)
+        areas[suite.tests][name] = run.left(name, suite.digest(ROOT), chosen, caught)
     wanted = {tests: suites for tests, suites in areas.items() if any(suites.values())}
-    code = _try(wanted, run, options.processes)
+    code = _try(wanted, run, options.processes, caught)
     for line in table(run.verdicts):
         _say(line)
     return code
@@ -113,50 +120,52 @@ def _quick(run: Run) -> int:
     for path, names in QUICK.items():
         known = {one.name: one for one in mutants_of(ROOT, path)}
         mutants += [known[f"{path}: {name}"] for name in names]
-    code = _try({QUICK_TESTS: {"quick": mutants}}, run, 1)
+    code = _try({QUICK_TESTS: {"quick": mutants}}, run, 1, {})
     verdicts = run.verdicts.get("quick", [])
     _say(f"{sum(one.caught for one in verdicts)} of {len(mutants)} killed")
     return code or int(sum(one.caught for one in verdicts) < len(mutants))
 
 
 def _try(
-    areas: Mapping[tuple[str, ...], Mapping[str, Sequence[Mutant]]], run: Run, processes: int
+    areas: Mapping[tuple[str, ...], Mapping[str, Sequence[Mutant]]],
+    run: Run,
+    processes: int,
+    caught: Mapping[str, str],
 ) -> int:
-    """Try the mutants of every area, several areas at the same time; 1 if one could not be."""
-    code = 0
+    """Try the mutants of every area, several areas at the same time; 1 if not all could be tried."""
     left = list(areas.items())
+    missing = sum(len(mutants) for suites in areas.values() for mutants in suites.values())
     active: list[Fork] = []
-    with tempfile.TemporaryDirectory(prefix="taskqueue-mutants-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         try:
             while left or active:
                 while left and len(active) < processes:
                     tests, suites = left.pop(0)
-                    name = "-".join(suites)
-                    output = Path(folder, f"{name}.txt")
-                    active.append(
-                        Fork(partial(try_mutants, Path(folder, name), tests, suites, output))
-                    )
+                    own = Path(folder, str(len(left)))
+                    active.append(Fork(partial(try_mutants, own, tests, suites, caught)))
                 for pipe in wait([one.pipe for one in active]):
                     fork = next(one for one in active if one.pipe is pipe)
                     match fork.next(None):
                         case ("verdict", suite, Verdict() as verdict):
+                            missing -= 1
                             run.add(suite, verdict)
                             if not verdict.caught:
-                                _say(
-                                    f"{verdict.outcome}: {suite}: line {verdict.line} of {verdict.name}"
-                                )
+                                _say(f"{verdict.outcome}: {suite}: {_place(verdict)}")
                         case ("note", text):
                             _say(text)
-                        case ("failed", text, output):
-                            _say(f"{text}\n{Path(output).read_text()[-3000:]}")
-                            code = 1
                         case None:
                             fork.__exit__()
                             active.remove(fork)
         finally:
             for fork in active:
                 fork.__exit__()
-    return code
+    if missing:
+        _say(f"{missing} mutants were not tried: run the same command again")
+    return int(missing > 0)
+
+
+def _place(verdict: Verdict) -> str:
+    return f"line {verdict.line} of {verdict.name}"
 
 
 def _say(line: str) -> None:

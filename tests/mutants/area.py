@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,10 +24,10 @@ from tests.mutants.forks import Fork, Report
 from tests.mutants.live import Loaded
 from tests.mutants.selecting import Measured, TestMap
 from tests.mutants.trial import ARGUMENTS, End, Trials, forget_modules, run_tests
+from tests.mutants.verdicts import caught_by
 
 __all__ = ["try_mutants"]
 
-_LONG = ("chaos", "soak", "long")
 _SHARED = ("module", "class", "package")
 _SLOW = 4.0
 """seconds of a test that is too slow to be of use"""
@@ -38,17 +39,25 @@ def try_mutants(
     folder: Path,
     tests: Sequence[str],
     suites: Mapping[str, Sequence[Mutant]],
-    output: Path,
+    caught: Mapping[str, str],
     report: Report,
 ) -> None:
-    """Try the mutants of some suites; each verdict is reported. What tests print goes into ``output``."""
-    copy = Copy(folder)
+    """Try the mutants of some suites in a new folder; each verdict is reported.
+
+    ``caught``: what an earlier run caught, and with which test; see `Trials.attempt`.
+    """
+    copy = Copy(folder / "copy")
+    # What a killed process leaves is removed with the folder.
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "t")
+    Path(tempfile.tempdir).mkdir()
+    folder = copy.folder
     os.chdir(folder)
     paths = [str(folder / "src"), str(folder)]
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    output = folder / "output.txt"
     written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for stream in (1, 2):
         os.dup2(written, stream)
@@ -59,33 +68,32 @@ def try_mutants(
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     settings.load_profile("mutants")
-    area = _Area(copy, suites, report)
+    area = _Area(copy, suites, caught, report)
     code = pytest.main([*ARGUMENTS, *tests], plugins=[area])
     if not area.done:
-        report(
-            "failed",
-            f"the tests in {', '.join(tests)} could not be run (pytest ended with {code}):",
-            str(output),
-        )
+        said = output.read_text()[-3000:]
+        report("note", f"the tests in {', '.join(tests)} end with {code}, without a run:\n{said}")
 
 
 class _Area:
     """The plugin that runs in place of the usual loop."""
 
-    def __init__(self, copy: Copy, suites: Mapping[str, Sequence[Mutant]], report: Report) -> None:
+    def __init__(
+        self,
+        copy: Copy,
+        suites: Mapping[str, Sequence[Mutant]],
+        caught: Mapping[str, str],
+        report: Report,
+    ) -> None:
         self.done = False
         self._copy = copy
         self._suites = suites
+        self._caught = caught
         self._report = report
         self._coverage = _coverage(copy.folder)
         self._coverage.start()
         self._imported: dict[str, frozenset[int]] = {}
         self._progress: Report = lambda *_: None
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out what takes long."""
-        items[:] = [item for item in items if not any(map(item.get_closest_marker, _LONG))]
 
     def pytest_collection_finish(self) -> None:
         """Note what ran at import."""
@@ -109,28 +117,32 @@ class _Area:
         known = TestMap(self._copy.folder, measured, self._imported)
 
         def renew() -> None:
-            with contextlib.suppress(
-                Exception
-            ):  # it may be what hangs that cannot be ended properly
+            # What a mistake made hang may not end properly.
+            with contextlib.suppress(Exception):
                 session._setupstate.teardown_exact(None)
             self._with_shared(items)
 
         trials = Trials(self._copy, items, known, loaded, renew)
         for suite, mutants in self._suites.items():
             for mutant in mutants:
-                self._report("verdict", suite, trials.attempt(mutant))
+                verdict = trials.attempt(mutant, caught_by(self._caught, mutant))
+                self._report("verdict", suite, verdict)
         self.done = True
         return True
 
     def _with_shared(self, items: Sequence[pytest.Item]) -> list[pytest.Item]:
         """Set up what all tests share; return the tests that need nothing which could not be set up."""
+
+        def effort(item: pytest.Item) -> tuple[int, int]:
+            return len(_fixtures(item, "session")), len(_fixtures(item, *_SHARED))
+
         first: dict[str, pytest.Item] = {}
-        for item in sorted(items, key=lambda item: len(_fixtures(item, "session"))):
+        for item in sorted(items, key=effort):
             for name in _fixtures(item, "session"):
                 first.setdefault(name, item)
         ready: set[str] = set()
         lacking: set[str] = set()
-        for name, item in sorted(first.items(), key=lambda one: len(_fixtures(one[1], "session"))):
+        for name, item in sorted(first.items(), key=lambda one: effort(one[1])):
             if name in ready or lacking & _fixtures(item, "session"):
                 continue
             if _in_time(partial(_set_up, item), _SLOW_FIXTURE):

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tests.mutants.copies import ROOT
-from tests.mutants.suites import Suite
+from tests.mutants.suites import EVERY_TEST, Suite
 
 __all__ = ["Branches", "measure"]
 
@@ -62,7 +62,7 @@ def measure(
         settings = Path(folder, "settings")
         settings.write_text(_SETTINGS.format(root=ROOT, folder=folder))
         several = ["--numprocesses", str(processes), "--dist", "worksteal"] if processes > 1 else []
-        code = _coverage(settings, "run", "-m", "pytest", "-q", *several, *tests)
+        code = _coverage(settings, "run", "-m", "pytest", "-q", *EVERY_TEST, *several, *tests)
         if code:
             say(f"the tests ended with {code}, as shown above")
         _coverage(settings, "combine", "-q")

@@ -29,6 +29,9 @@ class Copy:
                 shutil.copytree(root / name, folder / name, ignore=ignore)
             elif (root / name).exists():
                 shutil.copy(root / name, folder / name)
+        (folder / ".venv").symlink_to(
+            root / ".venv"
+        )  # programs that tests run were fetched into it
 
     @contextlib.contextmanager
     def changed(self, name: str, source: str) -> Iterator[None]:

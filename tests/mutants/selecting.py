@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,21 +58,30 @@ class TestMap:
             line in imported for line in _lines(mutant.where)
         )
 
-    def chosen(self, mutant: Mutant) -> list[str]:
-        """Return the tests that may notice a mutant, the quickest first; none if no test runs its line."""
+    def chosen(self, mutant: Mutant, *, first: str | None = None, every: bool = False) -> list[str]:
+        """Return the tests that may notice a mutant, the quickest first; none if no test runs its line.
+
+        ``first``: a test that comes before the others, if it is one of them. ``every``: all, whatever they cost.
+        """
+        groups = self._groups(mutant)
+        most = _MOST_OF_SCRIPT if mutant.path.endswith(".lua") else _MOST_TESTS
+        chosen = self._ordered(groups, *((sys.maxsize, inf) if every else (most, _MOST_SECONDS)))
+        if any(first in group for group in groups):
+            chosen = [name for name in (first, *chosen) if name is not None]
+        return list(dict.fromkeys(chosen))
+
+    def _groups(self, mutant: Mutant) -> list[set[str]]:
+        """Return the tests that may notice a mutant: those of each group before those of the next."""
         if mutant.path.endswith(".lua"):
-            return self._ordered(
-                [{name for name, test in self.tests.items() if mutant.path in test.files}],
-                _MOST_OF_SCRIPT,
-            )
+            return [{name for name, test in self.tests.items() if mutant.path in test.files}]
         direct = self._running(mutant.path, _lines(mutant.where))
         if not self.at_import(mutant):
-            return self._ordered([direct])
+            return [direct]
         named = {path: self._lines_with(path, mutant.where.names) for path in self._by_line}
         same = self._running(mutant.path, named.pop(mutant.path, ()))
         others = [self._running(path, lines) for path, lines in named.items()]
         anything = self._running(mutant.path, self._by_line[mutant.path])
-        return self._ordered([direct | same, set[str]().union(*others), anything])
+        return [direct | same, set[str]().union(*others), anything]
 
     def _running(self, path: str, lines: Iterable[int]) -> set[str]:
         by_line = self._by_line.get(path, {})
@@ -85,8 +96,8 @@ class TestMap:
         text = (self._root / path).read_text().split("\n")
         return [n for n, line in enumerate(text, 1) if pattern.search(line)]
 
-    def _ordered(self, groups: list[set[str]], most: int = _MOST_TESTS) -> list[str]:
-        """Return the tests of each group in turn, as many as a mutant may cost.
+    def _ordered(self, groups: list[set[str]], most: int, most_seconds: float) -> list[str]:
+        """Return the tests of each group in turn, as many as are allowed.
 
         Of a test that there is with many parameters, the quickest comes first, the second after those of all others.
         """
@@ -104,7 +115,7 @@ class TestMap:
         for name, seconds in found.items():
             if len(chosen) == most:
                 break
-            if not chosen or total + seconds <= _MOST_SECONDS:
+            if not chosen or total + seconds <= most_seconds:
                 chosen.append(name)
                 total += seconds
         return chosen

@@ -10,7 +10,11 @@ from typing import NamedTuple
 
 from tests.mutants.changes import Mutant
 
-__all__ = ["QUICK", "QUICK_TESTS", "SUITES", "Suite", "sample_of"]
+__all__ = ["EVERY_TEST", "QUICK", "QUICK_TESTS", "SUITES", "Suite", "sample_of"]
+
+
+EVERY_TEST = ("-m", "not chaos and not soak")
+"""arguments of pytest: also the long tests, as a test that is marked as one still counts"""
 
 
 class Suite(NamedTuple):
@@ -30,7 +34,7 @@ class Suite(NamedTuple):
         return sorted(str(path.relative_to(root)) for path in found if path.name != "__init__.py")
 
     def digest(self, root: Path) -> str:
-        """Return what stands for the sources of this suite, and for its tests."""
+        """Return a digest of the sources of this suite and of its tests."""
         parts = [root / path for path in self.paths(root)]
         for folder in self.tests:
             parts += sorted((root / folder).rglob("*.py"))

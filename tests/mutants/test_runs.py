@@ -12,7 +12,7 @@ from tests.mutants.live import Loaded
 from tests.mutants.selecting import Measured, TestMap
 from tests.mutants.suites import sample_of
 from tests.mutants.trial import Verdict
-from tests.mutants.verdicts import Run, compare
+from tests.mutants.verdicts import Run, caught_in, compare
 
 _SOURCE = """
 from functools import cache
@@ -97,6 +97,9 @@ def test_tests_are_chosen_by_what_they_run(tmp_path: Path) -> None:
     known = TestMap(tmp_path, tests, {"one.py": frozenset({2, 4, 6, 7, 10, 11, 12})})
     line = _named(mutants, "n + LIMIT -> n - LIMIT")
     assert known.chosen(line) == ["t.py::all[1]", "t.py::slow", "t.py::all[2]"]
+    assert known.chosen(line, first="t.py::slow")[0] == "t.py::slow"
+    assert known.chosen(line, first="t.py::other")[0] == "t.py::all[1]"
+    assert "t.py::far too slow" in known.chosen(line, every=True)
     assert not known.at_import(line)
     constant = _named(mutants, "constant: 3 -> 4")
     assert known.at_import(constant)
@@ -142,8 +145,13 @@ def test_a_run_goes_on_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     mutants = _mutants(tmp_path)
     first = Run(path, 3, 1)
-    assert first.left("memory", "sources", mutants) == mutants
+    assert first.left("memory", "sources", mutants, {}) == mutants
     first.add("memory", _verdict("one.py", mutants[0].name.partition(": ")[2], "killed"))
-    assert Run(path, 3, 1).left("memory", "sources", mutants) == mutants[1:]
-    assert Run(path, 3, 1).left("memory", "changed sources", mutants) == mutants
-    assert Run(path, 3, 2).left("memory", "sources", mutants) == mutants
+    assert Run(path, 3, 1).left("memory", "sources", mutants, {}) == mutants[1:]
+    assert Run(path, 3, 1).left("memory", "changed sources", mutants, {}) == mutants
+    first.add("memory", _verdict("one.py", mutants[1].name.partition(": ")[2], "survived"))
+    assert Run(path, 3, 1).left("memory", "sources", mutants, {}) == mutants[2:]
+    missed = {mutants[1].name: "t.py::one"}
+    assert Run(path, 3, 1).left("memory", "sources", mutants, missed) == mutants[1:]
+    assert list(caught_in(path)) == ["f: " + mutants[0].name.partition(": ")[2]]
+    assert Run(path, 3, 2).left("memory", "sources", mutants, {}) == mutants

@@ -17,12 +17,13 @@ from tests.mutants.copies import Copy
 from tests.mutants.forks import Fork, Report
 from tests.mutants.live import Loaded
 from tests.mutants.selecting import TestMap
+from tests.mutants.suites import EVERY_TEST
 
 __all__ = ["ARGUMENTS", "End", "Trials", "Verdict", "forget_modules", "run_tests"]
 
 _OURS = ("tests", "taskqueue_core", "taskqueue_dispatch", "taskqueue_memory", "taskqueue_prefect", "taskqueue_redis",
          "taskqueue_spark", "pyspark_taskqueue")  # fmt: skip
-ARGUMENTS = ("-q", "-s", "-p", "no:cacheprovider", "--no-header", "--tb=short",
+ARGUMENTS = ("-q", "-s", "-p", "no:cacheprovider", "--no-header", "--tb=short", *EVERY_TEST,
              "-W", "ignore::pytest.PytestAssertRewriteWarning")  # fmt: skip
 _IMPORT_SECONDS = 60.0
 _MOST_DOUBTFUL = 3
@@ -51,7 +52,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class End:
-    """Stands for the test after the last one, so that what all tests share is kept for the next process."""
+    """Takes the place of a test after the last one, so that what all tests share is kept for the next process."""
 
     def __init__(self, session: pytest.Session) -> None:
         self._session = session
@@ -96,19 +97,31 @@ class Trials:
         self._loaded = loaded
         self._renew = renew
 
-    def attempt(self, mutant: Mutant) -> Verdict:
-        """Run the tests of a mutant until one fails that passes without it."""
+    def attempt(self, mutant: Mutant, earlier: str | None) -> Verdict:
+        """Run the tests of a mutant until one fails that passes without it.
+
+        ``earlier``: the test that failed in an earlier run. It comes first, and where it passes now, every other test
+        has its turn, however long that takes.
+        """
+        verdict = self._attempt(mutant, self._known.chosen(mutant, first=earlier))
+        if verdict.caught or earlier is None:
+            return verdict
+        return self._attempt(mutant, self._known.chosen(mutant, every=True))
+
+    def _attempt(self, mutant: Mutant, tests: list[str]) -> Verdict:
         began = time.monotonic()
-        tests = self._known.chosen(mutant)
         number = len(tests)
         outcome, test = ("survived" if tests else "uncovered"), ""
-        anew = self._known.at_import(mutant)
+        reimport = self._known.at_import(mutant)
         doubtful = 0
         while tests and doubtful < _MOST_DOUBTFUL:
-            outcome, test = self._with(mutant, tests, anew=anew)
+            outcome, test = self._with(mutant, tests, reimport=reimport)
             if outcome == "not in memory":
-                anew = True
-            elif outcome == "survived" or self._passes(test, anew=anew):
+                reimport = True
+            elif outcome == "survived":
+                test = ""
+                break
+            elif self._passes(test, reimport=reimport):
                 break
             else:
                 doubtful += 1
@@ -119,15 +132,20 @@ class Trials:
             mutant.name, mutant.identity, mutant.where.line, outcome, test, number, seconds
         )
 
-    def _with(self, mutant: Mutant, tests: Sequence[str], *, anew: bool) -> tuple[str, str]:
+    def _with(self, mutant: Mutant, tests: Sequence[str], *, reimport: bool) -> tuple[str, str]:
         with self._copy.changed(mutant.path, mutant.source()):
             return self._outcome(
-                partial(_anew, tests) if anew else partial(self._in_memory, mutant, tests), tests
+                partial(_imported_again, tests)
+                if reimport
+                else partial(self._in_memory, mutant, tests),
+                tests,
             )
 
-    def _passes(self, test: str, *, anew: bool) -> bool:
+    def _passes(self, test: str, *, reimport: bool) -> bool:
         """Return whether a test passes without any mistake, if need be with servers that no mistake has touched."""
-        run = partial(_anew, [test]) if anew else partial(self._in_memory, None, [test])
+        run = (
+            partial(_imported_again, [test]) if reimport else partial(self._in_memory, None, [test])
+        )
         if self._outcome(run, [test])[0] == "survived":
             return True
         self._renew()
@@ -194,7 +212,7 @@ class _Chosen:
         return True
 
 
-def _anew(tests: Sequence[str], report: Report) -> None:
+def _imported_again(tests: Sequence[str], report: Report) -> None:
     """Import everything again, and run tests."""
     forget_modules()
     if spark := sys.modules.get("pyspark.sql"):

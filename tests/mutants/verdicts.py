@@ -10,9 +10,10 @@ import msgspec
 
 from tests.mutants.branches import Branches
 from tests.mutants.changes import Mutant
+from tests.mutants.copies import ROOT
 from tests.mutants.trial import Verdict
 
-__all__ = ["Run", "compare", "table"]
+__all__ = ["Run", "caught_by", "caught_in", "compare", "table"]
 
 
 class _Area(msgspec.Struct):
@@ -45,11 +46,19 @@ class Run:
         """All by suite, also what an earlier run left."""
         return {name: area.verdicts for name, area in self._kept.areas.items()}
 
-    def left(self, suite: str, digest: str, mutants: Sequence[Mutant]) -> list[Mutant]:
-        """Return the mutants that have no verdict yet; one of other sources or tests does not count."""
+    def left(
+        self, suite: str, digest: str, mutants: Sequence[Mutant], caught: Mapping[str, str]
+    ) -> list[Mutant]:
+        """Return the mutants that have no verdict yet, or that this run missed and an earlier one caught.
+
+        A verdict of other sources or tests does not count.
+        """
         area = self._kept.areas.setdefault(suite, _Area(digest, []))
         if area.digest != digest:
             area = self._kept.areas[suite] = _Area(digest, [])
+        area.verdicts = [
+            one for one in area.verdicts if one.caught or caught_by(caught, one) is None
+        ]
         known = {verdict.name for verdict in area.verdicts}
         return [mutant for mutant in mutants if mutant.name not in known]
 
@@ -70,6 +79,25 @@ class Run:
             fresh = self._path.with_name(f"{self._path.name}.new")
             fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept)))
             fresh.replace(self._path)
+
+
+def caught_in(path: Path | None) -> dict[str, str]:
+    """Return the mutants that the run of a file caught, and the test of each.
+
+    They go by their names, or by their identity where the file of a mutant is no longer there.
+    """
+    areas = _read(path).areas.values() if path is not None else ()
+    return {
+        one.name if (ROOT / one.name.partition(": ")[0]).exists() else one.identity: one.test
+        for area in areas
+        for one in area.verdicts
+        if one.caught
+    }
+
+
+def caught_by(known: Mapping[str, str], mutant: Mutant | Verdict) -> str | None:
+    """Return the test that caught a mutant in an earlier run, if one did."""
+    return known.get(mutant.name, known.get(mutant.identity))
 
 
 def _read(path: Path) -> _Kept:
