@@ -21,6 +21,11 @@ _CLUSTER = {
     "cluster-allow-replica-migration": "no",  # each master keeps the replicas that a test gave it
     "cluster-replica-validity-factor": "0",  # a replica in step may always take over
 }
+_SOON = ("PUBLISH-PERIOD", 100, "INFO-PERIOD", 200)
+"""Milliseconds after which Sentinels hear of each other and of roles; usually 2 and 10 seconds.
+
+Not the periods of PING and of asking each other: then all Sentinels want to lead at once, and none gets enough votes.
+"""
 
 
 class _Group(Startable):
@@ -251,6 +256,8 @@ class Sentinels(_Group):
             sentinel.start(wait=False)
         for sentinel in self.sentinels:
             sentinel.ready()
+            if sentinel.engine.version >= (7, 0):  # 6.2 has no such command
+                sentinel.call("SENTINEL", "DEBUG", *_SOON)
         wait_until(self._aware, "every Sentinel knows the replicas and the other Sentinels")
         return self
 

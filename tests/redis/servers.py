@@ -27,6 +27,7 @@ _BASE = {
     "maxmemory-policy": "noeviction",
     "daemonize": "no",
     "repl-diskless-sync-delay": "0",  # else a replica's first sync waits 5 s for others
+    "repl-diskless-load": "on-empty-db",  # else Valkey 9.1 says after a second that it is in step
     "repl-ping-replica-period": "1",
     "repl-timeout": "10",
     "hz": "50",
