@@ -45,10 +45,14 @@ class Database:
         return f"postgresql+asyncpg://postgres@127.0.0.1:{self._port}/postgres"
 
     def __enter__(self) -> Self:
-        self._programs = self._reachable(postgres())
-        kept = made("prefect", f"tables {self._python} {postgres()}".encode(), self._make)
-        shutil.copytree(kept / "data", self._folder, dirs_exist_ok=True)
-        self._start()
+        try:
+            self._programs = self._reachable(postgres())
+            kept = made("prefect", f"tables {self._python} {postgres()}".encode(), self._make)
+            shutil.copytree(kept / "data", self._folder, dirs_exist_ok=True)
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -193,7 +193,11 @@ class Process:
         return self._process.poll()
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.kill()
@@ -216,7 +220,12 @@ class Replica(Process):
         self.client = httpx2.Client(base_url=self.api, trust_env=False, timeout=15)
 
     def __enter__(self) -> Self:
-        return self.start().ready()
+        super().__enter__()
+        try:
+            return self.ready()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.client.close()

@@ -27,6 +27,7 @@ _BASE = {
     "maxmemory-policy": "noeviction",
     "daemonize": "no",
     "repl-diskless-sync-delay": "0",  # else a replica's first sync waits 5 s for others
+    "repl-diskless-load": "on-empty-db",  # else Valkey 9.1 says after a second that it is in step
     "repl-ping-replica-period": "1",
     "repl-timeout": "10",
     "hz": "50",
@@ -51,22 +52,26 @@ def wait_until(
 
 
 class Startable(ABC):
-    """Use it as a context, or call `start` and `close`."""
+    """Use it as a context, or call `start` and `close`. What could not start has closed itself."""
 
-    @abstractmethod
     def start(self) -> Self:
         """Start it, and wait until it is of use."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @abstractmethod
+    def _start(self) -> None: ...
 
     @abstractmethod
     def close(self) -> None:
         """End it, also if it never was of use."""
 
     def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -98,13 +103,13 @@ class RedisServer(Startable):
         self.arguments = ["--sentinel"] if sentinel else []
         self.login: tuple[str, str] | None = None
         """user and password that `call` and `connect` show"""
-        self._hold = reserve()
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: Watchdog | None = None
         folder.mkdir(parents=True, exist_ok=True)
         if acl is not None:
             (folder / "users.acl").write_text(acl)
             self.config["aclfile"] = str(folder / "users.acl")
+        self._hold = reserve()
         self.config.setdefault("port", str(self.port))
 
     # Where it is
@@ -135,6 +140,10 @@ class RedisServer(Startable):
 
     def start(self, *, wait: bool = True) -> Self:
         """Start it and wait until it answers, with its data loaded; ``wait=False`` returns at once."""
+        super().start()
+        return self.ready() if wait else self
+
+    def _start(self) -> None:
         assert not self.running
         lines = [f"{name} {value}" for name, value in self.config.items()]
         path = self.folder / "redis.conf"
@@ -150,13 +159,15 @@ class RedisServer(Startable):
             start_new_session=True,  # Ctrl-C is for the test run, which then ends this in order
         )
         self._watchdog.watch(self.pid)
-        return self.ready() if wait else self
 
     def ready(self) -> Self:
-        """Wait until it answers, with its data loaded."""
+        """Wait until it answers, with its data loaded. If it does not, it is closed."""
         try:
             wait_until(self._answers, "the server is ready", tick=0.003)
-        except TimeoutError as error:
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, TimeoutError):
+                raise
             raise TimeoutError(f"{error}; it logged:\n{self.log()[-2000:]}") from None
         return self
 

@@ -296,7 +296,7 @@ async def test_a_server_that_is_loading(make_server: MakeServer) -> None:
     """Fault B11: a store that loads its data is waited for."""
     slow = {"key-load-delay": "10000", "rdbcompression": "no"}  # it answers once in 2 MB
     server = make_server(aof=False, config=slow).start()
-    for n in range(60):
+    for n in range(40):
         server.call("SET", f"k{n}", "x" * 250_000)
     server.call("SAVE")
     server.kill()
@@ -304,7 +304,7 @@ async def test_a_server_that_is_loading(make_server: MakeServer) -> None:
     async with linked(server.url) as link:
         waiting = asyncio.create_task(link.command(KEY, "DBSIZE"))
         await troubled(link, "LOADING")
-        assert await waiting == 60
+        assert await waiting == 40
 
 
 async def test_a_server_without_connections_left(make_server: MakeServer) -> None:
