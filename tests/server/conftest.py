@@ -10,7 +10,10 @@ import pytest
 
 from taskqueue_core.server import create_app
 from taskqueue_memory import MemoryBackend
+from tests.clock import pytest_asyncio_loop_factories
 from tests.server.support import settings
+
+__all__ = ["pytest_asyncio_loop_factories"]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -10,6 +10,7 @@ from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Health
 from taskqueue_memory import MemoryBackend
+from tests.clock import LoopClock
 
 __all__ = ["Flaky", "Plain"]
 
@@ -20,7 +21,7 @@ class Flaky(MemoryBackend):
     """Raises `BackendUnavailable` while ``down``, waiting receives too; loses the next ``lost`` answers to acks."""
 
     def __init__(self, slowness: float = 0.0) -> None:
-        super().__init__()
+        super().__init__(clock=LoopClock())
         self.slowness = slowness
         self.down = asyncio.Event()
         self.lost = 0

@@ -22,6 +22,7 @@ from taskqueue_core.server.hub import Hub
 from taskqueue_core.server.parts import Part
 from taskqueue_core.tasks import Ledger, State, Task
 from taskqueue_memory import MemoryBackend
+from tests.clock import JumpingLoop, LoopClock
 
 PROBLEM = "application/problem+json"
 SECONDS = 5.0
@@ -40,15 +41,17 @@ async def eventually(
     condition: Callable[[], Awaitable[Any]] | Callable[[], Any], seconds: float = SECONDS
 ) -> Any:
     """Return the first true answer of a condition; fail where it does not come true in time."""
-    end = asyncio.get_running_loop().time() + seconds
+    loop = asyncio.get_running_loop()
+    pause = seconds / 50 if isinstance(loop, JumpingLoop) else 0.005
+    end = loop.time() + seconds
     while True:
         found = condition()
         if isinstance(found, Awaitable):
             found = await found
         if found:
             return found
-        assert asyncio.get_running_loop().time() < end, "it did not come true in time"
-        await asyncio.sleep(0.005)
+        assert loop.time() < end, "it did not come true in time"
+        await asyncio.sleep(pause)
 
 
 class Running:
@@ -76,7 +79,11 @@ class Running:
         return int(self.server.url.rsplit(":", 1)[1])
 
     async def answers(
-        self, *pieces: bytes, end: bool = False, patience: float | None = None
+        self,
+        *pieces: bytes,
+        end: bool = False,
+        seconds: float = SECONDS,
+        patience: float | None = None,
     ) -> list[int]:
         """The statuses of what is answered to bytes until the server closes, or until ``patience`` is over if given."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -87,7 +94,7 @@ class Running:
                 await writer.drain()
             if end:
                 writer.write_eof()
-            async with asyncio.timeout(patience or SECONDS):
+            async with asyncio.timeout(patience or seconds):
                 while some := await reader.read(65536):
                     said += some
         except ConnectionError:
@@ -225,7 +232,7 @@ async def running(
 ) -> AsyncIterator[Running]:
     """Run a server until the end of the block. It must leave nothing behind."""
     before = asyncio.all_tasks()
-    behind = backend or MemoryBackend()
+    behind = backend or MemoryBackend(clock=LoopClock())
     server = Server(behind, settings(**changes), parts=parts)
     it = Running(server, behind)
     it.ended = asyncio.create_task(server.run())

@@ -14,10 +14,13 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
+from taskqueue_core.server.running.programs import ANSWER_SECONDS, HEADER_SECONDS
 from taskqueue_core.server.sockets import registry
 from taskqueue_core.tasks import State
 from tests.server.rude import PING, RawSocket, frame
 from tests.server.support import Running, eventually, running
+
+pytestmark = pytest.mark.fast_clock
 
 
 def memory() -> int:
@@ -73,9 +76,8 @@ class TestHandshake:
         async with running() as it, it.socket(compression="deflate") as socket:
             assert "Sec-WebSocket-Extensions" not in socket.response.headers
 
-    async def test_a_head_must_come_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_head_must_come_in_time(self) -> None:
         """Faults G11 and K5: a connection without a request, or with half of one, is cut."""
-        monkeypatch.setattr("taskqueue_core.server.running.programs.HEADER_SECONDS", 0.1)
         whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         async with running() as it:
             reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
@@ -83,7 +85,8 @@ class TestHandshake:
             assert b"200" in await reader.readuntil(b"}}")
             writer.write(whole[:30])
             heads = (b"", whole[:30], b"GET ")
-            assert await asyncio.gather(*map(it.answers, heads)) == [[], [], []]
+            answers = (it.answers(head, seconds=HEADER_SECONDS + 1) for head in heads)
+            assert await asyncio.gather(*answers) == [[], [], []]
             assert await asyncio.wait_for(reader.read(), 3) == b""
             writer.close()
 
@@ -102,64 +105,62 @@ class TestSlowReaders:
         """Fault G1: at most its credit is out, others are served, and after the deadline all is back."""
         before = memory()
         payload = b'"' + b"x" * 100_000 + b'"'
-        async with running(lease=0.5, grace=0.05) as it, it.worker("good", "g", credit=1) as good:
+        async with running(lease=5, grace=2) as it, it.worker("good", "g", credit=1) as good:
             await it.publish(*(f"t{i}" for i in range(200)), payload=payload)
-            bad = await stuck(it, credit=200)
-            await it.reaches(in_flight=100)
-            await it.publish("quick", key="g")
-            (got,) = await good.deliveries(1)
-            assert got["task"]["id"] == "quick"
-            await it.reaches(waiting=200, in_flight=0)
-            async with it.worker("heir", credit=200) as heir:
-                lost = [d.get("losses", 0) for d in await heir.deliveries(200)]
-            assert 0 < sum(lost) < 100  # what never left the server was not lost
-            # One payload is shared by all tasks here, so what grows is what was buffered.
-            assert memory() - before < 100 * len(payload) + 16 * 1024 * 1024
-            bad.close()
+            with await stuck(it, credit=200):
+                await it.reaches(in_flight=100)
+                await it.publish("quick", key="g")
+                (got,) = await good.deliveries(1)
+                assert got["task"]["id"] == "quick"
+                await it.reaches(waiting=200, in_flight=0, seconds=20)
+                async with it.worker("heir", credit=200) as heir:
+                    lost = [d.get("losses", 0) for d in await heir.deliveries(200)]
+                assert 0 < sum(lost) < 100  # what never left the server was not lost
+                # One payload is shared by all tasks here, so what grows is what was buffered.
+                assert memory() - before < 100 * len(payload) + 16 * 1024 * 1024
 
     async def test_what_was_never_sent_is_back_at_once(self) -> None:
         """E7: it need not wait for a worker that cannot have it, whatever the grace."""
-        async with running(lease=0.3, grace=30) as it:
+        async with running(lease=5, grace=30) as it:
             payload = b'"' + b"x" * 100_000 + b'"'
             await it.publish(*(f"t{i}" for i in range(100)), payload=payload)
-            bad = await stuck(it, credit=100)
-            await it.reaches(in_flight=100)
+            with await stuck(it, credit=100):
+                await it.reaches(in_flight=100)
 
-            async def back() -> bool:
-                return await it.count(State.WAITING) > 10
+                async def back() -> bool:
+                    return await it.count(State.WAITING) > 10
 
-            await eventually(back)
-            bad.close()
+                await eventually(back, 10)
 
     async def test_a_flood_of_pings_is_not_answered_into_the_void(self) -> None:
         """Fault G10: pongs that nobody reads do not pile up."""
         async with running(lease=30) as it:
-            bad = await stuck(it)
-            before = memory()
-            for _ in range(120):
-                await bad.send(frame(b"p" * 125, PING) * 1000)
-            assert memory() - before < 6 * 1024 * 1024
-            bad.close()
+            with await stuck(it) as bad:
+                before = memory()
+                for _ in range(120):
+                    await bad.send(frame(b"p" * 125, PING) * 1000)
+                assert memory() - before < 6 * 1024 * 1024
 
     async def test_asking_without_reading_ends_it(self) -> None:
         """A worker that asks for answers and never reads them blocks itself only, until the deadline."""
-        async with running(lease=0.4, grace=0) as it:
-            bad = await stuck(it)
-            receipt = b'"' + b"r" * 190 + b'"'
-            flood = frame(b'{"type":"ack","receipts":[%b,%b]}' % (receipt, receipt)) * 100
-            with pytest.raises((BrokenPipeError, ConnectionResetError)):
-                for _ in range(2000):
-                    await bad.send(flood)
+        receipt = b'"' + b"r" * 190 + b'"'
+        flood = frame(b'{"type":"ack","receipts":[%b,%b]}' % (receipt, receipt)) * 100
+
+        async def ask(raw: RawSocket) -> None:
+            for _ in range(2000):
+                await raw.send(flood)
+
+        async with running(lease=5, grace=0) as it:
+            with await stuck(it) as bad, pytest.raises((BrokenPipeError, ConnectionResetError)):
+                await ask(bad)
             await eventually(lambda: len(it.hub.registry) == 0)
-            bad.close()
 
 
 class TestAnswers:
     """Those who ask over HTTP and never read."""
 
-    async def test_an_answer_that_nobody_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_answer_that_nobody_reads(self) -> None:
         """Fault G1, over HTTP: the connection is broken after a while, and what it kept in memory is free."""
-        monkeypatch.setattr("taskqueue_core.server.running.programs.ANSWER_SECONDS", 0.2)
         async with running() as it:
             ids = [f"t{i}" for i in range(40)]
             await it.publish(*ids)
@@ -175,7 +176,7 @@ class TestAnswers:
                 b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
             )
             await eventually(lambda: descriptors() == before + 2)
-            await eventually(lambda: descriptors() == before + 1)
+            await eventually(lambda: descriptors() == before + 1, ANSWER_SECONDS + 1)
             bad.close()
 
 

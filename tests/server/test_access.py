@@ -17,6 +17,7 @@ from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.server.access.credentials import session_cookie
 from taskqueue_core.server.access.door import check_host, notice
 from taskqueue_core.server.sockets import registry
+from taskqueue_core.server.sockets.greeting import HELLO_SECONDS
 from tests.server.access import (
     ADMIN,
     ALL,
@@ -177,11 +178,9 @@ class TestSocket:
             for stranger in strangers:
                 await stranger.close()
 
-    async def test_strangers_may_not_stay(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.mark.fast_clock
+    async def test_strangers_may_not_stay(self, path: Path) -> None:
         """Fault G11: a good token is no hello; who says none in time is sent away, known or not, silent or not."""
-        monkeypatch.setattr("taskqueue_core.server.sockets.greeting.HELLO_SECONDS", 0.1)
         async with (
             guarded(path) as it,
             it.socket() as stranger,
@@ -190,7 +189,7 @@ class TestSocket:
         ):
             await chatty.send('{"type":"from_the_future"}')
             for socket in (stranger, chatty, known):
-                await asyncio.wait_for(socket.wait_closed(), 3)
+                await asyncio.wait_for(socket.wait_closed(), HELLO_SECONDS + 1)
                 assert (socket.close_code, socket.close_reason) == (4408, "no_hello")
             await eventually(lambda: len(it.hub.registry) == 0)
 

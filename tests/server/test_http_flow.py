@@ -142,6 +142,7 @@ class TestPausing:
         problem(told, 422, "invalid_input", "intake")
         assert (await api.get(_SETTINGS)).json()["version"] == 0
 
+    @pytest.mark.fast_clock
     async def test_side_by_side(
         self, api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:

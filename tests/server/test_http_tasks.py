@@ -71,6 +71,7 @@ class TestPublishing:
         told = answer.json()
         assert (told.get("code"), told["reason"], told["retry_after"]) == (code, "no room", 2.2)
 
+    @pytest.mark.fast_clock
     @pytest.mark.parametrize(
         ("error", "code", "calls"),
         [

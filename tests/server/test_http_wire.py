@@ -62,17 +62,17 @@ async def test_a_body_that_ends_early() -> None:
         assert (await it.ledger()).published == 0
 
 
-async def test_a_slow_body(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.fast_clock
+async def test_a_slow_body() -> None:
     """Fault K5: a body has its time, however steadily it drips; then 408, and the connection is closed."""
-    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.1)
     async with running() as it:
         reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
         writer.write(_HEAD + b"content-length: 1000\r\n\r\n")
         said = asyncio.create_task(reader.readuntil(b"}"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(bodies.BODY_SECONDS + 2):
             while not said.done():
                 writer.write(b" ")
-                await asyncio.wait([said], timeout=0.02)
+                await asyncio.wait([said], timeout=1)
             assert b"408" in said.result()
             assert b'"too_slow"' in said.result()
             with contextlib.suppress(ConnectionResetError):  # the last drops came too late

@@ -139,17 +139,18 @@ class TestDeadPeers:
                     worker.break_off()
             await it.settles_to(before)
 
+    @pytest.mark.fast_clock
     async def test_pings_are_no_progress(self) -> None:
         """Fault G4: who answers and never settles keeps a task for max_processing_time; then it counts as lost."""
-        async with running(lease=0.6, grace=0.05) as it, it.worker("idle", credit=1) as idle:
-            limits = QueueSettings(max_processing_time=0.7)
+        async with running(lease=15, grace=0.5) as it, it.worker("idle", credit=1) as idle:
+            limits = QueueSettings(max_processing_time=40)
             await control_of(it.backend).configure("k", limits)
             await it.publish("a")
             (got,) = await idle.deliveries(1)
             async with it.worker("other", credit=1) as other:
-                taken = asyncio.create_task(other.deliveries(1))
-                assert (await idle.frame("revoke"))["receipts"] == [got["receipt"]]
-                (again,) = await taken
+                taken = asyncio.create_task(other.frame("deliver", seconds=60))
+                assert (await idle.frame("revoke", seconds=60))["receipts"] == [got["receipt"]]
+                (again,) = (await taken)["deliveries"]
                 assert (again["attempt"], again["losses"]) == (1, 1)
                 await idle.send("ack", receipts=[got["receipt"]])
                 assert await idle.settled(1) == ([], [got["receipt"]])
@@ -174,8 +175,7 @@ class TestEndsUnderFire:
         """Fault G13: what is unsettled goes back once, as lost or not; nothing is doubled."""
         async with running(lease=1.0, grace=0.02) as it:
             await it.publish(*(f"t{n}" for n in range(120)), payload=bodies(1, 60_000)[0])
-            port = int(it.server.url.rsplit(":", 1)[1])
-            with await RawSocket.opened(port, receive_buffer=4096) as raw:
+            with await RawSocket.opened(it.port, receive_buffer=4096) as raw:
                 raw.say("hello", worker_id="w", keys=["k"], credit=120)
                 await raw.heard()
                 await eventually(lambda: it.hub.registry.connections("w") == 1)

@@ -14,6 +14,8 @@ from taskqueue_memory import MemoryBackend
 from tests.server.support import eventually, http, running
 from tests.server.test_metrics import scrape
 
+pytestmark = pytest.mark.fast_clock
+
 
 class Stuck(MemoryBackend):
     """A store that answers operators slowly, with an error, or never."""

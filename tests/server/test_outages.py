@@ -17,6 +17,8 @@ from taskqueue_memory import MemoryBackend
 from tests.server.flaky import Flaky, Plain
 from tests.server.support import Worker, eventually, http, receipts, running, settings
 
+pytestmark = pytest.mark.fast_clock
+
 
 class TestOutage:
     """Fault G14: workers are told, keep their connection and go on without a reconnect."""
@@ -87,11 +89,8 @@ class TestOutage:
             assert backend.calls.count("ack") == 3
             assert await it.count(State.DONE) == 1
 
-    async def test_a_worker_that_holds_something_is_sent_away_until_it_can_adopt(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_worker_that_holds_something_is_sent_away_until_it_can_adopt(self) -> None:
         """A welcome would claim to know what it still holds: better to ask it to come again."""
-        monkeypatch.setattr("taskqueue_core.server.sockets.conversation._ADOPT_SECONDS", 0.1)
         backend = Flaky()
         async with running(backend, grace=30) as it:
             await it.publish("a")
@@ -103,7 +102,7 @@ class TestOutage:
                 await socket.send(
                     '{"type":"hello","worker_id":"w","keys":["k"],"holding":["' + got[0] + '"]}'
                 )
-                await asyncio.wait_for(socket.wait_closed(), 3)
+                await asyncio.wait_for(socket.wait_closed(), 20)
                 assert socket.close_code == 1013
             backend.down.clear()
 
@@ -158,7 +157,7 @@ class TestFewCapabilities:
 
     async def test_what_a_worker_held_is_lost_and_comes_back(self) -> None:
         """All is revoked, and delivered again after the grace, as lost."""
-        async with running(Plain(), grace=0.1) as it:
+        async with running(Plain(), grace=2) as it:
             await it.publish("a")
             async with it.worker("w", credit=1) as worker:
                 got = receipts(await worker.deliveries(1))

@@ -12,6 +12,8 @@ from tests.server.flaky import Flaky
 from tests.server.rude import frame
 from tests.server.support import eventually, receipts, running
 
+pytestmark = pytest.mark.fast_clock
+
 
 class TestEnds:
     """E7: whatever is not settled goes back, however the socket ends."""
@@ -55,10 +57,11 @@ class TestEnds:
     @pytest.mark.parametrize("how", ["killed", "4000", "1011", "no code"])
     async def test_a_broken_socket_waits_for_the_grace(self, how: str) -> None:
         """D4 and fault G13: a crash counts one loss, and the tasks are back after the grace, once."""
-        async with running(grace=0.2, lease=30) as it:
+        async with running(grace=2, lease=30) as it:
             await it.publish("a")
             async with it.worker("w1", credit=2) as worker:
                 await worker.deliveries(1)
+                began = asyncio.get_running_loop().time()
                 match how:
                     case "killed":
                         worker.break_off()
@@ -70,18 +73,21 @@ class TestEnds:
                         worker.socket.transport.write(bytes.fromhex("888000000000"))
                 assert await it.count(State.IN_FLIGHT) == 1
                 await it.reaches(waiting=1)
+                assert 2 <= asyncio.get_running_loop().time() - began < 3
             async with it.worker("w2", credit=1) as other:
                 (again,) = await other.deliveries(1)
                 assert (again["attempt"], again["losses"]) == (1, 1)
 
     async def test_silence_is_the_end(self) -> None:
         """D4, faults G3 and G10: who says nothing whole for a lease is closed, and its tasks go to others as lost."""
-        async with running(lease=0.3, grace=0.05) as it:
+        async with running(lease=15, grace=0.5) as it:
             await it.publish("a")
             async with it.worker("w1", credit=1) as worker:
                 await worker.deliveries(1)
+                began = asyncio.get_running_loop().time()
                 worker.socket.transport.write(frame(b'{"type":"pi', fin=False))
-                assert await worker.closed() == 4408
+                assert await worker.closed(60) == 4408
+                assert 15 <= asyncio.get_running_loop().time() - began < 16
                 assert {"type": "ping", "n": 1} in worker.passed_over
             await it.reaches(waiting=1)
             (status,) = await it.backend.control.statuses("k", "a")  # type: ignore[attr-defined]
@@ -89,14 +95,12 @@ class TestEnds:
 
     async def test_pings_keep_a_busy_worker_alive(self) -> None:
         """Fault F22: however long a task runs, it stays with its live worker."""
-        async with running(lease=0.15, grace=0) as it, it.worker(credit=1) as worker:
+        async with running(lease=15, grace=0) as it, it.worker(credit=1) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)
-            loop = asyncio.get_running_loop()
-            end = loop.time() + 0.6
-            while loop.time() < end:
-                frame = await worker.frame("ping")
-                await worker.send("pong", n=frame["n"])
+            for n in range(1, 13):  # four leases
+                assert (await worker.frame("ping", seconds=6))["n"] == n
+                await worker.send("pong", n=n)
             await worker.send("ack", receipts=[got["receipt"]])
             assert await worker.settled(1) == ([got["receipt"]], [])
 
@@ -160,7 +164,7 @@ class TestHandover:
 
     async def test_adopted_ones_return_with_their_new_connection(self) -> None:
         """The old connection's end no longer touches them, the new one's does."""
-        async with running(grace=0.1) as it:
+        async with running(grace=2) as it:
             await it.publish("a")
             async with it.worker("w", credit=1) as worker:
                 got = receipts(await worker.deliveries(1))
@@ -174,7 +178,7 @@ class TestHandover:
 
     async def test_another_worker_adopts_nothing(self) -> None:
         """Fault G5: receipts are bound to the worker's identity."""
-        async with running(grace=0.3) as it:
+        async with running(grace=2) as it:
             await it.publish("a")
             async with it.worker("w", credit=1) as worker:
                 got = receipts(await worker.deliveries(1))

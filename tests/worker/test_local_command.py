@@ -25,25 +25,6 @@ def test_a_local_worker_ends_well_at_a_signal(words: list[str]) -> None:
         assert process.wait(20) in {0, -signal.SIGTERM}
 
 
-@pytest.mark.parametrize(
-    ("words", "fault"),
-    [
-        (["--local", "--url", "http://127.0.0.1:1"], "leave out --url"),
-        (["--backend", "nowhere"], "nowhere"),
-        (["--backend", "server"], "no subscriptions"),
-    ],
-)
-def test_mistakes_are_named(words: list[str], fault: str) -> None:
-    """Fault K4: a local worker that cannot be is refused with one clear sentence."""
-    command = [sys.executable, "-m", "taskqueue_core.cli", "worker", "tests.cli.work:worker"]
-    done = subprocess.run(
-        [*command, *words], check=False, capture_output=True, text=True, timeout=30
-    )
-    assert done.returncode == 2
-    assert fault in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
-
-
 def test_the_page_about_workers() -> None:
     """G6: its program runs as it is, a batch handler included."""
     (program,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)

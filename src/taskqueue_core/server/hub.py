@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from importlib.metadata import PackageNotFoundError, version
 
 from taskqueue_core.backend import Backend, Capability
@@ -78,7 +77,7 @@ class Hub:
     @property
     def drain_left(self) -> float:
         """Seconds that workers still have to settle what they run."""
-        return max(0.0, self._drained_at - time.monotonic())
+        return max(0.0, self._drained_at - asyncio.get_running_loop().time())
 
     @property
     def handover(self) -> float:
@@ -92,7 +91,7 @@ class Hub:
         Each connection closes itself; what its worker still runs and takes nowhere else is handed back.
         """
         if not self.draining.is_set():
-            self._drained_at = time.monotonic() + self.settings.drain
+            self._drained_at = asyncio.get_running_loop().time() + self.settings.drain
             self.draining.set()
             _log.info("draining", extra={"connections": len(self.registry)})
         try:

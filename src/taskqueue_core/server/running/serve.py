@@ -223,7 +223,7 @@ class _Program(uvicorn.Server):
                 async with asyncio.timeout(_DATE_SECONDS):
                     await self._stopping.wait()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - the servers close them
         # As uvicorn's, which sleeps even where nothing is open any more.
         for server in self.servers:
             server.close()
@@ -236,7 +236,7 @@ class _Program(uvicorn.Server):
                 connection.shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FORCED_SECONDS if self.force_exit else _CLOSING_SECONDS):
-                while self.server_state.connections or tasks:
+                while self.server_state.connections or tasks:  # noqa: ASYNC110 - they tell nobody that they are empty
                     await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
