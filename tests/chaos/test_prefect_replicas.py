@@ -23,7 +23,7 @@ from websockets.exceptions import WebSocketException
 from tests.chaos.cases import CHAOS
 from tests.prefect.databases import Database
 from tests.prefect.environment import python_with_prefect
-from tests.prefect.replicas import Replica, Site, executed, started, worker
+from tests.prefect.replicas import SECONDS, Replica, Site, executed, started, worker
 from tests.prefect.support import Taker
 from tests.redis.backends import opened
 from tests.redis.engines import find_engine
@@ -185,8 +185,7 @@ class Night:
             match what:
                 case "kill" | "freeze":
                     first = 1 if what == "kill" else 0
-                    while len(self.afflicted) >= len(self.replicas) - 1:  # one is to be left
-                        await asyncio.sleep(0.1)
+                    await eventually(self._one_may_suffer, SECONDS)
                     there = sorted(set(range(first, len(self.replicas))) - self.afflicted)
                     self._repair(self._afflict(self.random.choice(there), what))
                 case "taker":
@@ -203,6 +202,9 @@ class Night:
                     await asyncio.to_thread(self.site.redis.start)
                     for suffered in range(len(self.replicas)):  # leases may have run out
                         self.faults[suffered].append((began, time.time() + 1))
+
+    def _one_may_suffer(self) -> bool:
+        return len(self.afflicted) < len(self.replicas) - 1  # one is to be left
 
     def _repair(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
