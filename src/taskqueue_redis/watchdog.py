@@ -15,13 +15,14 @@ trap '' HUP INT QUIT TERM
 pid=0
 while read -r word; do pid=$word; done
 [ "$pid" -gt 0 ] || exit 0
-kill -"$1" "$pid" 2>/dev/null || exit 0
+whom=$2$pid
+kill -"$1" "$whom" 2>/dev/null || exit 0
 [ "$1" = KILL ] && exit 0
-kill -CONT "$pid" 2>/dev/null
+kill -CONT "$whom" 2>/dev/null
 tries=0
-while kill -0 "$pid" 2>/dev/null; do
+while kill -0 "$whom" 2>/dev/null; do
     tries=$((tries + 1))
-    [ "$tries" -le 50 ] || exec kill -KILL "$pid"
+    [ "$tries" -le 50 ] || exec kill -KILL "$whom"
     sleep 0.2
 done
 """
@@ -30,14 +31,16 @@ done
 class Watchdog:
     """A small process that outlives this one only to end a child: with ``signal``, and SIGKILL 10 s later.
 
+    ``group``: the child leads a process group, and all of that is ended, also if the child itself has ended before.
+
     It is a shell, so it works wherever there is one. Unlike the parent-death signal of Linux, it does not
     depend on the thread that started the child, and runs no code between fork and exec.
     """
 
-    def __init__(self, signal: Literal["TERM", "KILL"]) -> None:
+    def __init__(self, signal: Literal["TERM", "KILL"], *, group: bool = False) -> None:
         """Start it, with nothing to watch."""
         self._process = subprocess.Popen(  # noqa: S603 - the script above
-            ["/bin/sh", "-c", _SCRIPT, "taskqueue-watchdog", signal],
+            ["/bin/sh", "-c", _SCRIPT, "taskqueue-watchdog", signal, "-" if group else ""],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
