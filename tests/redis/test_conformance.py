@@ -12,7 +12,9 @@ from pydantic import SecretStr
 
 from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite
+from taskqueue_core.conformance import BackendSuite, Harness
+from taskqueue_core.conformance.machine import MachineSuite
+from taskqueue_core.conformance.slots_machine import SlotsMachineSuite
 from taskqueue_redis import RedisBackend, RedisSettings
 from tests.redis.clusters import Cluster
 from tests.redis.servers import RedisServer
@@ -29,10 +31,9 @@ def settings_for(url: str, partitions: int) -> RedisSettings:
     return RedisSettings(url=SecretStr(url), partitions=partitions, _env_file=None)
 
 
-class RedisKit(BackendSuite):
-    """The kit on one server; a backend's prefix keeps it from the others."""
+class OnRedis(Harness):
+    """Backends on one server; a prefix keeps each from the others."""
 
-    __test__ = False
     capabilities = Capabilities(names=frozenset(Capability), shared=True, durable=True)
     max_examples = histories(12)
     url: str
@@ -54,25 +55,28 @@ class RedisKit(BackendSuite):
         return RedisBackend(clock=self.clock, settings=self.settings(self.prefix))
 
 
-@pytest.mark.oldest
-class TestServer(RedisKit):
-    """On a server, as the user that may do nothing but what the access list allows: fault M6.
-
-    And the most random histories against the model of the kit (fault M1).
-    """
-
-    __test__ = True
-    max_examples = histories(40)
+class TestServer(OnRedis, BackendSuite):
+    """On a server, as the user that may do nothing but what the access list allows: fault M6."""
 
     @pytest.fixture(autouse=True)
     def _url(self, each_acl: RedisServer) -> None:
         self.url = each_acl.url
 
 
-class TestCluster(RedisKit):
+@pytest.mark.long
+class TestHistories(OnRedis, MachineSuite, SlotsMachineSuite):
+    """More random histories against the models of the kit: fault M1."""
+
+    max_examples = histories(60)
+
+    @pytest.fixture(autouse=True)
+    def _url(self, redis_acl: RedisServer) -> None:
+        self.url = redis_acl.url
+
+
+class TestCluster(OnRedis, BackendSuite):
     """On a cluster of three masters, the queues spread over eight partitions."""
 
-    __test__ = True
     partitions = 8
 
     @pytest.fixture(autouse=True)
