@@ -19,7 +19,7 @@ __all__ = ["JumpingLoop", "LoopClock", "jump", "pytest_asyncio_loop_factories"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-_QUIET = 0.01
+_QUIET = 0.005
 """seconds in which what one socket was given arrives at another"""
 
 

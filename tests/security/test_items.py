@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ import pytest
 from tests.security.items import ITEMS, LATER
 
 TESTS = Path(__file__).parents[1]
+
+
+@cache
+def parsed(path: str) -> list[ast.stmt]:
+    """What stands in a file of tests."""
+    return ast.parse((TESTS / path).read_text(encoding="utf-8")).body
 
 
 def test_every_item_has_its_tests_or_a_reason() -> None:
@@ -24,7 +31,7 @@ def test_its_tests_are_there(number: int) -> None:
     """Each names its file, and its class and function in it; a star is a whole file."""
     for test in ITEMS[number][1]:
         path, _, name = test.partition("::")
-        nodes: list[ast.stmt] = ast.parse((TESTS / path).read_text(encoding="utf-8")).body
+        nodes = parsed(path)
         for part in () if name == "*" else name.split("."):
             found = [node for node in nodes if getattr(node, "name", None) == part]
             assert found, f"{test}: there is no {part}"

