@@ -11,7 +11,7 @@ python3 dev.py COMMAND [--python 3.12] [arguments]
   chaos  run the tests that kill, freeze and cut off processes (--seeds N: that many random runs)
   soak   run the fuzz tests, random histories, the audit and a burst of jobs at their large size
   model  visit every state of the model of the scripts, in its large bound
-  mutants  put mistakes into the product, and count how many the tests notice
+  mutants  put mistakes into the product, and count how many the tests notice (--compare BEFORE AFTER: two runs)
   env    only set up the environment, and say where it is
   lock   solve requirements.lock and Prefect's anew; pins that still fit stay, unless --upgrade is given
   clean  remove environments, caches and builds
@@ -292,7 +292,7 @@ def become(folder: str, command: "list[str]", **variables: str) -> int:
     """Turns this process into a command inside the environment; it does not return."""
     sys.stdout.flush()
     os.chdir(ROOT)
-    variables["XDG_CACHE_HOME"] = place("cache")  # a redis-server may be fetched, into this folder
+    variables["XDG_CACHE_HOME"] = place("cache")  # the pipeline may keep a Java there
     os.execvpe(command[0], command, environ(folder, **variables))
 
 

@@ -104,6 +104,11 @@ class Runner:
         try:
             await self._ending.wait()
             await asyncio.wait([working], timeout=_GRACE)
+            working.cancel()
+            await asyncio.wait([working])
+        except asyncio.CancelledError:
+            self._until = 0.0
+            raise
         finally:
             self._ending.set()
             self._parts.waiters.on_stir(self.model, None)

@@ -1,4 +1,4 @@
-"""The check at the start: a Redis on which a promise could not be kept is refused, with the cure; doubts are named."""
+"""The check at the start: a Redis that cannot keep a promise is refused, with what to do; doubts are warnings."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ from taskqueue_redis.rights import SCRIPT_COMMANDS
 __all__ = ["MINIMUM", "ServerFacts", "check_server", "histories_of", "parsed"]
 
 MINIMUM = (6, 2)
-_LOADS_UNASKED = (8, 6)
-"""since when Redis loads its file whatever its user ``default`` may do: https://github.com/redis/redis/pull/14545"""
+_LOADS_UNASKED = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
+"""The first versions that load their file whatever the user ``default`` may do.
+
+https://github.com/redis/redis/pull/14545 and https://github.com/valkey-io/valkey/pull/3984. The latter is in later
+releases of Valkey 7.2 to 9.0 too; to refuse those costs only rights that the user ``default`` may have anyway.
+"""
 _OF_EACH_KIND = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
 _ALL_RIGHTS = "Give it all of them, it may stay off: ACL SETUSER default ~* &* +@all, and the same in the ACL file"
 _SYNCS = {"no": 0, "everysec": 1, "always": 2}
@@ -60,6 +64,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     """without secrets"""
+    product: str
+    """Redis or Valkey: which of them has the least version"""
     version: str
     mode: str
     """single, sentinel or cluster"""
@@ -93,8 +99,8 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
     """
     try:
         await link.everywhere("PING")  # while it loads its data INFO would say that it keeps no log
-        told = [parsed(info) for info in await link.everywhere("INFO")]
-        for info in told:
+        infos = [parsed(info) for info in await link.everywhere("INFO")]
+        for info in infos:
             _refuse(info, settings)
         syncs = await _appendfsync(link, settings)
         await _check_scripts(link, settings)
@@ -102,27 +108,29 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
         loads = await _loads(link, settings)
     except Misconfigured as failure:
         raise ConfigurationError(str(failure)) from None
-    append_only = all(info.get("aof_enabled") == "1" for info in told)
-    replicas = min(int(info.get("connected_slaves", 0)) for info in told)
+    append_only = all(info.get("aof_enabled") == "1" for info in infos)
+    product, version = min((_server(info) for info in infos), key=lambda one: _numbers(one[1]))
+    replicas = min(int(info.get("connected_slaves", 0)) for info in infos)
     return ServerFacts(
         address=settings.address.shown,
-        version=min((info["redis_version"] for info in told), key=_version),
+        product=product,
+        version=version,
         mode=settings.address.kind.value,
-        masters=len(told),
+        masters=len(infos),
         replicas=replicas,
         append_only=append_only,
         appendfsync=syncs,
-        histories=histories_of(told),
-        maxmemory=min(int(info.get("maxmemory", 0)) for info in told),
+        histories=histories_of(infos),
+        maxmemory=min(int(info.get("maxmemory", 0)) for info in infos),
         warnings=tuple(
             _doubts(append_only=append_only, replicas=replicas, syncs=syncs, loads=loads)
         ),
     )
 
 
-def histories_of(told: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+def histories_of(infos: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     """Return the replication histories in the servers' own words."""
-    return tuple(sorted(info.get("master_replid", "") for info in told))
+    return tuple(sorted(info.get("master_replid", "") for info in infos))
 
 
 def parsed(info: bytes) -> dict[str, str]:
@@ -131,13 +139,20 @@ def parsed(info: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+def _server(info: Mapping[str, str]) -> tuple[str, str]:
+    """Return product and version. What Valkey calls its ``redis_version`` is 7.2.4, with which it is compatible."""
+    if version := info.get("valkey_version"):
+        return "Valkey", version
+    return "Redis", info["redis_version"]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
     version = info.get("redis_version", "0")
-    if _version(version) < MINIMUM:
+    if _numbers(version) < MINIMUM:
         raise ConfigurationError(f"Redis {version} is too old: use 6.2 or later")
     is_cluster = info.get("cluster_enabled") == "1"
     if is_cluster and settings.address.kind is not Kind.CLUSTER:
@@ -147,7 +162,7 @@ def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
     if info.get("role") != "master":
         raise ConfigurationError(
             "TASKQUEUE_REDIS_URL: this Redis is a read-only replica; allowed: its master, or "
-            "redis+sentinel://host:port/service to follow whoever is master"
+            "redis+sentinel://host:port/service, which finds the current master"
         )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
@@ -159,10 +174,10 @@ def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
 
 async def _appendfsync(link: Link, settings: RedisSettings) -> str:
     try:
-        told = await link.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
+        replies = await link.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
     except Misconfigured:
         return settings.appendfsync or "unknown"  # the access list that ships keeps it secret
-    found: list[str] = [reply[1].decode() for reply in told]
+    found: list[str] = [reply[1].decode() for reply in replies]
     return min(found, key=lambda word: _SYNCS.get(word, 0))
 
 
@@ -193,7 +208,7 @@ async def _direct(link: Link, key: str, *words: str | int) -> Any:
 
 
 async def _check_channels(link: Link, settings: RedisSettings) -> None:
-    # One that nobody else checks at the same time, for what is published there would come as an answer.
+    # A channel of this check alone: what others publish on it would arrive as an answer.
     channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
     _, wire = await link.listener()
     try:
@@ -226,13 +241,14 @@ async def _loads(link: Link, settings: RedisSettings) -> bool:
         info = parsed(await ask(("INFO",)))
         if info.get("aof_enabled") != "1":
             return True
-        if not (7, 0) <= _version(info["redis_version"]) < _LOADS_UNASKED:
+        product, version = _server(info)
+        if not (7, 0) <= _numbers(version) < _LOADS_UNASKED[product]:
             return True
         try:
-            told = [await ask(("ACL", "DRYRUN", "default", *words)) for words in writes]
+            replies = [await ask(("ACL", "DRYRUN", "default", *words)) for words in writes]
         except (Misconfigured, ScriptError):
             return None
-        return all(reply == b"OK" for reply in told)
+        return all(reply == b"OK" for reply in replies)
 
     if not settings.user_name:
         return True  # who is the default user has shown its rights already

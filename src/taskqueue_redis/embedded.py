@@ -1,4 +1,4 @@
-"""A private redis-server with an append-only file: durable on one machine, with nothing to set up."""
+"""A private Valkey or Redis server with an append-only file: durable on one machine, with nothing to set up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from taskqueue_redis.watchdog import Watchdog
 
 __all__ = ["EmbeddedRedis"]
 
-_SETTINGS = """# Written anew at each start. Settings of your own belong into {extra}, beside this file.
+_SETTINGS = """# This file is written at each start. Put your own settings into {extra} in this folder.
 port 0
 unixsocket {socket}
 unixsocketperm 600
@@ -42,12 +42,14 @@ always-show-logo no
 _EXTRA = "extra.conf"
 _SEPARATOR = "--- start\n"
 _STAMP = re.compile(r"^\d+:[A-Z] \d+ \w+ \d+ [\d:.]+ \S ")
-"""such as "4711:M 21 Nov 2026 12:00:00.000 # ", before each line that Redis logs"""
+"""such as "4711:M 21 Nov 2026 12:00:00.000 # ", at the start of each line that the server logs"""
+_WRITER = re.compile(rb"\xfa.(redis|valkey)-ver.(\d+\.\d+\.\d+)", re.DOTALL)
+"""the field of a base file that names the server that wrote it"""
 _SOCKET_BYTES = 100
-"""the longest path that every system takes for a Unix socket: Linux has room for 107 bytes, macOS for 103"""
+"""the longest path that every system accepts for a Unix socket: Linux has room for 107 bytes, macOS for 103"""
 _LOG_BYTES = 1_000_000
 _GRACE_SECONDS, _LOCK_SECONDS = 0.5, 15.0
-"""for the holder of a directory to let it go: one that lives, and one that has gone and left its server"""
+"""how long to wait for a directory: if the process that holds it runs, and if only its server is left"""
 _STOP_SECONDS = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _STEADY_SECONDS = 60.0
@@ -56,16 +58,16 @@ _log = logging.getLogger("taskqueue.redis.embedded")
 
 
 class EmbeddedRedis:
-    """A redis-server of this process, on a Unix socket that only this user can open, with its files in ``directory``.
+    """A server of this process, on a Unix socket that only this user can open, with its files in ``directory``.
 
-    From `start` to `close` (or as a context, plain or ``async``) it is kept running: when it ends
-    by itself it is started again, after a pause that grows to 5 s. It is ended in order by `close`,
-    and by a watchdog when this process has gone, however that ended. Two processes never have the
-    same directory open. Methods block; the ``async`` context does so in another thread.
+    It runs from `start` to `close` (or as a context, plain or ``async``). If it ends by itself, it is
+    started again after a pause that grows to 5 s. `close` ends it in order. If this process ends
+    without `close`, a watchdog ends the server. Two processes never have the same directory open.
+    A start that fails leaves nothing behind. Methods block; the ``async`` context uses a thread.
     """
 
     def __init__(self, directory: Path | str, *, binary: Binary | None = None) -> None:
-        """Start nothing yet. Without a ``binary`` one is found, or fetched, by `find_binary`."""
+        """Start nothing yet. Without a ``binary``, `find_binary` looks for one at the start."""
         self.directory = Path(directory).expanduser().absolute()
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,26 +75,27 @@ class EmbeddedRedis:
         self._keeper: threading.Thread | None = None
         self._guard = threading.Lock()
         self._closing = threading.Event()
+        self._cleanup = contextlib.ExitStack()
         self._lock: int | None = None
         self._socket_folder: Path | None = None
         self.starts = 0
-        """how often it was started; more than 1 after it ended by itself"""
+        """how often the server was started; more than 1 after it ended by itself"""
 
     @property
     def url(self) -> str:
-        """Where clients find it; the same over restarts."""
+        """Where clients connect; the same over restarts."""
         return f"unix://{quote(str(self._socket))}"
 
     @property
     def pid(self) -> int | None:
-        """The id of the running server; None while there is none."""
+        """The process id of the server; None while it does not run."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     @property
-    def binary(self) -> Binary | None:
-        """What runs, once it was found."""
-        return self._binary
+    def name(self) -> str:
+        """Product and version of the server, such as ``Valkey 9.1.2``; empty before the start."""
+        return self._binary.name if self._binary else ""
 
     @property
     def _socket(self) -> Path:
@@ -101,17 +104,18 @@ class EmbeddedRedis:
     # Start
 
     def start(self) -> Self:
-        """Start it and wait until it answers with its data loaded, for as long as that goes on.
+        """Start the server and wait until its data is loaded, however long that takes.
 
-        Raises `ConfigurationError` where there is no redis-server, where the directory is not this
-        user's or is open elsewhere, and where the server ends instead, with what it said.
+        Raises `ConfigurationError` if there is no server program, if the directory is not this user's
+        or is open in another process, and if the server ends instead, with the last lines of its log.
         """
         try:
             self._start()
         except OSError as error:
             self.close()
+            named = f" ({error.filename})" if error.filename else ""
             raise ConfigurationError(
-                f"Redis cannot be started in {self.directory}: {error.strerror or error}"
+                f"{self.name} cannot be started in {self.directory}: {error.strerror or error}{named}"
             ) from error
         except BaseException:
             self.close()
@@ -119,27 +123,29 @@ class EmbeddedRedis:
         return self
 
     def _start(self) -> None:
-        if self._binary is None:
-            self._binary = find_binary()
+        self._binary = binary = self._binary or find_binary()
         self._prepare_directory()
-        self._lock = self._locked()
-        self._check_age(self._binary)
+        self._lock_directory()
+        self._refuse_newer_files(binary)
         if len(os.fsencode(self._socket)) > _SOCKET_BYTES:
             self._socket_folder = Path(
                 tempfile.mkdtemp(prefix="taskqueue-redis-", dir=_short_folder())
             )
+            self._cleanup.callback(shutil.rmtree, self._socket_folder, ignore_errors=True)
         self._watchdog = Watchdog("TERM")
-        process = self._spawn(self._binary)
+        self._cleanup.callback(self._watchdog.close)
+        self._cleanup.callback(self._end_server)
+        process = self._spawn(binary)
         if process is not None and not self._ready(process):
-            # After a crash while it wrote its file anew Redis 7.0 refuses the first start, and takes the second.
-            process = self._spawn(self._binary)
+            # After a crash while it rewrote its file, Redis 7.0 refuses the first start and accepts the second.
+            process = self._spawn(binary)
         if process is None or not self._ready(process):
             raise ConfigurationError(
-                f"redis-server {self._binary.release} did not start in {self.directory}: {self._last_word()}"
+                f"{binary.name} did not start in {self.directory}: {self._last_words(binary)}"
             )
-        _log.info("embedded Redis %s started", self._binary.release, extra={"url": self.url})
+        _log.info("embedded %s started", binary.name, extra={"url": self.url})
         self._keeper = threading.Thread(
-            target=self._keep, args=(self._binary, process), name="taskqueue-redis", daemon=True
+            target=self._keep, args=(binary, process), name="taskqueue-redis", daemon=True
         )
         self._keeper.start()
 
@@ -149,43 +155,61 @@ class EmbeddedRedis:
             facts = self.directory.stat()
         except OSError as error:
             raise ConfigurationError(
-                f"the directory {self.directory} for Redis cannot be made: {error.strerror}"
+                f"the directory {self.directory} cannot be made for the embedded store: {error.strerror}"
             ) from None
         if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
             raise ConfigurationError(
-                f"{self.directory} must belong to the user who runs this, and nobody else may write to it: "
+                f"{self.directory} must belong to the user who runs this, and no other user may write to it: "
                 f"chown it, and chmod go-w {self.directory}"
             )
 
-    def _locked(self) -> int:
+    def _lock_directory(self) -> None:
         """Lock the directory. The server inherits the lock, so it holds until both processes have ended."""
-        descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._cleanup.callback(os.close, lock)
         began = time.monotonic()
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                holder = os.pread(descriptor, 20, 0).strip()
-                # If only its server is left, that is ending: its watchdog sees to it.
-                patience = _GRACE_SECONDS if _alive(holder) else _LOCK_SECONDS
+                owner, _, server = (
+                    os.pread(lock, 40, 0).decode("ascii", "replace").strip().partition(" ")
+                )
+                # If only the server is left, its watchdog is ending it.
+                patience = _GRACE_SECONDS if _alive(owner) else _LOCK_SECONDS
                 if time.monotonic() - began > patience or self._closing.is_set():
-                    os.close(descriptor)
+                    holder = owner if _alive(owner) else server
                     raise ConfigurationError(
-                        f"the Redis in {self.directory} is in use by process {holder.decode() or '?'}: "
-                        "end that, or choose another directory"
+                        f"{self.directory} is in use by process {holder or '?'}: end that, or choose another directory"
                     ) from None
                 time.sleep(0.02)
-        os.ftruncate(descriptor, os.pwrite(descriptor, b"%d\n" % os.getpid(), 0))
-        return descriptor
+        self._lock = lock
+        self._name_holders()
 
-    def _check_age(self, binary: Binary) -> None:
-        # Redis before 7.0 does not see what newer ones write there, and would begin empty.
+    def _name_holders(self) -> None:
+        """Write this process and the server into the lock, for the error that another process shows."""
+        assert self._lock is not None  # noqa: S101 - called only with the lock
+        with contextlib.suppress(OSError):  # it is information only
+            text = f"{os.getpid()} {self.pid or ''}\n".encode()
+            os.ftruncate(self._lock, os.pwrite(self._lock, text, 0))
+
+    def _refuse_newer_files(self, binary: Binary) -> None:
+        # Redis before 7.0 does not look into this folder, and would begin with no data.
         if binary.version < (7, 0) and (self.directory / "appendonlydir").exists():
+            writer = self._writer() or "Valkey, or by Redis 7.0 or newer"
             raise ConfigurationError(
-                f"{self.directory} was written by Redis 7.0 or newer, and redis-server {binary.release} "
-                "cannot read it: put a newer redis-server on PATH, or choose another directory"
+                f"{self.directory} was written by {writer}, and {binary.name} cannot read it: install that version or "
+                "a newer one, or choose another directory"
             )
+
+    def _writer(self) -> str:
+        """Return which server wrote the base file, such as ``Valkey 9.1.2``; empty if that is not known."""
+        for base in (self.directory / "appendonlydir").glob("*.base.rdb"):
+            with base.open("rb") as file:
+                if found := _WRITER.search(file.read(100)):
+                    return f"{found[1].decode().title()} {found[2].decode()}"
+        return ""
 
     def _spawn(self, binary: Binary) -> subprocess.Popen[bytes] | None:
         """Start the server, unless this is being closed."""
@@ -200,41 +224,44 @@ class EmbeddedRedis:
         with self._guard:
             if self._closing.is_set() or self._lock is None or self._watchdog is None:
                 return None
-            (self.directory / "redis.conf").write_text(text, "utf-8")
-            with log.open("ab") as said:
-                said.write(_SEPARATOR.encode())
-                said.flush()
-                process = subprocess.Popen(  # noqa: S603 - what find_binary found, on our own settings
-                    [binary.path, "redis.conf"],
+            settings = self.directory / "redis.conf"
+            settings.write_text(text, "utf-8")
+            with settings.open("rb") as read, log.open("ab") as output:
+                output.write(_SEPARATOR.encode())
+                output.flush()
+                process = subprocess.Popen(  # noqa: S603 - the program of find_binary, with our own settings
+                    # By name the file would be looked up with wildcards, which the directory may contain.
+                    [binary.path, "-"],
                     cwd=self.directory,
                     umask=0o077,
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
+                    stdin=read,
+                    stdout=output,
+                    stderr=output,
                     pass_fds=(self._lock,),
                     start_new_session=True,  # Ctrl-C is for the parent, which still needs it then
                 )
             self._watchdog.watch(process.pid)
             self._process = process
+            self._name_holders()
             self.starts += 1
         return process
 
     def _ready(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait until the server answers; False if it ends instead, or if this is being closed."""
-        told = time.monotonic()
+        logged = time.monotonic()
         pause = 0.002
         while process.poll() is None and not self._closing.is_set():
             if (answer := self._answer()) and not answer.startswith(b"-LOADING"):
                 return True
-            if time.monotonic() - told > _LONGEST_PAUSE:
-                told = time.monotonic()
-                _log.info("embedded Redis is loading its data")
+            if time.monotonic() - logged > _LONGEST_PAUSE:
+                logged = time.monotonic()
+                _log.info("embedded %s is loading its data", self.name)
             self._closing.wait(pause)
             pause = min(2 * pause, 0.05)
         return False
 
     def _answer(self) -> bytes:
-        """Ask for a sign of life; empty if there is none within a second."""
+        """Send a PING and return the answer; empty if there is none within a second."""
         with socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(1)
             try:
@@ -244,14 +271,22 @@ class EmbeddedRedis:
             except OSError:
                 return b""
 
-    def _last_word(self) -> str:
+    def _last_words(self, binary: Binary) -> str:
+        """Return the last lines that the server logged, and who wrote files that it cannot read."""
         try:
             text = (self.directory / "redis.log").read_text("utf-8", "replace")
         except OSError:
             text = ""
-        said = text.rpartition(_SEPARATOR)[2].splitlines()
-        words = [word for line in said if (word := _STAMP.sub("", line).strip())]
-        return " / ".join(words[-2:]) or "it said nothing"
+        lines = text.rpartition(_SEPARATOR)[2].splitlines()
+        words = [word for line in lines if (word := _STAMP.sub("", line).strip())][-2:]
+        if any("RDB base file" in word for word in words):
+            writer = self._writer()
+            if writer not in {"", binary.name}:
+                words.append(
+                    f"the files were written by {writer}: install that version or a newer one, or choose another "
+                    "directory"
+                )
+        return " / ".join(words) or "its log is empty"
 
     # Keep it running
 
@@ -266,9 +301,10 @@ class EmbeddedRedis:
                 self._watchdog.watch(0)
             if time.monotonic() - began > _STEADY_SECONDS:
                 pause = _FIRST_PAUSE
-            # What it said stays in its own log: a report of a crash can quote commands, payloads included.
+            # Its last lines stay in its own log: a crash report can quote commands, payloads included.
             _log.error(
-                "embedded Redis ended by itself, redis.log says more; it is started again",
+                "embedded %s ended by itself and is started again; redis.log has the reason",
+                binary.name,
                 extra={"code": code, "url": self.url},
             )
             if self._closing.wait(pause):
@@ -278,41 +314,40 @@ class EmbeddedRedis:
             try:
                 again = self._spawn(binary)
             except OSError as error:
-                _log.error("embedded Redis cannot be started", extra={"reason": str(error)})
+                _log.error(
+                    "embedded %s cannot be started", binary.name, extra={"reason": str(error)}
+                )
                 continue
             if again is None:
                 return
             process = again
             if self._ready(process):
-                _log.info("embedded Redis is back", extra={"url": self.url})
+                _log.info("embedded %s runs again", binary.name, extra={"url": self.url})
 
     # End
 
     def close(self) -> None:
-        """End it in order, what it was told being on disk then; let the directory go. Doing so again has no effect."""
+        """End the server in order, so that all it confirmed is on disk, and unlock the directory.
+
+        A second call has no effect.
+        """
         self._closing.set()
+        self._cleanup.close()
+
+    def _end_server(self) -> None:
         with self._guard:
             process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.terminate()
-            process.send_signal(signal.SIGCONT)  # a frozen one would not hear it
+            process.send_signal(signal.SIGCONT)  # a stopped process does not act on SIGTERM
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                _log.warning("embedded Redis does not end, and is killed")
+                _log.warning("embedded %s does not end, and is killed", self.name)
                 process.kill()
                 process.wait()
         if self._keeper is not None:
             self._keeper.join()
-            self._keeper = None
-        if self._watchdog is not None:
-            self._watchdog.close()
-            self._watchdog = None
-        if self._socket_folder is not None:
-            shutil.rmtree(self._socket_folder, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -345,11 +380,11 @@ class EmbeddedRedis:
         await asyncio.shield(asyncio.to_thread(self.close))
 
 
-def _alive(pid: bytes) -> bool:
+def _alive(pid: str) -> bool:
     try:
         os.kill(int(pid), 0)
     except ValueError:
-        return True  # it is just being written
+        return True  # the process is writing its id at this moment
     except ProcessLookupError:
         return False
     except PermissionError:
@@ -358,6 +393,6 @@ def _alive(pid: bytes) -> bool:
 
 
 def _short_folder() -> str | None:
-    """Return a folder for a socket where the usual one is too deep."""
+    """Return a folder for a socket; None for the usual one, if its path is short enough."""
     usual = tempfile.gettempdir()
     return None if len(os.fsencode(usual)) < _SOCKET_BYTES // 2 else "/tmp"  # noqa: S108 - mkdtemp is safe there

@@ -1,4 +1,4 @@
-"""How the core's programs come by an embedded Redis: entry point ``redis`` of the group ``taskqueue.embedded``."""
+"""The embedded store of the Redis backend: entry point ``redis`` of the group ``taskqueue.embedded``."""
 
 from __future__ import annotations
 
@@ -7,28 +7,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from taskqueue_core.config import load_settings
-from taskqueue_redis.binaries import find_binary
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.embedded import EmbeddedRedis
 
-__all__ = ["prepare", "run", "wanted"]
+__all__ = ["run", "wanted"]
 
 
 def wanted() -> bool:
-    """Tell whether the settings name no Redis, so that one is missing. Raises `ConfigurationError`."""
+    """Tell whether the settings name no Redis. Raises `ConfigurationError`."""
     return "url" not in load_settings(RedisSettings).model_fields_set
 
 
-def prepare() -> None:
-    """Find a redis-server, or fetch one, which can take a while. Raises `ConfigurationError`."""
-    find_binary()
-
-
 @contextmanager
-def run(directory: Path) -> Iterator[Mapping[str, str]]:
-    """Run a Redis with its files in ``directory`` as long as the context is open.
+def run(directory: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Run a server with its files in ``directory`` while the context is open.
 
-    Gives the environment variables by which the backend finds it. Raises `ConfigurationError`.
+    Gives its product and version, and the environment variables by which the backend finds it. Raises
+    `ConfigurationError`.
     """
     with EmbeddedRedis(directory) as redis:
-        yield {"TASKQUEUE_REDIS_URL": redis.url}
+        yield redis.name, {"TASKQUEUE_REDIS_URL": redis.url}

@@ -211,14 +211,15 @@ _BY_CODE: dict[str, tuple[Rule, ...]] = {
     rule.code: tuple(other for other in RULES if other.code == rule.code) for rule in RULES
 }
 
-# Redis 7.0 says after an error in a script where that was: "OOM … script: 50142d…, on @user_script:1.".
+# Redis 7.0 says after an error in a script where that was: "OOM … script: 50142d…, on @user_script:1.",
+# Valkey 9.1 without the script's digest: "OOM … script: on @user_script:1.".
 # Redis 6.2 says it before: "ERR Error running script (call to f_50142d…): @user_script:1: @user_script: 1: -OOM …",
 # or "@user_script: 1: -OOM …" where the script returns what pcall() gave it.
 _BEFORE = re.compile(
     r"ERR Error (?:running|compiling) script \((?:call to f_[0-9a-f]{40}|new function)\): "
 )
 _WHERE = re.compile(r"(?:@?user_script: ?[0-9]+: )+-?")
-_AFTER = re.compile(r" script: [0-9a-f]{40}, on @user_script:[0-9]+\.$")
+_AFTER = re.compile(r" script: (?:[0-9a-f]{40}, )?on @user_script:[0-9]+\.$")
 _OWN = re.compile(r"TQ ([A-Za-z0-9_]+) ?")
 _COMMAND = re.compile(r"run the '([a-z|]{1,30})' command")
 _CODE = re.compile(r"[A-Z][A-Z0-9_]*(?= |$)")

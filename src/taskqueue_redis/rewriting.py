@@ -1,9 +1,9 @@
-"""A Redis that was started on an append-only file writes it anew: what a crash tore at its end must not come back.
+"""After a start, each Redis rewrites its append-only file, so that half a script never comes back from it.
 
-A script's writes stand in that file as one transaction. A kill or a power cut can leave the last one without
-its end, and Redis drops only the write that is torn, not those before it. At first they do nothing; but the next
-start runs them with the transaction that follows them, and half a script has been executed after all. Seen with
-6.2 and 7.0; https://github.com/valkey-io/valkey/pull/4342 describes it.
+A script's writes are one transaction in that file. A kill or a power cut can leave the last transaction without
+its end. Redis then drops the write that is cut in two, but not those before it. They do nothing at first; but the
+next start runs them together with the transaction after them, and half a script has been executed. Redis 6.2 and
+7.0 and Valkey 8.1.8 do so; Valkey 9.1.2 does not: https://github.com/valkey-io/valkey/pull/4342.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Look(NamedTuple):
     whole: bool
     """whether there is nothing to look for again after a while"""
     obstacle: str = ""
-    """why a file is not written anew"""
+    """why a file is not rewritten"""
 
 
 async def rewrite_logs(link: Link) -> Look:
-    """Have each master that has not done so since its start write its file anew, in the background.
+    """Have each master rewrite its file in the background, unless it has done so since its start.
 
     Raises a `Failure` where it is not known who they are.
     """

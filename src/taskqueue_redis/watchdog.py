@@ -1,4 +1,4 @@
-"""Ends a child when its parent has gone, however that ended."""
+"""Ends a child process when its parent has ended, in whatever way."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Literal
 
 __all__ = ["Watchdog"]
 
-# It reads process ids from a pipe whose other end only the parent has: a read ends in vain when
-# that end is closed, by a SIGKILL too. Signals sent to the parent's group do not reach it.
+# It reads process ids from a pipe whose other end only the parent has. When that end is closed,
+# also by a SIGKILL, the loop ends. Signals sent to the parent's group do not reach it.
 _SCRIPT = """
 trap '' HUP INT QUIT TERM
 pid=0
 while read -r word; do pid=$word; done
 [ "$pid" -gt 0 ] || exit 0
-kill -"$1" "$pid" 2>/dev/null || exit 0
+whom=$2$pid
+kill -"$1" "$whom" 2>/dev/null || exit 0
 [ "$1" = KILL ] && exit 0
-kill -CONT "$pid" 2>/dev/null
+kill -CONT "$whom" 2>/dev/null
 tries=0
-while kill -0 "$pid" 2>/dev/null; do
+while kill -0 "$whom" 2>/dev/null; do
     tries=$((tries + 1))
-    [ "$tries" -le 50 ] || exec kill -KILL "$pid"
+    [ "$tries" -le 50 ] || exec kill -KILL "$whom"
     sleep 0.2
 done
 """
@@ -30,14 +31,16 @@ done
 class Watchdog:
     """A small process that outlives this one only to end a child: with ``signal``, and SIGKILL 10 s later.
 
-    It is a shell, so it works wherever there is one; unlike the parent-death signal of Linux it
-    asks nothing of the thread that started the child, and runs no code between fork and exec.
+    ``group``: the child leads a process group, and all of that is ended, also if the child itself has ended before.
+
+    It is a shell, so it works wherever there is one. Unlike the parent-death signal of Linux, it does not
+    depend on the thread that started the child, and runs no code between fork and exec.
     """
 
-    def __init__(self, signal: Literal["TERM", "KILL"]) -> None:
+    def __init__(self, signal: Literal["TERM", "KILL"], *, group: bool = False) -> None:
         """Start it, with nothing to watch."""
-        self._process = subprocess.Popen(  # noqa: S603 - the script stands above
-            ["/bin/sh", "-c", _SCRIPT, "taskqueue-watchdog", signal],
+        self._process = subprocess.Popen(  # noqa: S603 - the script above
+            ["/bin/sh", "-c", _SCRIPT, "taskqueue-watchdog", signal, "-" if group else ""],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -48,15 +51,15 @@ class Watchdog:
     def watch(self, pid: int) -> None:
         """Watch the child with this id instead of the last one.
 
-        Watch 0, which is none, once a child was waited for: its id may be given away from then on.
+        Watch 0, which is none, once a child was waited for: the system may give its id to another process then.
         """
         assert self._process.stdin is not None  # noqa: S101 - it is piped
-        with contextlib.suppress(BrokenPipeError):  # somebody ended it; there is no other harm
+        with contextlib.suppress(BrokenPipeError):  # it was killed; nothing else can be done
             self._process.stdin.write(b"%d\n" % pid)
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Let go of the child, and end."""
+        """End without ending the child."""
         self.watch(0)
         assert self._process.stdin is not None  # noqa: S101 - it is piped
         with contextlib.suppress(BrokenPipeError):

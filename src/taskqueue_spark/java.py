@@ -11,13 +11,13 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.binaries import cache_folder
 
 __all__ = ["ensure_java"]
 
@@ -74,7 +74,7 @@ def _home_of(java: Path, release: str) -> Path:
         f'exec {shlex.quote(str(java))} "$@"\n'
     )
     digest = hashlib.sha256(program.encode()).hexdigest()[:12]
-    home = cache_folder() / f"java-{release}-{digest}"
+    home = _cache_folder() / f"java-{release}-{digest}"
     try:
         if not _trusted(home, program):
             home.parent.mkdir(parents=True, exist_ok=True)
@@ -91,6 +91,14 @@ def _home_of(java: Path, release: str) -> Path:
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     _write(own / "home", program)
     return own / "home"
+
+
+def _cache_folder() -> Path:
+    """Return the user's cache: XDG_CACHE_HOME, or what this system has in its place."""
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "taskqueue"
+    usual = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    return Path.home() / usual / "taskqueue"
 
 
 def _write(home: Path, program: str) -> None:

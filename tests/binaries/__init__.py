@@ -23,6 +23,7 @@ __all__ = [
     "Unavailable",
     "c_compiler",
     "chromium",
+    "curl",
     "node",
     "postgres",
     "store_servers",
@@ -95,6 +96,13 @@ def c_compiler() -> tuple[str, ...]:
         return (path,)
     wheel = wheels.unpacked("ziglang", "a C compiler", megabytes=101)
     return (str(wheel / "ziglang/zig"), "cc")
+
+
+def curl() -> Path:
+    """Return the curl on PATH: commands of the pages are tested as they are written. Raises `Unavailable`."""
+    if path := shutil.which("curl"):
+        return Path(path)
+    raise Unavailable("curl, which commands of the pages use, is not on PATH: install it")
 
 
 def store_servers() -> Iterator[Path]:

@@ -6,13 +6,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests import binaries
+from tests.prefect.databases import tables
 from tests.prefect.environment import other_prefect, python_with_prefect
 
 
 def main() -> int:
     """Fetch everything, a few at a time; print what cannot be had. Return 1 if anything cannot."""
     makers = (
-        python_with_prefect, other_prefect, binaries.chromium, binaries.postgres, binaries.node, binaries.c_compiler,
+        lambda: tables(python_with_prefect()), other_prefect,
+        binaries.chromium, binaries.postgres, binaries.node, binaries.c_compiler,
         lambda: list(binaries.store_servers()),
     )  # fmt: skip
     missing = 0

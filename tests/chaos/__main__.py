@@ -26,7 +26,7 @@ from tests.chaos import durability, fairness, outages
 from tests.chaos.render import BLOCKS, put, render
 from tests.chaos.seeded import Report, carry_out, scenario
 from tests.chaos.totals import add_regression, read_totals, reset, updated
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 
 _SEEDS = 20
 _CUTS = 50
@@ -98,7 +98,7 @@ def _campaign(options: argparse.Namespace) -> int:
     seeds = options.seeds if options.seeds is not None else 10**9 if options.minutes else _SEEDS
     end = time.monotonic() + (options.minutes or 10**6) * 60
     bad = 0
-    redis = str(discover().best).partition(" (")[0]
+    redis = str(find_engine()).partition(" (")[0]
     for report in _reports(seeds, end, options.jobs, options.menu):
         with updated() as totals:
             totals.add(report, redis)

@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.checker import Figures
 from tests.chaos.world import Outcome, Shape
 
-__all__ = ["CHAOS", "LEASE", "PASSES", "SEEDS", "SLACK", "passed", "small"]
+__all__ = ["CHAOS", "LEASE", "LONG", "PASSES", "SEEDS", "SLACK", "passed", "small"]
 
 LEASE = 1.2
 HOUSEKEEPING = 0.3
@@ -16,8 +16,10 @@ PASSES = 2 * 1.5 * HOUSEKEEPING
 SLACK = 1.0
 """for a machine that does other things as well"""
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 10))]
-"""one in every test run, ten in `dev.py chaos`"""
+"""one among the tests, ten in `dev.py chaos`"""
 CHAOS = pytest.mark.chaos
+LONG = pytest.mark.long
+"""not in the tests of every day, which have one case of each kind: kill, freeze, cut off, fail over"""
 
 
 def small(**more: object) -> Shape:

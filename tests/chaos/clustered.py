@@ -18,7 +18,7 @@ from tests.chaos.history import Event, What
 from tests.chaos.limiting import limit
 from tests.chaos.world import CONFIG, Outcome, Shape, World
 from tests.redis.clusters import Cluster
-from tests.redis.engines import Engine, discover
+from tests.redis.engines import Engine, find_engine
 from tests.redis.servers import RedisServer
 
 __all__ = ["CLUSTER_KEYS", "Clustered", "Sharded", "standstill"]
@@ -56,8 +56,7 @@ class Clustered(World):
         **more: Any,
     ) -> None:
         """Start nothing yet. ``config`` goes to every node."""
-        engine = engine or discover().best
-        assert engine is not None
+        engine = engine or find_engine()
         config = {**CONFIG, **(config or {})}
         self._borrowed = cluster is not None
         self.cluster = cluster or Cluster(

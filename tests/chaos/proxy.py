@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from typing import Self
@@ -100,6 +101,8 @@ class _Connection:
             self.proxy.passed += len(chunk)
         if writer.can_write_eof():
             writer.write_eof()
+        else:  # TLS cannot end one direction alone
+            writer.close()
 
     def _lost(self, chunk: bytes, way: _Way) -> bool:
         """Whether a reply is to vanish. Requests arm the connection, so that only their replies count."""
@@ -128,9 +131,16 @@ class FaultProxy:
     add up, and last until `heal`; ``up`` is what clients send, ``down`` what the target answers.
     """
 
-    def __init__(self, target: Address | Callable[[], Address], *, seed: int = 0) -> None:
-        """Do no input or output yet. ``seed`` decides which bits flip."""
+    def __init__(
+        self,
+        target: Address | Callable[[], Address],
+        *,
+        seed: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Do no input or output yet. ``seed`` decides which bits flip. With ``tls`` clients speak TLS."""
         self._target = target if callable(target) else lambda: target
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._connections: dict[_Connection, asyncio.Task[None]] = {}
         self._accepted: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -167,7 +177,7 @@ class FaultProxy:
         """Listen; on the same port as before, if it was stopped."""
         self._stopped = False
         self._server = await asyncio.start_server(
-            self._connected, "127.0.0.1", self._port, limit=_CHUNK
+            self._connected, "127.0.0.1", self._port, limit=_CHUNK, ssl=self._tls
         )
         self._port = self._server.sockets[0].getsockname()[1]
         return self

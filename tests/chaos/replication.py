@@ -15,7 +15,7 @@ from tests.chaos.history import What
 from tests.chaos.proxy import Address, FaultProxy
 from tests.chaos.world import Shape, World
 from tests.redis.clusters import Sentinels
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 
 __all__ = ["Guarded", "Pair"]
@@ -32,11 +32,9 @@ class Pair(World):
         self, folder: Path, shape: Shape | None = None, *, confirmed: bool = False, **more: Any
     ) -> None:
         super().__init__(folder, shape, **more)
-        engine = discover().best
-        assert engine is not None
         self.confirmed = confirmed
         self.old = self.redis
-        self.replica = RedisServer(engine, folder / "replica")
+        self.replica = RedisServer(find_engine(), folder / "replica")
         self.between = FaultProxy(("127.0.0.1", self.old.port))
         self.cut_at = 0.0
 
@@ -109,9 +107,7 @@ class Guarded(World):
     """A master, a replica and three Sentinels, who promote the replica by themselves. Clients ask them."""
 
     def __init__(self, folder: Path, shape: Shape | None = None, **more: Any) -> None:
-        engine = discover().best
-        assert engine is not None
-        self.sentinels = Sentinels(engine, folder / "sentinels")
+        self.sentinels = Sentinels(find_engine(), folder / "sentinels")
         super().__init__(folder, shape, redis=self.sentinels.servers[0], **more)
 
     async def raise_store(self) -> None:

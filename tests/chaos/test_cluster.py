@@ -13,13 +13,15 @@ from taskqueue_core.capabilities import dead_lettering_of, dead_letters_of
 from taskqueue_core.tasks import Task
 from taskqueue_redis.cluster import slot_of
 from taskqueue_redis.keys import Partitions, bell
-from tests.chaos.cases import CHAOS, SEEDS, passed, small
+from tests.chaos.cases import CHAOS, LONG, SEEDS, passed, small
 from tests.chaos.clustered import Clustered, Sharded, standstill
 from tests.chaos.history import Event, What
 from tests.chaos.outages import RECOVERY
 from tests.chaos.world import CONFIG, Shape
 from tests.redis.clusters import Cluster
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
+
+pytestmark = LONG
 
 _ELECTION = 1.5
 """seconds that nodes take to vote for a replica, whatever their timeout"""
@@ -30,9 +32,7 @@ _UNAFFECTED = 1.0
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One for the tests in which no node dies: a cluster takes seconds to start."""
-    engine = discover().best
-    assert engine is not None, "no redis-server was found"
-    with Cluster(engine, tmp_path_factory.mktemp("cluster"), config=CONFIG) as cluster:
+    with Cluster(find_engine(), tmp_path_factory.mktemp("cluster"), config=CONFIG) as cluster:
         yield cluster
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import LEASE, SEEDS, small
+from tests.chaos.cases import LEASE, LONG, SEEDS, small
 from tests.chaos.history import What
 from tests.chaos.replication import Guarded, Pair
 from tests.chaos.world import Outcome
@@ -50,6 +50,7 @@ async def test_what_the_replica_lacked_is_lost_and_no_more(folder: Path, seed: i
     assert verdict.figures.recovery.worst <= 5.0
 
 
+@LONG
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_nothing_confirmed_by_a_replica_is_lost(folder: Path, seed: int) -> None:
     """Fault C2: a publish is confirmed once the replica has it; else it is sent again, here or to the next master."""

@@ -15,8 +15,10 @@ from taskqueue_core.capabilities import control_of, dead_lettering_of, dead_lett
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Published, State, Task, TaskStatus
-from tests.chaos.cases import CHAOS, LEASE, SEEDS, passed, small
+from tests.chaos.cases import CHAOS, LEASE, LONG, SEEDS, passed, small
 from tests.chaos.world import World
+
+pytestmark = LONG
 
 each_seed = pytest.mark.parametrize("seed", SEEDS)
 KEY = "alpha"

@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.capabilities import Order
 from taskqueue_core.flow import RateLimit
-from tests.chaos.cases import CHAOS, LEASE, SEEDS, passed, small
+from tests.chaos.cases import CHAOS, LEASE, LONG, SEEDS, passed, small
 from tests.chaos.cast import Actor
 from tests.chaos.checker import check
 from tests.chaos.history import What
@@ -21,6 +21,8 @@ from tests.chaos.replicas import Replicas
 from tests.chaos.rules_time import in_flight
 from tests.chaos.story import History, Terms
 from tests.chaos.world import Outcome, World
+
+pytestmark = LONG
 
 _PLACES = 7
 _LIMITS: Mapping[str, Mapping[str, Any]] = {

@@ -16,7 +16,7 @@ from taskqueue_core.backend import Backend, Subscription
 from taskqueue_core.capabilities import control_of, dead_lettering_of
 from taskqueue_core.errors import BackendUnavailable, LeaseLost, PublishUnconfirmed
 from taskqueue_core.tasks import Delivery, Task
-from tests.chaos.cases import CHAOS, HOUSEKEEPING, SEEDS, SLACK, passed, small
+from tests.chaos.cases import CHAOS, HOUSEKEEPING, LONG, SEEDS, SLACK, passed, small
 from tests.chaos.proxy import FaultProxy
 from tests.chaos.world import World
 
@@ -166,6 +166,7 @@ async def test_a_deadline_passes_while_an_answer_is_lost(case: Case) -> None:
         assert (await subscription.receive(1, 0)).deliveries == ()
 
 
+@LONG
 async def test_a_consumer_takes_something_after_its_lease(case: Case) -> None:
     """Fault A4: one that wakes, and receives before it gives a sign of life, keeps what it gets (found by seed 176)."""
     shape, control = case.world.shape, case.world.control
@@ -252,6 +253,7 @@ async def progress(world: World, done: int) -> bool:
     return (await world.control.ledger(KEY)).done > done
 
 
+@LONG
 async def test_one_byte_at_a_time(folder: Path) -> None:
     """Fault E7: segments of one byte change nothing."""
     async with World(folder, small(tasks=20, consumers=1, producers=1)) as world:

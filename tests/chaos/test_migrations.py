@@ -16,9 +16,11 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.succession import MigrationMode
 from taskqueue_redis import RedisBackend
 from tests.flow.migrating import migration
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
+
+pytestmark = pytest.mark.long
 
 LEASE = 1.0
 HOUSEKEEPING = 0.2
@@ -91,13 +93,11 @@ class Operator:
 )
 async def test_a_migration_with_kills(folder: Path, seed: int) -> None:
     """A20, faults J1, J2, J3, J5, J7: whoever is killed at whatever moment, the equation over both stores is exact."""
-    best = discover().best
-    assert best is not None
     with ExitStack() as running:
         homes = []
         for side in ("old", "new"):
             (folder / side).mkdir(parents=True)
-            server = RedisServer(best, folder / side)
+            server = RedisServer(find_engine(), folder / side)
             running.callback(server.close)
             server.start()
             homes.append(Home(server.url))

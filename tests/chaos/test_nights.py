@@ -29,6 +29,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("menu", "seed"), CASES)
 def test_a_night(menu: str, seed: int) -> None:
     """Faults A1, B1, B10, B16 and E5, all laws: whatever comes together, no rule is broken."""
@@ -40,9 +41,10 @@ REPLAYS = [
     pytest.param(told, id=f"{told.seed}-{told.menu}", marks=[pytest.mark.chaos] if at >= 3 else [])
     for at, told in enumerate(reversed(read_regressions()))
 ]
-"""every test run replays the latest three"""
+"""the long tests replay the latest three"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("told", REPLAYS)
 def test_what_has_failed_once(told: Scenario) -> None:
     """A schedule that broke a rule does so no more."""

@@ -13,12 +13,14 @@ from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import Order, revocation_of
 from taskqueue_core.tasks import Delivery, Settled
 from tests.chaos import fairness
-from tests.chaos.cases import CHAOS, LEASE, SEEDS, passed, small
+from tests.chaos.cases import CHAOS, LEASE, LONG, SEEDS, passed, small
 from tests.chaos.checker import check
 from tests.chaos.history import What
 from tests.chaos.limiting import swap
 from tests.chaos.story import Handout, History, Story, Terms
 from tests.chaos.world import Outcome, World
+
+pytestmark = LONG
 
 each_seed = pytest.mark.parametrize("seed", SEEDS)
 _HELD = 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.capabilities import control_of
-from tests.chaos.cases import CHAOS, passed, small
+from tests.chaos.cases import CHAOS, LONG, passed, small
 from tests.chaos.history import What
 from tests.chaos.outages import RECOVERY, Outage, suffer
 from tests.chaos.world import World
@@ -50,6 +50,7 @@ def _files(pid: int | None) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
+@LONG
 async def test_redis_is_full(folder: Path) -> None:
     """Fault B8: publishers are refused; taking, acking, retrying and burying go on until the queue is empty."""
     shape = small(tasks=300, seconds=0.1, consumers=0)
@@ -108,7 +109,7 @@ async def test_redis_loads_its_data(folder: Path) -> None:
     shape = small(tasks=0, answer_timeout=5.0, operation_timeout=10.0)
     async with World(folder, shape) as world:
         await world.publish(4000)
-        world.redis.config |= {
+        world.redis.config |= {  # Redis 6.2 does not know the second one
             "key-load-delay": "100",
             "loading-process-events-interval-bytes": "1024",
         }
@@ -125,9 +126,11 @@ async def test_redis_loads_its_data(folder: Path) -> None:
 
 
 def _seen_loading(redis: RedisServer) -> None:
-    wait_until(
-        lambda: redis.info("persistence")["loading"] == "1", "Redis loads its data", tick=0.001
-    )
+    def loads() -> bool:
+        assert redis.running, redis.log()[-2000:]
+        return redis.info("persistence")["loading"] == "1"
+
+    wait_until(loads, "Redis loads its data", tick=0.001)
 
 
 @CHAOS
@@ -163,6 +166,7 @@ async def test_idle_connections_are_closed(folder: Path, length: float) -> None:
         assert passed(await world.finish()).duplicates == 0
 
 
+@LONG
 async def test_what_redis_may_do_to_its_clients(folder: Path) -> None:
     """Faults B13, B16, B18 together: scripts forgotten, writes paused, idle connections closed; nobody notices."""
     async with World(folder, small(seconds=1.5)) as world:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,16 +23,17 @@ from websockets.exceptions import WebSocketException
 from tests.chaos.cases import CHAOS
 from tests.prefect.databases import Database
 from tests.prefect.environment import python_with_prefect
-from tests.prefect.replicas import Replica, Site, executed, worker
+from tests.prefect.replicas import SECONDS, Replica, Site, executed, started, worker
 from tests.prefect.support import Taker
 from tests.redis.backends import opened
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 from tests.server.support import eventually
 
 KEYS = [f"add-{number:08x}" for number in range(3)]
-LEASE = 3.0
-SETTINGS = {"TASKQUEUE_REDIS_LEASE": str(LEASE), "TASKQUEUE_PREFECT_GRACE": "4"}
+LEASE = 2.0
+SETTINGS = {"TASKQUEUE_REDIS_LEASE": str(LEASE), "TASKQUEUE_PREFECT_GRACE": "3"}
+SHORT = ("freeze", "worker", "store", "kill")
 PACE, PRODUCERS, TAKERS = 0.4, 3, 4
 LIMIT = 2
 """how many runs the real worker executes at once"""
@@ -165,23 +166,28 @@ class Night:
 
     # What is done to them.
 
-    async def rage(self, seconds: float) -> None:
-        """Do something every second or two."""
+    def at_random(self, seconds: float) -> Iterator[str]:
+        """Return what to do, for a while."""
         end, outage = time.monotonic() + seconds, self.random.uniform(0.3, 0.6) * seconds
         outage += time.monotonic()
         menu = ["kill", "kill", "freeze", "freeze", "taker", "worker", "doze"]
         while time.monotonic() < end:
-            await asyncio.sleep(self.random.uniform(1, 2))
             what = self.random.choice(menu)
             if time.monotonic() > outage:
                 what, outage = "store", float("inf")
+            yield what
+
+    async def rage(self, plan: Iterable[str]) -> None:
+        """Do something every second or two."""
+        for what in plan:
+            await asyncio.sleep(self.random.uniform(1, 2))
             self.done[what] += 1
             match what:
                 case "kill" | "freeze":
                     first = 1 if what == "kill" else 0
+                    await eventually(self._one_may_suffer, SECONDS)
                     there = sorted(set(range(first, len(self.replicas))) - self.afflicted)
-                    if there and len(self.afflicted) < len(self.replicas) - 1:
-                        self._repair(self._afflict(self.random.choice(there), what))
+                    self._repair(self._afflict(self.random.choice(there), what))
                 case "taker":
                     await self._replace_taker(self.random.randrange(TAKERS))
                 case "worker":
@@ -196,6 +202,9 @@ class Night:
                     await asyncio.to_thread(self.site.redis.start)
                     for suffered in range(len(self.replicas)):  # leases may have run out
                         self.faults[suffered].append((began, time.time() + 1))
+
+    def _one_may_suffer(self) -> bool:
+        return len(self.afflicted) < len(self.replicas) - 1  # one is to be left
 
     def _repair(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -233,13 +242,13 @@ class Night:
             await asyncio.sleep(0.2)
 
     @asynccontextmanager
-    async def living_on(self, seconds: float) -> AsyncIterator[None]:
-        """Have clients create runs, and faults happen, for a while; workers go on until the end of the context."""
+    async def living_on(self, plan: Iterable[str]) -> AsyncIterator[None]:
+        """Have clients create runs, and faults happen as planned; workers go on until the end of the context."""
         self._takers = [asyncio.create_task(self.take()) for _ in range(TAKERS)]
         others = [asyncio.create_task(self._supervise())]
         producers = [asyncio.create_task(self.produce()) for _ in range(PRODUCERS)]
         try:
-            await self.rage(seconds)
+            await self.rage(plan)
             for task in producers:
                 task.cancel()
             await asyncio.gather(*self._repairs)
@@ -307,27 +316,28 @@ def place(folder: Path) -> Path:
     return folder
 
 
-async def live_through(folder: Path, seed: int, seconds: float, count: int) -> None:
-    """Live through a night, and judge it."""
-    engine = discover().best
-    assert engine is not None
-    redis = RedisServer(engine, folder / "redis", aof=True, config={"appendfsync": "always"})
+async def live_through(
+    folder: Path, seed: int, seconds: float, count: int, plan: Iterable[str] = ()
+) -> None:
+    """Live through a night of so many seconds, or as planned, and judge it."""
+    config = {"appendfsync": "always"}
+    redis = RedisServer(find_engine(), folder / "redis", aof=True, config=config)
     python = python_with_prefect()
     with redis, Database(python) as database, ExitStack() as ending:
         site = Site(python, folder, database.url, redis)
         site.settings |= SETTINGS
         replicas = [Replica(site, f"r{at}") for at in range(count)]
-        for replica in replicas:
-            ending.push(replica.start())
-        for replica in replicas:
-            replica.ready()
+        ending.enter_context(started(*replicas))
         night = Night(site, replicas, seed)
         ending.enter_context(night.real)
         tasks = int(seconds * LIMIT / LONG / 2)
         real = await asyncio.to_thread(
             site.run, "delay.py", str(tasks), "real-", str(LONG), api=replicas[0].api
         )
-        async with opened(redis.url, site.prefix) as backend, night.living_on(seconds):
+        async with (
+            opened(redis.url, site.prefix) as backend,
+            night.living_on(plan or night.at_random(seconds)),
+        ):
             left = await night.left_in_the_end()
             queues = await backend.control.queues()
             ledgers = {key: await backend.control.ledger(key) for key in queues}
@@ -366,7 +376,7 @@ async def live_through(folder: Path, seed: int, seconds: float, count: int) -> N
 
 async def test_a_short_night(place: Path) -> None:
     """Rows E1, E8, faults A6, B1: two replicas, one of them killed and frozen, and their workers: no run is lost."""
-    await live_through(place, 1, 8, 2)
+    await live_through(place, 1, 5, 2, SHORT)
 
 
 @CHAOS

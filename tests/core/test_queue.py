@@ -17,6 +17,8 @@ from taskqueue_core.tasks import Confirmation, Ledger, Published, State
 from taskqueue_memory import MemoryBackend
 from tests.core.fakes import ScriptedBackend
 
+pytestmark = pytest.mark.passing_time
+
 
 @pytest.fixture
 def clock() -> ManualClock:

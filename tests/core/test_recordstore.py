@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from taskqueue_core.backend import Backend
+from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
@@ -33,9 +33,14 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> int:
     return 3
 
 
+@pytest.mark.passing_time
 class TestRecordStore(BackendSuite):
     """G6: whatever keeps the promises of `RecordStore` makes a backend that keeps those of the contract."""
 
+    capabilities = Capabilities(
+        names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
+        durable=True,
+    )
     max_examples = 25
 
     async def open_backend(self, clock: ManualClock) -> Backend:

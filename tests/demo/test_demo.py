@@ -108,7 +108,9 @@ def connected(process: subprocess.Popen[str]) -> list[int]:
     return pids
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_an_interrupt_ends_what_was_started(number: signal.Signals, folder: Path) -> None:
     """Ctrl-C ends the server and the workers with the run, and its files go as well."""
     with demo(folder, "--keep-going", "--backend", BACKEND, "--workers", "1") as process:
@@ -131,6 +133,7 @@ def test_a_killed_run_leaves_no_process(folder: Path) -> None:
     assert not any(map(alive, pids))
 
 
+@pytest.mark.long
 def test_afterwards_it_stays_if_asked_to(folder: Path) -> None:
     """With --keep-going the server can be looked at until Ctrl-C, and the verdict is the run's."""
     with demo(folder, "--keep-going", "--json", "--backend", BACKEND, "--limit", "3") as process:

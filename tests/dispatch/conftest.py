@@ -1,4 +1,4 @@
-"""Backends with slots: memory, and a real Redis."""
+"""Backends with slots: a real Redis, and memory among the long tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from taskqueue_memory import MemoryBackend
 from tests.dispatch.killed import started
 from tests.redis.backends import opened
 from tests.redis.conftest import (
-    certificates,
-    engines,
     make_server,
     redis_cluster,
     redis_prefix,
@@ -22,8 +20,6 @@ from tests.redis.conftest import (
 )
 
 __all__ = [
-    "certificates",
-    "engines",
     "make_server",
     "redis_cluster",
     "redis_prefix",
@@ -39,9 +35,12 @@ def parent() -> Iterator[subprocess.Popen[bytes]]:
         yield parent
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.long), "redis"])
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
-    """An empty backend with slots, of each kind in turn; it is closed in the end."""
+    """An empty backend with slots, closed in the end.
+
+    The kit holds both kinds to one contract, so that what is built on it is tried on Redis every day.
+    """
     if request.param == "memory":
         memory = MemoryBackend()
         yield memory

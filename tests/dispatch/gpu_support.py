@@ -134,7 +134,13 @@ async def trap(talk: Talk | bytes, *, tls: ssl.SSLContext | None = None) -> Asyn
         writer.write(told)
 
     it = Trap(answer if isinstance(talk, bytes) else talk, "http" if tls is None else "https")
-    server = await asyncio.start_server(it.accept, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(
+        it.accept,
+        "127.0.0.1",
+        0,
+        ssl=tls,
+        backlog=1024,  # whose connection finds no place among 100 tries again after a second
+    )
     it.port = server.sockets[0].getsockname()[1]
     try:
         yield it

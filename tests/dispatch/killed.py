@@ -58,7 +58,9 @@ async def process(parent: subprocess.Popen[bytes], told: Told) -> AsyncIterator[
     parent.stdin.write(msgspec.json.encode(told) + b"\n")
     parent.stdin.flush()
     pid = int(await asyncio.to_thread(line))
-    assert await asyncio.to_thread(line) == b"ready\n"
+    if await asyncio.to_thread(line) != b"ready\n":
+        os.kill(pid, signal.SIGKILL)
+        raise AssertionError(f"process {pid} did not get ready")
     child = Process(pid, asyncio.ensure_future(asyncio.to_thread(line)))
     try:
         yield child

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import PoolView, control_of, slots_of
 from taskqueue_core.tasks import Ledger, encode_json
 from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.gpu.jobs import Job
 from taskqueue_dispatch.gpu.simulated import SimulatedGpu
 from taskqueue_dispatch.jobs import Submission
 from taskqueue_dispatch.models import ModelConfig
@@ -22,6 +24,8 @@ from tests.redis.backends import until
 __all__ = [
     "ASKED",
     "FAST",
+    "Gate",
+    "all_free",
     "dispatching",
     "ended",
     "ledger_of",
@@ -57,10 +61,27 @@ async def dispatching(backend: Backend, **values: Any) -> AsyncIterator[Dispatch
         yield dispatcher
 
 
+class Gate:
+    """A model whose jobs wait until it is opened."""
+
+    def __init__(self) -> None:
+        """Begin closed."""
+        self.opened = asyncio.Event()
+
+    async def __call__(self, _: Job) -> None:
+        """Run a job."""
+        await self.opened.wait()
+
+    def open(self) -> None:
+        """Let all jobs end, also those that come."""
+        self.opened.set()
+
+
 async def serve(
     dispatcher: Dispatcher, model: str, *gpus: SimulatedGpu, config: ModelConfig | None = None
 ) -> None:
-    """Register servers for a model, and wait until all of them may get jobs."""
+    """Register servers for a model, and wait until they may get jobs."""
+    names = {gpu.name for gpu in gpus}
     if config is not None:
         await dispatcher.registry.configure(model, config)
     for gpu in gpus:
@@ -68,7 +89,8 @@ async def serve(
 
     async def all_well() -> bool:
         view: PoolView = await slots_of(dispatcher.backend).look(model)
-        return all(info.usable for info in view.endpoints)
+        usable = {info.endpoint.server for info in view.endpoints if info.usable}
+        return names <= usable
 
     await until(all_well, "every server is well")
 
@@ -97,6 +119,12 @@ async def ended(
         return True
 
     await until(all_ended, f"{len(ids)} jobs are {state}", within=within)
+
+
+async def all_free(backend: Backend) -> bool:
+    """Whether no slot has a job."""
+    view = await slots_of(backend).look()
+    return all(info.assigned + info.detached == 0 for info in view.endpoints)
 
 
 async def ledger_of(backend: Backend, model: str) -> Ledger:

@@ -99,23 +99,12 @@ async def test_in_each_of_several_processes(
 
 
 async def test_by_the_environment(tmp_path: Path) -> None:
-    """A server of one process on memory, and one that was not told has nothing of it (C1)."""
-    told: dict[str, Any] = {"parts": "dispatch", **_DISPATCH}
-    nothing: dict[str, Any] = {}
-    for variables, status in ((told, 200), (nothing, 404)):
-        async with (
-            serving(tmp_path, "--backend", "memory", **variables) as it,
-            httpx2.AsyncClient(base_url=it.url, trust_env=False, verify=False) as client,
-        ):
-            assert (await client.get("/admin/endpoints")).status_code == status
-            assert (await client.get("/dispatch")).status_code == status
-            it.send(signal.SIGTERM)
-            assert await it.ended() == 0
-
-
-async def test_a_part_that_is_not_there(tmp_path: Path) -> None:
-    """It is told with those that are, and nothing is served (C1)."""
-    async with serving(tmp_path, "--with", "canary", ready=False) as it:
-        assert await it.ended() == 2
-        assert "no part 'canary'" in it.log()
-        assert "dispatch" in it.log()
+    """A server of one process on memory has the dispatcher by its variables alone (C1)."""
+    async with (
+        serving(tmp_path, "--backend", "memory", parts="dispatch", **_DISPATCH) as it,
+        httpx2.AsyncClient(base_url=it.url, trust_env=False, verify=False) as client,
+    ):
+        for path in ("/admin/endpoints", "/dispatch"):
+            assert (await client.get(path)).status_code == 200
+        it.send(signal.SIGTERM)
+        assert await it.ended() == 0

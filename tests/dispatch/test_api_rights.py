@@ -9,9 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx2
+import pytest
 from starlette.routing import Route
 
 from taskqueue_core.backend import Backend
+from taskqueue_core.server.access import door
 from taskqueue_core.server.api.operations import Operation, Scope
 from taskqueue_core.server.api.table import OPERATIONS as CORE
 from taskqueue_core.server.app import create_app
@@ -218,8 +220,11 @@ async def test_what_is_no_model() -> None:
         assert (await api.client.get("/admin/endpoints")).json() == {"models": []}
 
 
-async def test_a_job_of_a_revoked_token(backend: Backend, tmp_path: Path) -> None:
+async def test_a_job_of_a_revoked_token(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who waits for a job is sent away when the token goes (security 6)."""
+    monkeypatch.setattr(door, "LOOK_SECONDS", 0.05)
     path = write(tmp_path / "tokens.toml", entry(ADMIN, "admin"), entry(A, "a"))
     async with (
         serving(backend, tokens=path) as api,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +27,7 @@ from taskqueue_dispatch.api import part
 from taskqueue_dispatch.api.part import OPERATIONS, TAGS
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.support import settings
+from tests.server.in_thread import in_thread
 from tests.server.support import settings as server_settings
 from tests.server.test_schema import _tried_settings
 
@@ -40,26 +40,13 @@ load_all_checks()
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server, in a loop of its own, for schemathesis waits for its answers."""
-    up = threading.Event()
-    one = Server(
-        MemoryBackend(),
-        server_settings(),
-        on_ready=lambda _: up.set(),
-        parts=[part(settings(health_interval=60.0))],
-    )
-    thread = threading.Thread(target=lambda: asyncio.run(one.run()))
-    thread.start()
-    assert up.wait(10)
-    assert one.hub is not None
-    over = asyncio.Event()
-    over.set()
-    one.hub.waiters = Waiters(one.hub.control, one.hub.hooks, over)  # nobody ends these jobs
-    try:
+    parts = [part(settings(health_interval=60.0))]
+    with in_thread(Server(MemoryBackend(), server_settings(), parts=parts)) as one:
+        assert one.hub is not None
+        over = asyncio.Event()
+        over.set()
+        one.hub.waiters = Waiters(one.hub.control, one.hub.hooks, over)  # nobody ends these jobs
         yield one.url
-    finally:
-        one.stop()
-        thread.join(10)
-    assert not thread.is_alive()
 
 
 _told = document((*CORE, *OPERATIONS), VERSION, open_to_all=True, tags=TAGS)

@@ -42,9 +42,11 @@ def gpu() -> Iterator[str]:
     """The endpoint of a simulated server."""
     words = [sys.executable, "-m", "taskqueue_dispatch.gpu", "--slots", "2", "--latency", "0.05"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        yield json.loads(running.stdout.readline())["url"]
-        running.terminate()
+        try:
+            assert running.stdout is not None
+            yield json.loads(running.stdout.readline())["url"]
+        finally:
+            running.kill()
 
 
 @pytest.fixture
@@ -157,10 +159,12 @@ def test_a_job_that_fails(cli: Cli, gpu: str) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as running:
-        assert running.stdout is not None
-        registered(cli, "ill", json.loads(running.stdout.readline())["url"])
-        done = cli("submit", "ill", "--wait", "10", "--json")
-        running.terminate()
+        try:
+            assert running.stdout is not None
+            registered(cli, "ill", json.loads(running.stdout.readline())["url"])
+            done = cli("submit", "ill", "--wait", "10", "--json")
+        finally:
+            running.kill()
     assert done.code == 1
     assert done.told["error"]["code"] == "job_ended"
     assert "max_retries_exceeded" in done.err

@@ -68,7 +68,9 @@ def store(request: pytest.FixtureRequest) -> dict[str, str]:
     return {"TASKQUEUE_REDIS_URL": server.url, "TASKQUEUE_REDIS_PREFIX": prefix}
 
 
-@pytest.mark.parametrize("store", ["memory", "redis"], indirect=True)
+@pytest.mark.parametrize(
+    "store", [pytest.param("memory", marks=pytest.mark.long), "redis"], indirect=True
+)
 def test_every_job_is_accounted_for(store: dict[str, str], tmp_path: Path) -> None:
     """C26, C23, C7, C16, law 1, fault I1.
 
@@ -115,7 +117,11 @@ async def test_a_store_with_a_dispatcher_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("number", "word"), [(signal.SIGINT, "embedded"), (signal.SIGTERM, "memory")]
+    ("number", "word"),
+    [
+        (signal.SIGINT, "embedded"),
+        pytest.param(signal.SIGTERM, "memory", marks=pytest.mark.long),
+    ],
 )
 def test_an_interrupt_ends_what_was_started(
     number: signal.Signals, word: str, tmp_path: Path

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import slots_of
 from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
-from taskqueue_dispatch.status import JobState
-from tests.dispatch.support import ASKED, dispatching, ended, ledger_of, send, serve, until
+from tests.dispatch.support import (
+    ASKED,
+    Gate,
+    all_free,
+    dispatching,
+    ended,
+    ledger_of,
+    send,
+    serve,
+    until,
+)
 
 POLLED = ModelConfig(
     model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=5
 )
 
 
-async def all_free(backend: Backend) -> bool:
-    """Whether no slot has a job."""
-    view = await slots_of(backend).look()
-    return all(info.assigned + info.detached == 0 for info in view.endpoints)
-
-
 async def test_jobs_are_done_once_each(backend: Backend) -> None:
     """Each job of a burst is done once, on as many slots at once as there are; the ledger balances (C1, C26, R16)."""
+    gate = Gate()
+
+    async def sleep(seconds: float) -> None:
+        await gate.opened.wait()
+        await asyncio.sleep(seconds)
+
     async with (
-        SimulatedGpu(name="a", slots=2, latency=(0.001, 0.01)) as first,
-        SimulatedGpu(name="b", slots=3, latency=(0.001, 0.01)) as second,
+        SimulatedGpu(name="a", slots=2, latency=(0.001, 0.01), sleep=sleep) as first,
+        SimulatedGpu(name="b", slots=3, latency=(0.001, 0.01), sleep=sleep) as second,
         dispatching(backend) as dispatcher,
     ):
         await serve(dispatcher, "flux", first, second)
         ids = await send(dispatcher, "flux", 100)
+        await until(lambda: (first.active, second.active) == (2, 3), "every slot has a job")
+        gate.open()
         await ended(dispatcher, ids)
         runs = first.runs + second.runs
         assert set(runs) == set(ids)
         assert set(runs.values()) == {1}
-        assert first.most_at_once == 2
-        assert second.most_at_once == 3
+        assert (first.most_at_once, first.refused) == (2, 0)
+        assert (second.most_at_once, second.refused) == (3, 0)
         await until(lambda: all_free(backend), "all slots are free")
     ledger = await ledger_of(backend, "flux")
     assert ledger.balanced
@@ -43,8 +55,9 @@ async def test_jobs_are_done_once_each(backend: Backend) -> None:
 
 async def test_jobs_of_an_asynchronous_model(backend: Backend) -> None:
     """A server that answers with an id is polled until it has the result, and keeps its slot until then (C3, C4)."""
+    gate = Gate()
     async with (
-        SimulatedGpu(name="a", slots=2, latency=0.08, asynchronous=True) as gpu,
+        SimulatedGpu(name="a", slots=2, handler=gate, asynchronous=True) as gpu,
         dispatching(backend) as dispatcher,
     ):
         await serve(dispatcher, "trellis", gpu, config=POLLED)
@@ -52,6 +65,7 @@ async def test_jobs_of_an_asynchronous_model(backend: Backend) -> None:
         await until(lambda: gpu.active == 2)
         view = await dispatcher.pool.look("trellis")
         assert view.endpoints[0].held == 2
+        gate.open()
         await ended(dispatcher, ids)
         assert set(gpu.runs.values()) == {1}
         assert gpu.most_at_once == 2
@@ -91,39 +105,19 @@ async def test_direct_traffic_takes_all(backend: Backend) -> None:
         assert all(status is not None and status.attempt == 1 for status in statuses)
 
 
-async def test_a_job_that_fails_is_given_up_with_its_reason(backend: Backend) -> None:
-    """After its retries a job is a dead letter, and its status says why (C15, C16, C26)."""
-    async with (
-        SimulatedGpu(name="a", slots=1, mode=Mode.FAIL, latency=0.001) as gpu,
-        dispatching(backend, breaker_failures=100) as dispatcher,
-    ):
-        await serve(dispatcher, "flux", gpu, config=ModelConfig(max_retries=1))
-        ids = await send(dispatcher, "flux", 1)
-        await ended(dispatcher, ids, JobState.FAILED)
-        assert gpu.runs[ids[0]] == 2
-        status = await dispatcher.jobs.status(ids[0])
-        assert status is not None
-        assert status.attempt == 2
-        assert await dispatcher.jobs.redrive(ids[0])
-        gpu.mode = Mode.OK
-        await ended(dispatcher, ids)
-
-
 async def test_a_server_that_crashes_with_a_job(backend: Backend) -> None:
     """The job of a server that dies is sent again; its slot comes back (C23, fault H4)."""
+    config = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05)
+    gate = Gate()
     async with (
-        SimulatedGpu(name="a", slots=1, latency=0.3) as gpu,
+        SimulatedGpu(name="a", slots=1, handler=gate) as gpu,
         dispatching(backend) as dispatcher,
     ):
-        await serve(
-            dispatcher,
-            "flux",
-            gpu,
-            config=ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05),
-        )
+        await serve(dispatcher, "flux", gpu, config=config)
         ids = await send(dispatcher, "flux", 2)
         await until(lambda: gpu.active == 1)
         await gpu.crash_and_restart()
+        gate.open()
         await ended(dispatcher, ids)
         assert sum(gpu.runs.values()) == 3
         assert gpu.most_at_once == 1

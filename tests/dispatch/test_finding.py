@@ -12,6 +12,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Permit as Kind
 from taskqueue_core.capabilities import SlotLease, slots_of
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, LeaseLost
+from taskqueue_dispatch import finding
 from taskqueue_dispatch.finding import FoundNone, FoundQueued
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.submit import Reason
@@ -132,8 +133,9 @@ def _unseen(desk: Desk) -> Any:
     return acquire
 
 
-async def test_a_store_out_of_reach(backend: Backend) -> None:
+async def test_a_store_out_of_reach(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A find says that the store is away; a release goes on behind who asked for it, until it is done (C26)."""
+    monkeypatch.setattr(finding, "_PATIENCE", 0.1)
     desk = await desk_of(backend)
     permit = await desk.permit()
     desk.failing.down = True

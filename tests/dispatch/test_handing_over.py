@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import defaultdict
+
+import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Left
+from taskqueue_core.consuming import housekeeping
 from taskqueue_core.tasks import encode_json
+from taskqueue_dispatch.gpu.jobs import Job
 from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.status import JobState
-from tests.dispatch.support import ASKED, dispatching, ended, ledger_of, send, serve, until
+from tests.dispatch.support import ASKED, Gate, dispatching, ended, ledger_of, send, serve, until
 
 TOLD = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=5)
 
 
 async def test_a_dispatcher_that_stops_leaves_its_jobs_running(backend: Backend) -> None:
     """Another dispatcher takes a job over with its slot, and nothing runs twice (C23, fault H2)."""
-    async with SimulatedGpu(name="a", slots=1, latency=0.5) as gpu:
+    gate = Gate()
+    async with SimulatedGpu(name="a", slots=1, handler=gate) as gpu:
         async with dispatching(backend) as first:
             await serve(first, "flux", gpu, config=TOLD)
             ids = await send(first, "flux", 2)
@@ -25,6 +32,7 @@ async def test_a_dispatcher_that_stops_leaves_its_jobs_running(backend: Backend)
         view = await first.pool.look("flux")
         assert [lease.state for lease in view.leases] == ["detached"]
         async with dispatching(backend) as second:
+            gate.open()
             await ended(second, ids)
         assert set(gpu.runs.values()) == {1}
         assert gpu.most_at_once == 1
@@ -74,14 +82,22 @@ async def test_a_result_that_is_pushed(backend: Backend) -> None:
 
 async def test_a_server_that_lies(backend: Backend) -> None:
     """A server that says it is idle costs its job its slot, and the job its server; it is not run twice (fault H4)."""
+    gate = Gate()
     async with (
-        SimulatedGpu(name="a", slots=1, latency=1.2) as gpu,
+        SimulatedGpu(name="a", slots=1, handler=gate) as gpu,
         dispatching(backend) as dispatcher,
     ):
         await serve(dispatcher, "flux", gpu, config=TOLD)
         ids = await send(dispatcher, "flux")
         await until(lambda: gpu.active == 1)
         gpu.mode = Mode.LIE_IDLE
+
+        async def lost() -> bool:
+            status = await dispatcher.jobs.status(ids[0])
+            return status is not None and status.losses > 0
+
+        await until(lost, "its slot was taken for free")
+        gate.open()
         await ended(dispatcher, ids)
         assert gpu.runs[ids[0]] == 1
         assert gpu.most_at_once == 1
@@ -101,7 +117,7 @@ async def test_a_server_that_says_done_and_did_nothing(backend: Backend) -> None
 
 async def test_a_server_that_hangs(backend: Backend) -> None:
     """A job has failed when its time on a server is over, and says so; no other time ends it (C18, OPEN-C3)."""
-    config = TOLD.model_copy(update={"max_poll_time": 0.5, "max_retries": 0})
+    config = TOLD.model_copy(update={"max_poll_time": 0.3, "max_retries": 0})
     async with (
         SimulatedGpu(name="a", slots=1, latency=30) as gpu,
         dispatching(backend) as dispatcher,
@@ -110,7 +126,7 @@ async def test_a_server_that_hangs(backend: Backend) -> None:
         began = time.monotonic()
         ids = await send(dispatcher, "flux")
         await ended(dispatcher, ids, JobState.FAILED)
-        assert time.monotonic() - began >= 0.5
+        assert time.monotonic() - began >= 0.3
         status = await dispatcher.jobs.status(ids[0])
         assert status is not None
         assert "Exceeded max processing time" in str(status)
@@ -118,12 +134,22 @@ async def test_a_server_that_hangs(backend: Backend) -> None:
 
 async def test_a_job_longer_than_the_lease(backend: Backend) -> None:
     """A job that runs for longer than the lease of a slot keeps its slot to the end (C21, FIX-C7, OPEN-C3)."""
+    gate = Gate()
     async with (
-        SimulatedGpu(name="a", slots=1, latency=0.9) as gpu,
+        SimulatedGpu(name="a", slots=1, handler=gate) as gpu,
         dispatching(backend, lease=0.4) as dispatcher,
     ):
         await serve(dispatcher, "flux", gpu)
         ids = await send(dispatcher, "flux", 2)
+        await until(lambda: gpu.active == 1)
+        (first,) = (await dispatcher.pool.look("flux")).leases
+
+        async def renewed() -> bool:
+            (lease,) = (await dispatcher.pool.look("flux")).leases
+            return lease.job == first.job and lease.expires_at > first.expires_at + 2 * 0.4
+
+        await until(renewed, "the job has its slot for longer than two leases")
+        gate.open()
         await ended(dispatcher, ids)
         assert set(gpu.runs.values()) == {1}
         assert gpu.most_at_once == 1
@@ -131,8 +157,13 @@ async def test_a_job_longer_than_the_lease(backend: Backend) -> None:
 
 async def test_slots_are_taken_away_and_a_server_removed(backend: Backend) -> None:
     """What runs on a server that loses slots, or is removed, is finished there; it gets nothing new (fault H7)."""
+    gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def handle(job: Job) -> None:
+        await gates[job.id].wait()
+
     async with (
-        SimulatedGpu(name="one-1", slots=2, latency=0.3) as old,
+        SimulatedGpu(name="one-1", slots=2, handler=handle) as old,
         SimulatedGpu(name="two-2", slots=1, latency=0.01) as new,
         dispatching(backend) as dispatcher,
     ):
@@ -141,10 +172,14 @@ async def test_slots_are_taken_away_and_a_server_removed(backend: Backend) -> No
         await until(lambda: old.active == 2)
         await dispatcher.registry.register("sd-xl-1.0", "one-1", old.url, 1)
         more = await send(dispatcher, "sd-xl-1.0", 2)
+        for job in first:
+            gates[job].set()
         await ended(dispatcher, first)
-        await until(lambda: old.active == 1)
+        await until(lambda: more[0] in old.runs, "one more runs on the slot that is left")
         await dispatcher.registry.remove("sd-xl-1.0", "one-1")
         await serve(dispatcher, "sd-xl-1.0", new)
+        await ended(dispatcher, more[1:])
+        gates[more[0]].set()
         await ended(dispatcher, more)
         assert sum(old.runs.values()) == 3
         assert sum(new.runs.values()) == 1
@@ -152,10 +187,14 @@ async def test_slots_are_taken_away_and_a_server_removed(backend: Backend) -> No
         assert [info.endpoint.server for info in view.endpoints] == ["two-2"]
 
 
-async def test_a_deadline_that_passes_in_the_queue(backend: Backend) -> None:
+async def test_a_deadline_that_passes_in_the_queue(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job whose deadline passes while it waits is expired, and is not sent (C26, law 8)."""
+    monkeypatch.setattr(housekeeping, "_EVERY", 0.1)
+    gate = Gate()
     async with (
-        SimulatedGpu(name="a", slots=1, latency=0.4) as gpu,
+        SimulatedGpu(name="a", slots=1, handler=gate) as gpu,
         dispatching(backend) as dispatcher,
     ):
         await serve(dispatcher, "flux", gpu)
@@ -163,6 +202,7 @@ async def test_a_deadline_that_passes_in_the_queue(backend: Backend) -> None:
         await until(lambda: gpu.active == 1)
         late = await send(dispatcher, "flux", deadline=backend.now() + 0.1)
         await ended(dispatcher, late, JobState.EXPIRED)
+        gate.open()
         await ended(dispatcher, first)
         assert late[0] not in gpu.runs
     assert (await ledger_of(backend, "flux")).balanced
@@ -170,19 +210,19 @@ async def test_a_deadline_that_passes_in_the_queue(backend: Backend) -> None:
 
 async def test_priorities(backend: Backend) -> None:
     """Jobs of higher priority come first, and each priority in its order (C14, FIX-C1, OPEN-C6)."""
-    order: list[str] = []
-
-    async with dispatching(backend) as dispatcher:
-        async with SimulatedGpu(name="a", slots=1, latency=0.2) as gpu:
-            await serve(dispatcher, "flux", gpu)
-            await send(dispatcher, "flux")
-            await until(lambda: gpu.active == 1)
-            low = await send(dispatcher, "flux", 3, priority=1)
-            high = await send(dispatcher, "flux", 3, priority=9)
-            gpu.latency = 0.001
-            await ended(dispatcher, [*low, *high])
-            order = [job for job in gpu.runs if job in {*low, *high}]
-        assert order == [*high, *low]
+    gate = Gate()
+    async with (
+        SimulatedGpu(name="a", slots=1, handler=gate) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await serve(dispatcher, "flux", gpu)
+        (first,) = await send(dispatcher, "flux")
+        await until(lambda: gpu.active == 1)
+        low = await send(dispatcher, "flux", 3, priority=1)
+        high = await send(dispatcher, "flux", 3, priority=9)
+        gate.open()
+        await ended(dispatcher, [*low, *high])
+        assert list(gpu.runs) == [first, *high, *low]
 
 
 async def test_a_job_that_has_ended_between_two_questions(backend: Backend) -> None:

@@ -14,7 +14,17 @@ from tests.dispatch import receivers
 from tests.dispatch.killed import process
 from tests.dispatch.killed_program import Step, Told
 from tests.dispatch.receivers import receiving
-from tests.dispatch.support import ASKED, FAST, dispatching, ended, ledger_of, send, serve, until
+from tests.dispatch.support import (
+    ASKED,
+    FAST,
+    all_free,
+    dispatching,
+    ended,
+    ledger_of,
+    send,
+    serve,
+    until,
+)
 from tests.redis.backends import housekept, opened
 from tests.redis.servers import RedisServer
 
@@ -26,10 +36,20 @@ _CASES = [
     (Step.SENT, _ASYNC),
     (Step.REPORTED, _ASYNC),
 ]
+_EVERY_DAY = [(Step.SENT, _SYNC), (Step.ANSWERED, _SYNC), (Step.REPORTED, _ASYNC)]
+"""the server has the job, it has done it, its client knows: the others are among the long tests"""
 
 
 @pytest.mark.parametrize(
-    ("step", "config"), _CASES, ids=[f"{step}-{config.model_type}" for step, config in _CASES]
+    ("step", "config"),
+    [
+        pytest.param(
+            *case,
+            id=f"{case[0]}-{case[1].model_type}",
+            marks=() if case in _EVERY_DAY else pytest.mark.long,
+        )
+        for case in _CASES
+    ],
 )
 async def test_killed_at_a_step(
     step: Step,
@@ -63,12 +83,7 @@ async def test_killed_at_a_step(
         async with dispatching(backend, **policy) as heir:
             await ended(heir, ids)
             await until(lambda: len({call.body for call in receiver.calls}) == 3)
-
-            async def all_free() -> bool:
-                view = await heir.pool.look()
-                return all(info.assigned + info.detached == 0 for info in view.endpoints)
-
-            await until(all_free, "every slot has come back")
+            await until(lambda: all_free(backend), "every slot has come back")
         assert gpu.most_at_once <= 2
         assert set(gpu.runs) == set(ids)
         assert set(gpu.runs.values()) == {1}

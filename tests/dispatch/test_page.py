@@ -13,6 +13,7 @@ from playwright.async_api import Browser, Locator, Page, expect
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.hooks import Identity
+from taskqueue_core.server.access import door
 from taskqueue_core.server.dashboard import sampler
 from taskqueue_core.server.dashboard.pages import path
 from taskqueue_dispatch.api import part
@@ -266,8 +267,9 @@ async def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (await client.get("/dispatch", headers=PAGE)).status_code == 200
 
 
-async def test_the_stream_ends_with_the_right_to_see_it() -> None:
+async def test_the_stream_ends_with_the_right_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose token is taken away hears no more, and is told why (security 2)."""
+    monkeypatch.setattr(door, "CHECK_SECONDS", 0.1)
     gate = Gate(a=Identity(name="a", verbs=frozenset({"admin"})))
     async with dispatching() as (it, _):
         it.hub.hooks.register(gate)

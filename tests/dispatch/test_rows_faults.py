@@ -12,6 +12,7 @@ from tests.dispatch.killed_program import Told
 from tests.dispatch.support import (
     ASKED,
     FAST,
+    Gate,
     dispatching,
     ended,
     ledger_of,
@@ -19,7 +20,6 @@ from tests.dispatch.support import (
     serve,
     until,
 )
-from tests.dispatch.test_rows_dispatching import Gate
 from tests.redis.backends import housekept, keys_of, opened
 from tests.redis.servers import RedisServer
 
@@ -51,7 +51,7 @@ async def test_the_pool_is_deleted_under_running_jobs(
 
         await until(held_again, "both jobs have their slots again")
         assert gpu.active == 2
-        gate.opened.set()
+        gate.open()
         await ended(dispatcher, ids)
         assert set(gpu.runs) == set(ids)
         assert set(gpu.runs.values()) == {1}
@@ -93,7 +93,7 @@ async def test_a_dispatcher_that_is_frozen(
 
                 await until(overdue, "its lease ran out, and its slot is not free")
                 assert (gpu.active, gpu.posts) == (1, 1), "it still runs where it did, alone"
-                gate.opened.set()
+                gate.open()
                 await ended(heir, ids)
                 result = await heir.jobs.result(ids[0])
                 child.send_signal(signal.SIGCONT)

@@ -102,6 +102,7 @@ async def test_one_end_is_told(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
     """How a job has ended is told, and nothing else; one that runs past its deadline may have expired (C26)."""
+    monkeypatch.setattr(sending, "_LOOK_AGAIN", 0.1)
     monkeypatch.setattr(housekeeping, "_EVERY", 0.1)
     async with (
         receiving() as receiver,

@@ -9,14 +9,20 @@ from typing import Any
 import pytest
 
 from taskqueue_core.backend import Backend
+from taskqueue_dispatch import runner, running
+from taskqueue_dispatch.callbacks import sending
 from taskqueue_dispatch.gpu.simulated import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.service import Dispatcher
-from tests.dispatch.support import ASKED, dispatching, ended, send, serve, settings, until
+from tests.dispatch.support import ASKED, Gate, dispatching, ended, send, serve, settings, until
 from tests.redis.backends import opened
 from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 
+_PATIENCE = (
+    (runner, "_GRACE"), (runner, "_LAST_WORD"), (running, "_LAST_WORD"), (sending, "_LAST_WORD"),
+)  # fmt: skip
+"""what a stop waits for the store, one after the other"""
 _OURS = ("Runner", "Run.", "Keeper", "Checks", "Sender", "Dispatcher")
 
 
@@ -24,10 +30,27 @@ def _name(task: asyncio.Task[Any]) -> str:
     return str(getattr(task.get_coro(), "__qualname__", ""))
 
 
-@pytest.mark.parametrize("how", ["frozen", "killed"])
-@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
-async def test_the_store_is_away(how: str, *, busy: bool, make_server: MakeServer) -> None:
+@pytest.mark.parametrize(
+    ("busy", "how"),
+    [
+        pytest.param(True, "killed", id="busy-killed"),
+        pytest.param(False, "frozen", id="idle-frozen"),
+        pytest.param(True, "frozen", id="busy-frozen", marks=pytest.mark.long),
+        pytest.param(False, "killed", id="idle-killed", marks=pytest.mark.long),
+    ],
+)
+async def test_the_store_is_away(
+    how: str, *, busy: bool, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends within its drain and two seconds, and leaves no task, where the store is away (C20, C21, R16)."""
+    assert sum(getattr(module, name) for module, name in _PATIENCE) < 2
+    for (
+        module,
+        name,
+    ) in (
+        _PATIENCE
+    ):  # with a fifth of each, anything else that is waited for shows on a busy machine too
+        monkeypatch.setattr(module, name, getattr(module, name) / 5)
     server: RedisServer = make_server().start()
     config = ModelConfig(
         model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05
@@ -36,7 +59,7 @@ async def test_the_store_is_away(how: str, *, busy: bool, make_server: MakeServe
         SimulatedGpu(name="a", slots=4, latency=30 if busy else 0.01, asynchronous=True) as gpu,
         opened(server.url, "end") as backend,
     ):
-        dispatcher = Dispatcher(backend, settings(drain=0.5))
+        dispatcher = Dispatcher(backend, settings(drain=0.1))
         await dispatcher.__aenter__()
         await serve(dispatcher, "flux", gpu, config=config)
         await serve(dispatcher, "sd", gpu, config=config)
@@ -56,7 +79,7 @@ async def test_the_store_is_away(how: str, *, busy: bool, make_server: MakeServe
                 server.start()
         left = {_name(task) for task in asyncio.all_tasks()}
         assert not {name for name in left if name.startswith(_OURS)}
-        assert took < 0.5 + 2
+        assert took < 0.1 + 2
 
 
 async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
@@ -64,7 +87,8 @@ async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
     config = ModelConfig(
         model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05
     )
-    async with SimulatedGpu(name="a", slots=2, latency=0.3, asynchronous=True) as gpu:
+    gate = Gate()
+    async with SimulatedGpu(name="a", slots=2, handler=gate, asynchronous=True) as gpu:
         ids: list[str] = []
         for seconds in (0.0, 0.001, 0.01, 0.1):
             dispatcher = Dispatcher(backend, settings(drain=30.0, lease=1.0))
@@ -74,15 +98,44 @@ async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
             await until(lambda: gpu.active > 0)
             stopping = asyncio.create_task(dispatcher.stop())
             await asyncio.sleep(seconds)
-            began = time.monotonic()
             stopping.cancel()
-            await asyncio.gather(stopping, return_exceptions=True)
-            assert time.monotonic() - began < 2
+            async with asyncio.timeout(20):
+                await asyncio.gather(stopping, return_exceptions=True)
             left = {_name(task) for task in asyncio.all_tasks()}
             assert not {name for name in left if name.startswith(_OURS)}
+        gate.open()
         async with dispatching(backend) as heir:
             await ended(heir, ids)
         assert set(gpu.runs.values()) == {1}
+
+
+async def test_cancelled_before_it_waits_for_its_jobs(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop that is cancelled waits for no job, also where the loop has not come to its end by then (C22, R16)."""
+    gate = Gate()
+    async with SimulatedGpu(name="a", handler=gate) as gpu:
+        dispatcher = Dispatcher(backend, settings(drain=60.0))
+        await dispatcher.__aenter__()
+        await serve(dispatcher, "flux", gpu)
+        await send(dispatcher, "flux")
+        await until(lambda: gpu.active == 1)
+        runner, _ = dispatcher._runners["flux"]
+        stuck = asyncio.Event()
+
+        async def hang() -> None:
+            stuck.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(runner, "_pause", hang)
+        runner.stir()
+        await stuck.wait()
+        stopping = asyncio.create_task(dispatcher.stop())
+        await until(runner._ending.is_set)
+        stopping.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.gather(stopping, return_exceptions=True)
+        assert stopping.cancelled()
 
 
 async def test_done_and_not_settled(backend: Backend) -> None:
@@ -122,13 +175,20 @@ async def test_many_that_cannot_be_settled(
     stuck = asyncio.Event()
     async with (
         SimulatedGpu(name="a", slots=2, latency=0.001) as gpu,
-        dispatching(backend) as dispatcher,
+        dispatching(backend, safety_pass=0.02) as dispatcher,
     ):
         await serve(dispatcher, "flux", gpu)
         await until(lambda: "flux" in dispatcher.running)
         runner, _ = dispatcher._runners["flux"]
         settlements: Any = runner._settlements
         ack = settlements.ack
+        turns, pause = [0], runner._pause
+
+        async def counted() -> None:
+            turns[0] += 1
+            await pause()
+
+        monkeypatch.setattr(runner, "_pause", counted)
 
         async def wait(*words: Any) -> Any:
             await stuck.wait()
@@ -137,7 +197,8 @@ async def test_many_that_cannot_be_settled(
         settlements.ack = wait
         ids = await send(dispatcher, "flux", 30)
         await until(lambda: len(gpu.runs) >= 3)
-        await asyncio.sleep(0.4)
+        so_far = turns[0]
+        await until(lambda: turns[0] > so_far + 10, "it has looked for slots and jobs again")
         assert len(gpu.runs) <= 3 + 2 * 2
         stuck.set()
         await ended(dispatcher, ids)

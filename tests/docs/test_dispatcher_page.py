@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ import pytest
 
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.models import ModelConfig
+from tests.binaries import curl
 from tests.ports import free_port
-from tests.redis.engines import lacking
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "dispatcher.md").read_text()
@@ -124,8 +123,7 @@ def test_the_other_ways_to_submit(place: Place) -> None:
     outcome, _ = place.run(sys.executable, "client.py", url).split()
     assert outcome in {"leased", "queued"}
     (command,) = [command for command, _ in COMMANDS if command.startswith("curl ")]
-    if not shutil.which("curl"):
-        lacking("there is no curl")
+    curl()
     told = [json.loads(place.run(*place.words(command))) for _ in range(2)]
     assert told[0]["job_id"] == told[1]["job_id"]
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,11 +15,14 @@ import pytest
 
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.cli import main
+from taskqueue_core.config import Settings
 from taskqueue_core.flow import RateLimit
+from taskqueue_core.server import Server
 from taskqueue_core.server.api.problems import refusal_status
 from taskqueue_core.tasks import Refusal
-from tests.ports import free_port
-from tests.redis.engines import lacking
+from taskqueue_memory import MemoryBackend
+from tests.binaries import curl
+from tests.server.in_thread import in_thread
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flow.md").read_text()
@@ -36,34 +38,21 @@ def commands(block: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The page's server, on a port of its own, with commands in this process that find it."""
+    """A server as `taskqueue serve` runs it, with commands in this process that find it."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
-    port = str(free_port())
-    monkeypatch.setenv("TASKQUEUE_PORT", port)
-    monkeypatch.setenv("TASKQUEUE_SERVER_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    (command, _) = commands(OPERATOR)[0]
-    _, *words = shlex.split(command.removesuffix("&"))
-    server = subprocess.Popen(
-        [sys.executable, "-m", "taskqueue_core.cli", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert server.stdout is not None
-    assert server.stdout.readline()
-    yield port
-    server.terminate()
-    server.communicate(timeout=PATIENCE)
+    assert commands(OPERATOR)[0] == ("taskqueue serve &", "")
+    with in_thread(Server(MemoryBackend(), Settings(port=0))) as server:
+        monkeypatch.setenv("TASKQUEUE_SERVER_URL", server.url)
+        yield server.url.rpartition(":")[2]
 
 
 def test_the_commands_and_the_code(port: str, capsys: pytest.CaptureFixture[str]) -> None:
     """B13: each command does what the page shows; one that is shown to fail fails, and no other."""
-    if not shutil.which("curl"):
-        lacking("there is no curl")
+    curl()
     follow(commands(OPERATOR)[1:], capsys)
     told = [json.loads(run(*shlex.split(f"{one} -sS"), port=port)) for one, _ in commands(HTTP)]
     assert [one["version"] for one in told] == [6, 7, 8, 9, 9, 10]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,8 @@ from taskqueue_core.config import Settings
 from taskqueue_core.server import Server
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
-from tests.redis.engines import lacking
+from tests.binaries import curl
+from tests.server.in_thread import in_thread
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "http.md").read_text()
@@ -46,20 +45,13 @@ def port() -> Iterator[str]:
     """The page's server, with what has happened before."""
     backend = MemoryBackend()
     asyncio.run(_bury(backend))
-    up = threading.Event()
-    server = Server(backend, Settings(port=0), on_ready=lambda _: up.set())
-    thread = threading.Thread(target=lambda: asyncio.run(server.run()))
-    thread.start()
-    assert up.wait(10)
-    yield server.url.rpartition(":")[2]
-    server.stop()
-    thread.join(10)
+    with in_thread(Server(backend, Settings(port=0))) as server:
+        yield server.url.rpartition(":")[2]
 
 
 def test_the_commands(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C17: every command is answered as the page shows; dots stand for what may be anything."""
-    if not shutil.which("curl"):
-        lacking("there is no curl")
+    curl()
     monkeypatch.delenv("http_proxy", raising=False)
     for command, shown in COMMANDS:
         here = command.replace("localhost:8420", f"127.0.0.1:{port}")

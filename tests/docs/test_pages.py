@@ -103,7 +103,7 @@ def test_the_kits_page(tmp_path: Path) -> None:
     (tmp_path / "my_package.py").write_text(
         "from taskqueue_memory import MemoryBackend as MyBackend\n"
     )
-    _passes_the_kit(tmp_path, snippet, "machine", "publish", "close", "resent")
+    _passes_the_kit(tmp_path, snippet, "capabilities", "machine", "publish", "close", "resent")
 
 
 def test_the_pages_record_store(tmp_path: Path) -> None:
@@ -121,4 +121,13 @@ def test_the_factory() -> None:
     backend = load_backend("my_package")
     assert str(backend._books.store._path) == "of_the_environment"
 """
-    _passes_the_kit(tmp_path, snippet + own, "machine", "publish", "close", "surviv", "the_factory")
+    _passes_the_kit(
+        tmp_path,
+        snippet + own,
+        "capabilities",
+        "machine",
+        "publish",
+        "close",
+        "surviv",
+        "the_factory",
+    )

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core import Reconciled
-from tests.ports import free_port
+from taskqueue_core.config import Settings
+from taskqueue_core.server import Server
+from taskqueue_memory import MemoryBackend
+from tests.server.in_thread import in_thread
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reconciling.md").read_text()
 PATIENCE = 20.0
@@ -22,24 +25,11 @@ PATIENCE = 20.0
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+def environment() -> Iterator[dict[str, str]]:
     """A server, and what finds it."""
-    port = str(free_port())
     told = {name: text for name, text in os.environ.items() if not name.startswith("TASKQUEUE_")}
-    told |= {"TASKQUEUE_PORT": port, "TASKQUEUE_SERVER_URL": f"http://127.0.0.1:{port}"}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "taskqueue_core.cli", "serve"],
-        cwd=tmp_path,
-        env=told,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert server.stdout is not None
-    assert server.stdout.readline()
-    yield told
-    server.terminate()
-    server.communicate(timeout=PATIENCE)
+    with in_thread(Server(MemoryBackend(), Settings(port=0))) as server:
+        yield told | {"TASKQUEUE_SERVER_URL": server.url}
 
 
 def test_the_program(tmp_path: Path, environment: dict[str, str]) -> None:

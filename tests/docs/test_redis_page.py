@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
 from taskqueue_redis.scripts import source
 from tests.ports import free_port
-from tests.redis.engines import discover, lacking
+from tests.redis.engines import OLDEST, find_engine
 from tests.redis.servers import RedisServer, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +47,7 @@ def rows(heading: str) -> list[list[str]]:
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
     """A Redis of the test's own."""
-    engine = discover().best
-    assert engine is not None, "no redis-server was found"
-    with RedisServer(engine, tmp_path / "redis") as server:
+    with RedisServer(find_engine(), tmp_path / "redis") as server:
         yield server
 
 
@@ -59,9 +56,8 @@ def environment(tmp_path: Path, redis: RedisServer) -> dict[str, str]:
     """Where commands run: this environment's programs, a port of its own, and ``redis-cli`` that finds the Redis."""
     binaries = tmp_path / "bin"
     binaries.mkdir()
-    programs = {"python": shlex.quote(sys.executable)}
-    if found := shutil.which("redis-cli"):
-        programs["redis-cli"] = f"{shlex.quote(found)} -p {redis.port}"
+    client = shlex.quote(str(find_engine(OLDEST).binary.with_name("redis-cli")))
+    programs = {"python": shlex.quote(sys.executable), "redis-cli": f"{client} -p {redis.port}"}
     for name, command in programs.items():
         (binaries / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (binaries / name).chmod(0o700)
@@ -122,8 +118,6 @@ def at_port(command: str, environment: dict[str, str]) -> str:
 def test_set_up(server: str, shell: Shell, environment: dict[str, str], redis: RedisServer) -> None:
     """A1, G5: the two variables are all it takes, and the queue's durability is set as the page says."""
     assert "serving redis" in server
-    if not shutil.which("curl"):
-        lacking("there is no curl")
     (command,) = commands(containing="curl -X PUT")
     told = json.loads(shell(at_port(command, environment)))
     assert (told["version"], told["durability"]) == (1, "process")
@@ -254,8 +248,6 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
 
 async def test_looking_at_a_queue(busy: RedisServer, shell: Shell) -> None:
     """Each command of the page finds what its comment says."""
-    if not shutil.which("redis-cli"):
-        lacking("there is no redis-cli")
     expected = ("resize", "redelivered", "task-", "one", "later", "task-", "-1", "redelivered")
     shown = commands(containing="redis-cli")
     assert len(shown) == len(expected)

@@ -19,6 +19,8 @@ from taskqueue_core.succession.phases import MigrationUnfinished
 from taskqueue_core.tasks import Published, Refusal, Settled, Task
 from tests.flow.pairs import ACCEPTED, DUPLICATE, KEY, REFUSED, pair, take
 
+pytestmark = pytest.mark.passing_time
+
 
 async def test_from_one_side_to_the_other() -> None:
     """A20, fault J1: what was there is executed there, what is new goes to the new side; then nothing is left."""

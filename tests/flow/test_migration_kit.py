@@ -1,5 +1,8 @@
 """Two backends that are one: what is moving keeps every promise of the contract (A20)."""
 
+import pytest
+
+from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite, Bench
 from taskqueue_core.conformance.control import ControlSuite
@@ -13,10 +16,13 @@ from taskqueue_core.flow import RateLimit
 from taskqueue_core.succession import MigratingBackend, MigrationMode, rollback, start
 from taskqueue_memory import MemoryBackend
 
+pytestmark = pytest.mark.passing_time
+
 
 class Pair:
     """Two empty backends."""
 
+    capabilities = Capabilities(names=frozenset(Capability))
     mode = MigrationMode.AVAILABLE
 
     async def open_backend(self, clock: ManualClock) -> MigratingBackend:

@@ -26,6 +26,8 @@ from taskqueue_memory import MemoryBackend
 from tests.core.dict_store import DictStore, Disk
 from tests.flow.pairs import ACCEPTED, DUPLICATE, KEY, pair, take
 
+pytestmark = pytest.mark.passing_time
+
 
 async def test_what_the_new_side_cannot_keep() -> None:
     """A20: a start that the new side's settings do not allow names queue and setting, and has closed nothing."""

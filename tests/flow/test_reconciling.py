@@ -15,6 +15,8 @@ from taskqueue_core.tasks import Confirmation, Published, State
 from taskqueue_memory import MemoryBackend
 from tests.core.fakes import ScriptedBackend, accepted
 
+pytestmark = pytest.mark.passing_time
+
 
 class Counting(MemoryBackend):
     """Notes which tasks are sent, and in which batches it is asked; may be told to fail."""

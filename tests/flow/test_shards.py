@@ -20,6 +20,9 @@ from taskqueue_core.succession.names import Generation, Shard, shard_of
 from taskqueue_core.tasks import Delivery, Published, Refusal, Settled, State, Task
 from taskqueue_memory import MemoryBackend
 from tests.flow.pairs import take
+from tests.passing_time import LoopClock
+
+pytestmark = pytest.mark.passing_time
 
 KEY = "work"
 ACCEPTED, DUPLICATE = Published.ACCEPTED, Published.DUPLICATE
@@ -56,7 +59,7 @@ def names(number: int) -> list[str]:
 
 async def test_spread_and_gathered() -> None:
     """A16: tasks lie in shards by their ids, and all verbs find them there."""
-    inner = MemoryBackend()
+    inner = MemoryBackend(clock=LoopClock())
     backend = ShardedBackend(inner)
     assert (await shard(backend, 4)).shards == 4
     assert await publish(backend, *names(40)) == [ACCEPTED] * 40
@@ -115,7 +118,7 @@ async def test_one_entity_one_shard() -> None:
 
 async def test_the_number_changes() -> None:
     """Fault D7: the shards before are closed, answer for their ids, and are emptied before what comes after (law 7)."""
-    backend = ShardedBackend(MemoryBackend())
+    backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     await publish(backend, "a", "b")
     subscription = backend.subscribe([KEY], "worker")
     assert len((await subscription.receive(1, 0)).deliveries) == 1
@@ -133,7 +136,7 @@ async def test_the_number_changes() -> None:
 
 async def test_another_process_learns_it() -> None:
     """Fault D7: publishers and consumers of before go on; no id is stored twice, and none is missed."""
-    inner = MemoryBackend()
+    inner = MemoryBackend(clock=LoopClock())
     one, two = ShardedBackend(inner), ShardedBackend(inner)
     subscription = two.subscribe([KEY], "worker")
     assert await publish(two, "a") == [ACCEPTED]
@@ -154,7 +157,7 @@ async def test_another_process_learns_it() -> None:
 async def test_order_per_entity(seed: int) -> None:
     """Fault D7: while the number changes under load, each entity's tasks run one by one, in their order (law 4)."""
     rng = random.Random(seed)
-    inner = MemoryBackend()
+    inner = MemoryBackend(clock=LoopClock())
     backend = ShardedBackend(inner)
     seen: dict[str, list[int]] = {}
     running: Counter[str] = Counter()
@@ -195,7 +198,7 @@ async def test_order_per_entity(seed: int) -> None:
 
 async def test_the_same_shard_first() -> None:
     """A18, A19: who was served from a shard gets more of it, is told of a change, and no shard starves."""
-    backend = ShardedBackend(MemoryBackend())
+    backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     await shard(backend, 4)
     await publish(backend, *names(200))
     subscription = backend.subscribe([KEY], "worker")
@@ -230,7 +233,7 @@ async def test_the_same_shard_first() -> None:
 )
 async def test_limits_need_one_partition(limit: dict[str, Any]) -> None:
     """A16, F1: what can be kept only where the whole queue is seen is refused, in either order, and named (law 5)."""
-    backend = ShardedBackend(MemoryBackend())
+    backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     (name,) = limit
     with pytest.raises(ValueError, match=f"a queue with {name} lives in one partition"):
         QueueSettings(shards=2, **limit)
@@ -248,7 +251,7 @@ async def test_limits_need_one_partition(limit: dict[str, Any]) -> None:
 
 async def test_what_cannot_be_sharded() -> None:
     """A16: names of shards are no names of queues, and have room; a copy has one place to go to (D9)."""
-    backend = ShardedBackend(MemoryBackend())
+    backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     inside = Generation(1, 4).place(KEY, 2)
     assert Shard.read(inside) == (KEY, 2, (1, 4))
     with pytest.raises(InvalidInput):
@@ -263,12 +266,12 @@ async def test_what_cannot_be_sharded() -> None:
     with pytest.raises(InvalidInput, match="topic"):
         await shard(backend, 2)
     with pytest.raises(InvalidInput, match="shards"):
-        await MemoryBackend().control.configure(KEY, QueueSettings(shards=2))
+        await MemoryBackend(clock=LoopClock()).control.configure(KEY, QueueSettings(shards=2))
 
 
 async def test_copies_go_to_whole_queues() -> None:
     """D9: copies find a queue that had shards and is whole again; one with several cannot be bound to."""
-    backend = ShardedBackend(MemoryBackend())
+    backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     await shard(backend, 2)
     with pytest.raises(InvalidInput, match="bound_to"):
         await backend.control.configure("topic", QueueSettings(bound_to=(KEY, "other")))
@@ -288,7 +291,7 @@ async def test_copies_go_to_whole_queues() -> None:
 
 async def test_settings_hold_in_every_shard() -> None:
     """F7: a pause is in every shard when it is confirmed; versions are compared as ever (laws 5, 9)."""
-    backend = ShardedBackend(MemoryBackend())
+    backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     settings = await shard(backend, 3)
     await publish(backend, *names(9))
     paused = await backend.control.configure(KEY, settings.model_copy(update={"paused": True}))
@@ -315,7 +318,7 @@ async def test_settings_hold_in_every_shard() -> None:
 @pytest.mark.parametrize("cut", range(1, 14))
 async def test_a_change_that_was_killed(cut: int) -> None:
     """Fault J2 for shards: killed after any change of settings, somebody else completes it; one copy of each id."""
-    inner = MemoryBackend()
+    inner = MemoryBackend(clock=LoopClock())
     first = ShardedBackend(inner)
     await shard(first, 2)
     await publish(first, *names(10))
@@ -351,7 +354,7 @@ async def test_a_change_that_was_killed(cut: int) -> None:
 
 async def test_two_change_it_at_once() -> None:
     """Law 10: of two who change the number side by side each is followed, one after the other, and nothing forks."""
-    inner = MemoryBackend()
+    inner = MemoryBackend(clock=LoopClock())
     processes = [ShardedBackend(inner) for _ in range(3)]
     await asyncio.gather(shard(processes[0], 4), shard(processes[1], 6))
     for number, process in enumerate(processes):

@@ -1,5 +1,8 @@
 """A backend whose queues may be sharded keeps every promise of the one inside (A16)."""
 
+import pytest
+
+from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
@@ -23,10 +26,15 @@ from taskqueue_core.conformance.waiting import WaitingSuite
 from taskqueue_core.succession import ShardedBackend
 from taskqueue_memory import MemoryBackend
 
+pytestmark = pytest.mark.passing_time
+
+_ALL = Capabilities(names=frozenset(Capability))
+
 
 class TestWhole(BackendSuite):
     """The kit on queues that were never sharded (A16)."""
 
+    capabilities = _ALL
     max_examples = 20
 
     async def open_backend(self, clock: ManualClock) -> ShardedBackend:
@@ -53,6 +61,8 @@ class TestSucceeded(
     PublishSuite,
 ):
     """Queues that had several shards and are whole again keep all promises but that they begin unknown (A16)."""
+
+    capabilities = _ALL
 
     async def open_backend(self, clock: ManualClock) -> ShardedBackend:
         """Open an empty one, whose queues have had shards."""

@@ -31,6 +31,7 @@ MODEL = "org/model-1"
 class TestObserved(SlotsSuite):
     """The slots of a backend that is observed keep every promise."""
 
+    capabilities = Capabilities(names=frozenset(Capability))
     max_examples = 5
 
     async def open_backend(self, clock: ManualClock) -> ObservedBackend:

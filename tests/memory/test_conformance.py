@@ -5,6 +5,7 @@
 
 import os
 
+from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
 from taskqueue_memory import MemoryBackend
@@ -13,6 +14,7 @@ from taskqueue_memory import MemoryBackend
 class TestMemoryBackend(BackendSuite):
     """Every promise of the contract (G4, G6, E5)."""
 
+    capabilities = Capabilities(names=frozenset(Capability))
     max_examples = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "40"))
 
     async def open_backend(self, clock: ManualClock) -> MemoryBackend:

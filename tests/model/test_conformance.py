@@ -19,7 +19,7 @@ from tests.model.replay import Mismatch, replay
 from tests.model.traced import TracedWorld
 from tests.model.tracing import Call, install, traces
 from tests.redis.backends import opened
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 from tests.redis.test_books import Workload
 
@@ -90,11 +90,9 @@ class PlainWorkload(Workload):
 async def test_every_call_of_any_workload(folder: Path, seed: int) -> None:
     """Laws 1 to 10, fault M3: hand-overs, purges, redrives and the rest are answered as the specification says."""
     clock, chance = ManualClock(1_700_000_000.0), random.Random(seed)
-    engine = discover().best
-    assert engine is not None
     end = install()
     try:
-        with RedisServer(engine, folder, aof=False) as server:
+        with RedisServer(find_engine(), folder, aof=False) as server:
             async with opened(server.url, "m", clock=clock) as backend:
                 workload = PlainWorkload(backend, clock, chance)
                 workload.orders = False

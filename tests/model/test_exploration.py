@@ -14,7 +14,16 @@ from tests.model.spec import Spec
 REPLICATED = Plan((Todo("a", "a1", ("ack",)),), faults=1, replicated=True)
 
 
-@pytest.mark.parametrize("name", SMALL)
+QUICK = (
+    "every verb, and a task of a higher priority",
+    "one in flight at most",
+    "a replica confirms, and workers leave",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in SMALL]
+)
 def test_every_law_holds_in_every_state(name: str) -> None:
     """R0 to R10, R13, R14, fault M2: no order of steps and faults within the bounds breaks a law."""
     found = explore(Small(SMALL[name]))

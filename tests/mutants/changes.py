@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Mutant", "mutants_of"]
+__all__ = ["Mutant", "Where", "mutants_of"]
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -27,26 +27,53 @@ _LUA = (
     ("arithmetic", re.compile(r"(?<=\s)[+-](?=\s)"), {"+": "-", "-": "+"}),
     ("constant", re.compile(r"\b(true|false)\b"), {"true": "false", "false": "true"}),
 )  # fmt: skip
+_LUA_FUNCTION = re.compile(r"^(?:local )?function (\w+)")
 _CALL = re.compile(r"^(?!local|return|function|end|if|for|while)\w+\(.*\)$")
+
+
+class Where(NamedTuple):
+    """Where a mistake is made."""
+
+    line: int
+    span: tuple[int, int] = (0, 0)
+    """first and last line of what is changed; of a compound statement, of its condition alone"""
+    statement: tuple[int, int] = (0, 0)
+    """first and last line of the statement around it, without the statements inside"""
+    scope: str = ""
+    """the function or class around it, as its ``__qualname__`` has it"""
+    in_function: bool = False
+    """whether it takes effect when a function runs; otherwise, when the module is imported"""
+    names: frozenset[str] = frozenset()
+    """what the module or the class is given by the statement around it"""
 
 
 class Mutant(NamedTuple):
     """A source with one mistake."""
 
     path: str
-    line: int
+    where: Where
     kind: str
     before: str
     after: str
-    make: Callable[[], str]
-    """gives the source with it"""
+    change: Callable[[], str | ast.Module]
+    """gives the source with the mistake; for Python, as a syntax tree with the lines of the original"""
     number: int = 0
     """which of the same changes in its file it is"""
 
     @property
     def name(self) -> str:
-        """What it is known by while its line is not rewritten: line numbers are not part of it."""
+        """How verdicts and `accepted.toml` name it: line numbers are not part of it."""
         return f"{self.path}: {self.kind}: {self.before} -> {self.after}{' #' * bool(self.number)}{self.number or ''}"
+
+    @property
+    def identity(self) -> str:
+        """What stays the same when its file gets another name."""
+        return f"{self.where.scope}: {self.name.partition(': ')[2]}"
+
+    def source(self) -> str:
+        """Return the source with the mistake."""
+        made = self.change()
+        return made if isinstance(made, str) else ast.unparse(made)
 
 
 def mutants_of(root: Path, path: str) -> list[Mutant]:
@@ -68,19 +95,62 @@ def _of_python(path: str, source: str) -> Iterator[Mutant]:
     tree = ast.parse(source)
     nodes = list(ast.walk(tree))
     skipped = _skipped(nodes)
-    for place, node in enumerate(nodes):
+    where: dict[int, Where] = {}
+    _locate(tree, Where(0), where)
+    for index, node in enumerate(nodes):
         if id(node) in skipped:
             continue
         for kind, after in _changed(node):
-            line = getattr(node, "lineno", 0)
-            make = partial(_made, tree, place, after)
-            yield Mutant(path, line, kind, _short(node), _short(after), make)
+            change = partial(_with_change, tree, index, after)
+            yield Mutant(path, where[id(node)], kind, _short(node), _short(after), change)
 
 
-def _made(tree: ast.AST, place: int, after: ast.AST) -> str:
+def _with_change(tree: ast.Module, index: int, after: ast.AST) -> ast.Module:
     changed = copy.deepcopy(tree)
-    _put(changed, list(ast.walk(changed))[place], after)
-    return ast.unparse(ast.fix_missing_locations(changed))
+    replaced = list(ast.walk(changed))[index]
+    if isinstance(after, ast.expr | ast.stmt):
+        ast.copy_location(after, replaced)
+    _put(changed, replaced, after)
+    return ast.fix_missing_locations(changed)
+
+
+def _locate(node: ast.AST, around: Where, found: dict[int, Where]) -> None:
+    """Note where each part of a tree is."""
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                here = _where(child, _inside(node, field, around))
+                found[id(child)] = here
+                _locate(child, here, found)
+
+
+def _inside(node: ast.AST, field: str, around: Where) -> Where:
+    """Return where the parts in a field of a node are, as far as the node decides."""
+    if isinstance(node, ast.Lambda) and field == "body":
+        return around._replace(in_function=True)
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return around
+    if field != "body":
+        return around._replace(names=around.names | {node.name})
+    scope = ".".join(filter(None, [around.scope, node.name]))
+    if isinstance(node, ast.ClassDef):
+        return around._replace(scope=scope, names=around.names | {node.name})
+    return around._replace(scope=f"{scope}.<locals>", in_function=True)
+
+
+def _where(node: ast.AST, around: Where) -> Where:
+    first = getattr(node, "lineno", around.line)
+    last = getattr(node, "end_lineno", None) or first
+    body = getattr(node, "body", None) or getattr(node, "cases", None)
+    if isinstance(node, ast.stmt) and isinstance(body, list):
+        inner = getattr(body[0], "lineno", None) or body[0].pattern.lineno
+        last = max(first, inner - 1)
+    here = around._replace(line=first, span=(first, last))
+    if not isinstance(node, ast.stmt):
+        return here
+    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    return here._replace(statement=(first, last), names=around.names | names)
 
 
 def _skipped(nodes: list[ast.AST]) -> set[int]:
@@ -170,13 +240,16 @@ def _short(node: ast.AST) -> str:
 
 def _of_lua(path: str, source: str) -> Iterator[Mutant]:
     lines = source.split("\n")
+    scope = ""
     for n, line in enumerate(lines):
         code, mark, comment = line.partition("--")
         if not code.strip():
             continue
+        scope = found[1] if (found := _LUA_FUNCTION.match(code)) else scope
         for kind, after in _changed_lua(code):
-            make = partial("\n".join, [*lines[:n], after + mark + comment, *lines[n + 1 :]])
-            yield Mutant(path, n + 1, kind, code.strip()[:80], after.strip()[:80], make)
+            change = partial("\n".join, [*lines[:n], after + mark + comment, *lines[n + 1 :]])
+            where = Where(n + 1, scope=scope)
+            yield Mutant(path, where, kind, code.strip()[:80], after.strip()[:80], change)
 
 
 def _changed_lua(code: str) -> Iterator[tuple[str, str]]:

@@ -1,110 +1,117 @@
-"""Which files are mutated, and which quick tests have to notice."""
+"""Which files are mutated, and where the tests are that may notice."""
 
 from __future__ import annotations
 
+import hashlib
+import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from taskqueue_core.conformance.slots import SlotsSuite
+from tests.mutants.changes import Mutant
 
-__all__ = ["QUICK", "SUITES", "Suite"]
+__all__ = ["EVERY_TEST", "QUICK", "QUICK_TESTS", "SUITES", "Suite", "sample_of"]
+
+
+EVERY_TEST = ("-m", "not chaos and not soak")
+"""arguments of pytest: also the long tests, as a test that is marked as one still counts"""
 
 
 class Suite(NamedTuple):
-    """Files and their tests, the quickest first."""
+    """An area: patterns of the files that are mutated, and folders of tests."""
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
-    """arguments of pytest"""
-    seconds: float
-    """that they may take; who takes longer hangs, and is found out by that"""
 
     def paths(self, root: Path) -> list[str]:
-        """Return the files, whose names may be patterns."""
-        found = [path for pattern in self.files for path in sorted(root.glob(pattern))]
-        return [str(path.relative_to(root)) for path in found if path.name != "__init__.py"]
+        """Return the files; a pattern with ``!`` before it leaves files out."""
+        found: set[Path] = set()
+        for pattern in self.files:
+            if pattern.startswith("!"):
+                found -= set(root.glob(pattern[1:]))
+            else:
+                found |= set(root.glob(pattern))
+        return sorted(str(path.relative_to(root)) for path in found if path.name != "__init__.py")
+
+    def digest(self, root: Path) -> str:
+        """Return a digest of the sources of this suite and of its tests."""
+        parts = [root / path for path in self.paths(root)]
+        for folder in self.tests:
+            parts += sorted((root / folder).rglob("*.py"))
+        text = b"".join(str(part.relative_to(root)).encode() + part.read_bytes() for part in parts)
+        return hashlib.sha256(text).hexdigest()[:16]
 
 
-_KIT = "tests/redis/test_conformance.py"
-_SCRIPTS = (
-    f"--deselect={_KIT}::TestRedis70::test_machine",
-    "tests/model/test_conformance.py::test_every_call_of_any_workload",
-    "tests/redis/test_housekeeping.py",
-    "tests/redis/test_journal.py",
-    "tests/redis/test_resets.py",
-    "tests/redis/test_answers_lost.py",
-    "tests/redis/test_handing_back.py",
-    f"{_KIT}::TestRedis70",
-    "tests/redis/test_flow.py",
-    "tests/redis/test_atomicity.py",
-    "tests/redis/test_every_step.py",
-    "tests/redis/test_books.py",
-    "tests/redis/test_wakeups.py",
-    "tests/redis/test_leases.py",
-)
 _WRAPPERS = ("publisher", "settlements", "intake", "control", "books", "receipts", "reading")
+_SESSIONS = ("tests/server", "tests/worker", "tests/dashboard", "tests/security")
+_STORE = ("tests/redis", "tests/model")
 
 SUITES = {
-    "protocol": Suite(
-        ("src/taskqueue_core/protocol/*.py",),
-        (
-            "tests/server/test_session.py", "tests/server/test_session_frames.py",
-            "tests/worker/test_client_session.py", "tests/worker/test_session_edges.py",
-            "tests/worker/test_client_books.py", "tests/server/test_parts.py", "tests/worker/test_parts.py",
-            "tests/worker/test_batches.py", "tests/server/test_protocol_docs.py", "tests/server/test_session_fuzz.py",
-            "tests/server/test_socket.py", "tests/worker/test_executing.py", "tests/worker/test_reconnecting.py",
-        ),
-        120,
-    ),
-    "memory": Suite(
-        ("src/taskqueue_memory/*.py",),
-        (
-            "tests/memory/test_edges.py", "tests/memory/test_tenant_edges.py", "tests/memory/test_clearing.py",
-            "tests/memory/test_journal.py", "tests/memory/test_conformance.py", "tests/memory/test_wakeups.py",
-            "tests/memory/test_limits.py", "tests/memory/test_order.py", "tests/memory",
-        ),
-        180,
-    ),
-    "redis": Suite(
-        tuple(f"src/taskqueue_redis/{name}.py" for name in _WRAPPERS),
-        (
-            "tests/redis/test_partitions.py", *_SCRIPTS, "tests/redis/test_two_servers.py",
-        ),
-        150,
-    ),
-    "lua": Suite(
-        tuple(
-            f"src/taskqueue_redis/lua/{names}.lua"
-            for names in ("[!s]*", "s[!l]*", "lib/[!s]*", "lib/s[!l]*")
-        ),
-        _SCRIPTS, 150,
-    ),
+    "protocol": Suite(("src/taskqueue_core/protocol/*.py",), _SESSIONS),
+    "memory": Suite(("src/taskqueue_memory/*.py",), ("tests/memory",)),
+    "redis": Suite(tuple(f"src/taskqueue_redis/{name}.py" for name in _WRAPPERS), _STORE),
+    "lua": Suite(("src/taskqueue_redis/lua/**/*.lua", "!src/taskqueue_redis/lua/**/slots*.lua"), _STORE),
     "slots": Suite(
         (
             "src/taskqueue_redis/slots.py", "src/taskqueue_redis/slot_books.py",
-            "src/taskqueue_redis/lua/slots_*.lua", "src/taskqueue_redis/lua/lib/slots.lua",
+            "src/taskqueue_redis/lua/**/slots*.lua",
         ),
-        (
-            "tests/redis/test_slots.py", "tests/redis/test_slots_faults.py",
-            *(f"{_KIT}::TestRedis70::{name}" for name in dir(SlotsSuite) if name.startswith("test_")),
-        ),
-        150,
+        _STORE,
     ),
+    "server": Suite(
+        (
+            "src/taskqueue_core/server/**/*.py", "!src/taskqueue_core/server/prefect/*.py",
+            "!src/taskqueue_core/server/running/processes.py", "!src/taskqueue_core/server/running/programs.py",
+            "!src/taskqueue_core/server/running/child.py", "!src/taskqueue_core/server/running/reload.py",
+        ),
+        _SESSIONS,
+    ),
+    "worker": Suite(("src/taskqueue_core/worker/*.py", "src/taskqueue_core/consuming/*.py"), _SESSIONS),
+    "dispatcher": Suite(
+        (
+            "src/taskqueue_dispatch/**/*.py", "!src/taskqueue_dispatch/demo/*.py",
+            "!src/taskqueue_dispatch/cli/demo.py", "!src/taskqueue_dispatch/gpu/__main__.py",
+        ),
+        ("tests/dispatch",),
+    ),
+    "prefect": Suite(
+        ("src/taskqueue_prefect/*.py", "src/taskqueue_core/server/prefect/*.py"), ("tests/prefect",)
+    ),
+    "pipeline": Suite(("src/taskqueue_spark/**/*.py",), ("tests/spark",)),
 }  # fmt: skip
 
-_SERVER, _CLIENT = "server_session.py", "client_session.py"
+
+def sample_of(mutants: Iterable[Mutant], size: int, seed: int) -> list[Mutant]:
+    """Return so many of the mutants, each by a number that its own text and the seed give.
+
+    So a change of one file leaves the choice in all others as it was, but for as many as that file has more or less.
+    """
+
+    def rank(mutant: Mutant) -> float:
+        return random.Random(f"{seed} {mutant.identity}").random()
+
+    return sorted(
+        sorted(mutants, key=rank)[:size], key=lambda mutant: (mutant.path, mutant.where.line)
+    )
+
+
+QUICK_TESTS = (
+    "tests/server/test_session.py",
+    "tests/server/test_session_frames.py",
+    "tests/worker/test_client_session.py",
+)
+_SERVER = "src/taskqueue_core/protocol/server_session.py"
+_CLIENT = "src/taskqueue_core/protocol/client_session.py"
 QUICK = {
-    (f"src/taskqueue_core/protocol/{_SERVER}", "tests/server/test_session.py"): (
+    _SERVER: (
         "boolean: if known: -> if not known:",
         "comparison: self._state is not SessionState.READY -> self._state is SessionState.READY",
         "arithmetic: events += self._progress(frame) -> events -= self._progress(frame)",
         "return: return [Granted(n)] -> return None",
         "statement: self._credit = hello.credit -> pass",
-    ),
-    (f"src/taskqueue_core/protocol/{_SERVER}", "tests/server/test_session_frames.py"): (
         "boolean: if error.fatal: -> if not error.fatal:",
     ),
-    (f"src/taskqueue_core/protocol/{_CLIENT}", "tests/worker/test_client_session.py"): (
+    _CLIENT: (
         "boolean: if self._leaving: -> if not self._leaving:",
         "boolean: not 0 < frame.lease < float('inf') -> 0 < frame.lease < float('inf')",
         "comparison: receipt in self._held -> receipt not in self._held #1",
@@ -116,4 +123,4 @@ QUICK = {
         "statement: self._demand(SessionState.READY, SessionState.DRAINING) -> pass #1",
     ),
 }
-"""a few by file and test, which every test run tries"""
+"""a few by file, which every test run tries with `QUICK_TESTS`"""

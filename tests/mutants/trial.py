@@ -1,150 +1,221 @@
-"""Tries mutants: each is put into a copy of the project, and its tests run there in a process of their own."""
+"""Tries mutants: the tests are loaded once, and each mutant has a forked process that runs the tests of its line."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
-import shutil
-import signal
 import sys
 import time
-import traceback
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import Phase, settings
+from _pytest.runner import runtestprotocol
 
 from tests.mutants.changes import Mutant
+from tests.mutants.copies import Copy
+from tests.mutants.forks import Fork, Report
+from tests.mutants.live import Loaded
+from tests.mutants.selecting import TestMap
+from tests.mutants.suites import EVERY_TEST
 
-__all__ = ["ROOT", "Copy", "Verdict"]
+__all__ = ["ARGUMENTS", "End", "Trials", "Verdict", "forget_modules", "run_tests"]
 
-ROOT = Path(__file__).parents[2]
-_COPIED = ("src", "tests", "docs", "examples", "tools", "pyproject.toml", "README.md")
-_LOADED = (
-    "hiredis", "httpx2", "hypothesis.stateful", "jinja2", "prometheus_client", "pydantic_settings",
-    "pytest_asyncio.plugin", "schemathesis.pytest.plugin", "starlette.applications", "structlog",
-    "uvicorn.server", "websockets.asyncio.client", "websockets.asyncio.server",
-)  # fmt: skip
-"""loaded once, for every process that is forked"""
-_OUTPUT = "output.txt"
-_PATIENCE = 40
-"""seconds of one test, several times what the slowest takes"""
-_OURS = ("tests", "taskqueue_core", "taskqueue_memory", "taskqueue_redis")
+_OURS = ("tests", "taskqueue_core", "taskqueue_dispatch", "taskqueue_memory", "taskqueue_prefect", "taskqueue_redis",
+         "taskqueue_spark", "pyspark_taskqueue")  # fmt: skip
+ARGUMENTS = ("-q", "-s", "-p", "no:cacheprovider", "--no-header", "--tb=short", *EVERY_TEST,
+             "-W", "ignore::pytest.PytestAssertRewriteWarning")  # fmt: skip
+_IMPORT_SECONDS = 60.0
+_MOST_DOUBTFUL = 3
+"""tests that fail with a mistake and without it, after which it counts as survived"""
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """What came of a mutant."""
 
     name: str
+    identity: str
+    """its name without its file, which may get another one"""
     line: int
     outcome: str
-    """``killed``, ``hung`` (which is as good) or ``survived``"""
+    """``killed``, ``hung`` (which is as good), ``survived``, or ``uncovered``: no test runs its line"""
+    test: str
+    """the first that failed"""
+    tests: int
+    """how many could have failed"""
     seconds: float
 
     @property
-    def killed(self) -> bool:
+    def caught(self) -> bool:
         """Whether a test noticed."""
-        return self.outcome != "survived"
+        return self.outcome in {"killed", "hung"}
 
 
-class Copy:
-    """A copy of the project's files in a folder; the files themselves are never touched."""
+class End:
+    """Takes the place of a test after the last one, so that what all tests share is kept for the next process."""
 
-    def __init__(self, folder: Path, root: Path = ROOT) -> None:
-        self.folder = folder
-        self._second = 0
-        for name in _LOADED:
-            importlib.import_module(name)
-        ignore = shutil.ignore_patterns("__pycache__", "results", "*.pyc")
-        for name in _COPIED:
-            if (root / name).is_dir():
-                shutil.copytree(root / name, folder / name, ignore=ignore)
-            elif (root / name).exists():
-                shutil.copy(root / name, folder / name)
+    def __init__(self, session: pytest.Session) -> None:
+        self._session = session
 
-    @contextlib.contextmanager
-    def mutated(self, mutant: Mutant) -> Iterator[None]:
-        """Have the mistake in the copy for a while."""
-        path = self.folder / mutant.path
-        before, since = path.read_text(), path.stat()
-        path.write_text(mutant.make())
-        # Bytecode is known by its source's size and full second: each mutant has one of its own.
-        self._second += 1
-        os.utime(path, (self._second, self._second))
-        try:
-            yield
-        finally:
-            path.write_text(before)
-            os.utime(path, ns=(since.st_atime_ns, since.st_mtime_ns))
+    def listchain(self) -> list[Any]:
+        """Return what the next test needs."""
+        return [self._session]
 
-    def attempt(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> Verdict:
-        """Run tests with a mistake in the copy."""
+
+def run_tests(
+    items: Sequence[pytest.Item], report: Report, *, last: bool = False
+) -> Iterator[tuple[pytest.Item, str, float]]:
+    """Run tests one after the other; give ``passed``, ``skipped`` or ``failed`` for each, and its seconds.
+
+    ``last``: nothing runs after them.
+    """
+    for n, item in enumerate(items):
+        following: Any = items[n + 1] if n + 1 < len(items) else None if last else End(item.session)
+        report("begins", item.nodeid)
         began = time.monotonic()
-        with self.mutated(mutant):
-            code = self.run(tests, seconds)
-        outcome = "hung" if code is None else "survived" if code == 0 else "killed"
-        return Verdict(mutant.name, mutant.line, outcome, round(time.monotonic() - began, 2))
+        reports = runtestprotocol(item, log=False, nextitem=following)
+        outcomes = {"skipped" if hasattr(one, "wasxfail") else one.outcome for one in reports}
+        outcome = next(filter(outcomes.__contains__, ("failed", "skipped")), "passed")
+        yield item, outcome, time.monotonic() - began
 
-    def run(self, tests: Sequence[str], seconds: float) -> int | None:
-        """Run tests in the copy; the exit code, or None if they had to be killed, or died."""
-        child = os.fork()
-        if not child:
-            code = 99
-            try:
-                code = self._be_pytest(tests)
-            except BaseException:  # noqa: BLE001 - it is in the output of this process, which ends here
-                traceback.print_exc(file=sys.stdout)
-            finally:
-                sys.stdout.flush()
-                os._exit(code)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            gone, status = os.waitpid(child, os.WNOHANG)
-            if gone and os.WIFSIGNALED(status):
+
+class Trials:
+    """Mutants against the tests of one session, in a copy of the project."""
+
+    def __init__(
+        self,
+        copy: Copy,
+        items: Sequence[pytest.Item],
+        known: TestMap,
+        loaded: Loaded,
+        renew: Callable[[], None],
+    ) -> None:
+        """``renew`` sets up again what all tests share, such as servers."""
+        self._copy = copy
+        self._items = {item.nodeid: item for item in items}
+        self._known = known
+        self._loaded = loaded
+        self._renew = renew
+
+    def attempt(self, mutant: Mutant, earlier: str | None) -> Verdict:
+        """Run the tests of a mutant until one fails that passes without it.
+
+        ``earlier``: the test that failed in an earlier run. It comes first, and where it passes now, every other test
+        has its turn, however long that takes.
+        """
+        verdict = self._attempt(mutant, self._known.chosen(mutant, first=earlier))
+        if verdict.caught or earlier is None:
+            return verdict
+        return self._attempt(mutant, self._known.chosen(mutant, every=True))
+
+    def _attempt(self, mutant: Mutant, tests: list[str]) -> Verdict:
+        began = time.monotonic()
+        number = len(tests)
+        outcome, test = ("survived" if tests else "uncovered"), ""
+        reimport = self._known.at_import(mutant)
+        doubtful = 0
+        while tests and doubtful < _MOST_DOUBTFUL:
+            outcome, test = self._with(mutant, tests, reimport=reimport)
+            if outcome == "not in memory":
+                reimport = True
+            elif outcome == "survived":
+                test = ""
                 break
-            if gone:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # and what it started
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(child, 0)
-        return None
-
-    def output(self) -> str:
-        """Return what the last tests printed."""
-        return (self.folder / _OUTPUT).read_text()
-
-    def _be_pytest(self, tests: Sequence[str]) -> int:
-        os.setsid()
-        os.chdir(self.folder)
-        output = os.open(self.folder / _OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        sys.dont_write_bytecode = (
-            False  # what is in the copy is compiled once, not for every mutant
+            elif self._passes(test, reimport=reimport):
+                break
+            else:
+                doubtful += 1
+                tests.remove(test)
+                outcome, test = "survived", ""
+        seconds = round(time.monotonic() - began, 2)
+        return Verdict(
+            mutant.name, mutant.identity, mutant.where.line, outcome, test, number, seconds
         )
-        sys.pycache_prefix = None
-        paths = [str(self.folder / "src"), str(self.folder)]
-        sys.path[:0] = paths
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        for name in [one for one in sys.modules if one.split(".")[0] in _OURS]:
+
+    def _with(self, mutant: Mutant, tests: Sequence[str], *, reimport: bool) -> tuple[str, str]:
+        with self._copy.changed(mutant.path, mutant.source()):
+            return self._outcome(
+                partial(_imported_again, tests)
+                if reimport
+                else partial(self._in_memory, mutant, tests),
+                tests,
+            )
+
+    def _passes(self, test: str, *, reimport: bool) -> bool:
+        """Return whether a test passes without any mistake, if need be with servers that no mistake has touched."""
+        run = (
+            partial(_imported_again, [test]) if reimport else partial(self._in_memory, None, [test])
+        )
+        if self._outcome(run, [test])[0] == "survived":
+            return True
+        self._renew()
+        return self._outcome(run, [test])[0] == "survived"
+
+    def _outcome(self, run: Callable[[Report], None], tests: Sequence[str]) -> tuple[str, str]:
+        """Watch a process that runs tests; what came of it, and with which test."""
+        current, seconds = tests[0], _IMPORT_SECONDS
+        with Fork(run) as child:
+            while True:
+                try:
+                    received = child.next(seconds)
+                except TimeoutError:
+                    return "hung", current
+                match received:
+                    case ("begins", current):
+                        seconds = 3 + 5 * self._known.tests[current].seconds
+                    case ("ended", outcome):
+                        return outcome, current
+                    case None:  # it died
+                        return "killed", current
+
+    def _in_memory(self, mutant: Mutant | None, tests: Sequence[str], report: Report) -> None:
+        self._loaded.forget()
+        if mutant is not None and mutant.path.endswith(".py"):
+            tree = mutant.change()
+            assert not isinstance(tree, str)
+            if not self._loaded.replace(self._copy.folder / mutant.path, tree):
+                report("ended", "not in memory")
+                return
+        report("ended", _first_outcome([self._items[name] for name in tests], report, last=False))
+
+
+def _first_outcome(items: Sequence[pytest.Item], report: Report, *, last: bool) -> str:
+    for _, outcome, _ in run_tests(items, report, last=last):
+        if outcome != "passed":
+            return "killed"
+    return "survived"
+
+
+def forget_modules() -> None:
+    """Forget every module of the project but these, so that it is imported again."""
+    for name in [one for one in sys.modules if one.split(".")[0] in _OURS]:
+        if not name.startswith("tests.mutants"):
             del sys.modules[name]
-        # Who wants to know whether a test fails needs no smallest example, nor one that another mutant left behind.
-        settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate))
-        settings.load_profile("mutants")
-        words = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
-        words += ["-W", "ignore::pytest.PytestAssertRewriteWarning", *tests]
-        return int(pytest.main(words, plugins=[_Patience()]))
 
 
-class _Patience:
-    """Ends the process with a test that runs on and on: waiting for all the others' time would take minutes."""
+class _Chosen:
+    """Runs some of the tests that were collected, in an order of its own."""
 
-    def pytest_runtest_logstart(self) -> None:
-        """Begin to wait."""
-        signal.alarm(_PATIENCE)
+    def __init__(self, tests: Sequence[str], report: Report) -> None:
+        self._tests = tests
+        self._report = report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run them, until one fails."""
+        items = {item.nodeid: item for item in session.items}
+        complete = not session.testsfailed and set(self._tests) <= items.keys()
+        outcome = "killed"  # by what could not be imported
+        if complete:
+            outcome = _first_outcome([items[name] for name in self._tests], self._report, last=True)
+        self._report("ended", outcome)
+        return True
+
+
+def _imported_again(tests: Sequence[str], report: Report) -> None:
+    """Import everything again, and run tests."""
+    forget_modules()
+    if spark := sys.modules.get("pyspark.sql"):
+        spark.SparkSession.stop = lambda _: None  # it is the parent's
+    files = dict.fromkeys(name.partition("::")[0] for name in tests)
+    pytest.main([*ARGUMENTS, *files], plugins=[_Chosen(tests, report)])

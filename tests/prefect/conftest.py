@@ -9,19 +9,20 @@ import pytest
 from taskqueue_redis import RedisBackend
 from tests.prefect.databases import Database
 from tests.prefect.environment import python_with_prefect
-from tests.prefect.replicas import Replica, Site
+from tests.prefect.replicas import SECRET, Application, Replica, Site, started
 from tests.redis.backends import opened
 from tests.redis.conftest import (
-    engines,
     redis_prefix,
     redis_server,
     redis_url,
     shared_servers,
 )
-from tests.redis.engines import Engines
+from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 
-__all__ = ["engines", "redis_prefix", "redis_server", "redis_url", "shared_servers"]
+Pair = tuple[Replica, Replica]
+STRICT = {"TASKQUEUE_PREFECT_STRICT": "true"}
+__all__ = ["redis_prefix", "redis_server", "redis_url", "shared_servers"]
 
 
 @pytest.fixture(scope="session")
@@ -30,22 +31,32 @@ def prefect_python() -> str:
     return python_with_prefect()
 
 
-@pytest.fixture(scope="module")
-def site(
-    prefect_python: str, engines: Engines, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
-    """A database and a Redis for replicas of Prefect."""
+@pytest.fixture(scope="session")
+def site(prefect_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A database and a store for all replicas of this process."""
     folder = tmp_path_factory.mktemp("site")
-    redis = RedisServer(engines.found[-1], tmp_path_factory.mktemp("redis-site"), aof=True)
+    redis = RedisServer(find_engine(), tmp_path_factory.mktemp("redis-site"), aof=True)
+    redis.login = "default", SECRET
     with redis, Database(prefect_python) as database:
         yield Site(prefect_python, folder, database.url, redis)
 
 
-@pytest.fixture(scope="module")
-def pair(site: Site) -> Iterator[tuple[Replica, Replica]]:
-    """Two replicas."""
-    with Replica(site, "a").start() as one, Replica(site, "b").start() as other:
+@pytest.fixture(scope="session")
+def replicas(site: Site) -> Iterator[Pair]:
+    """Two replicas for all tests of this process: by Prefect's command, and in a plain uvicorn, as in containers."""
+    one, other = Replica(site, "a", **STRICT), Application(site, "b", **STRICT)
+    with started(one, other):
         yield one, other
+
+
+@pytest.fixture
+def pair(replicas: Pair) -> Pair:
+    """The two replicas. They run when the test begins, and a test may kill or freeze them."""
+    for replica in replicas:
+        replica.start()
+    for replica in replicas:
+        replica.ready()
+    return replicas
 
 
 @pytest.fixture

@@ -11,76 +11,100 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from taskqueue_redis.watchdog import Watchdog
 from tests.binaries import postgres
 from tests.binaries.folders import ROOT, made
-from tests.ports import free_port
-from tests.redis.servers import wait_until
+from tests.redis.reserved import reserve
+from tests.redis.servers import Startable, wait_until
 
-__all__ = ["Database"]
+__all__ = ["Database", "tables"]
 
 _SPEED = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 """it need not outlive the machine"""
 
 
-class Database:
+def tables(python: str) -> Path:
+    """Return the data of a PostgreSQL with Prefect's tables and nothing in them. They are made at the first call."""
+    made_of = f"cluster {python} {postgres()}".encode()
+    return made("prefect", made_of, partial(_make_tables, python)) / "cluster"
+
+
+class Database(Startable):
     """Starts with Prefect's tables and nothing in them. Its server ends with the test process. Use it as a context."""
 
-    def __init__(self, python: str) -> None:
-        """Start nothing yet."""
+    def __init__(self, python: str, *, empty: bool = False) -> None:
+        """Start nothing yet. ``empty``: without the tables."""
         self._python = python
+        self._empty = empty
         self._programs = Path()
         self._folder = Path(tempfile.mkdtemp(prefix="prefect-db-"))
         self._folder.chmod(0o755)  # another user's server has its data below
-        self._port = free_port()
+        self._hold = reserve()
         self._server: subprocess.Popen[bytes] | None = None
         self._watchdog: Watchdog | None = None
 
     @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._hold.port
+
+    @property
     def url(self) -> str:
         """For ``PREFECT_API_DATABASE_CONNECTION_URL``."""
-        return f"postgresql+asyncpg://postgres@127.0.0.1:{self._port}/postgres"
+        return f"postgresql+asyncpg://postgres@127.0.0.1:{self.port}/postgres"
 
-    def __enter__(self) -> Self:
+    @property
+    def data(self) -> Path:
+        """What it keeps."""
+        return self._folder / "cluster"
+
+    def _start(self) -> None:
         self._programs = self._reachable(postgres())
-        kept = made("prefect", f"tables {self._python} {postgres()}".encode(), self._make)
-        shutil.copytree(kept / "data", self._folder, dirs_exist_ok=True)
-        self._start()
-        return self
+        if self._empty:
+            self.data.mkdir(mode=0o700)
+            self._give_away(self.data)
+            words = ("-D", str(self.data), "-U", "postgres", "-A", "trust", "--no-sync")
+            self._run("initdb", *words)
+        else:
+            shutil.copytree(tables(self._python), self.data)
+            self._give_away(self.data, *self.data.rglob("*"))
+        options = [word for setting in _SPEED for word in ("-c", setting)]
+        where = ["-D", str(self.data), "-p", str(self.port), "-k", "", "-h", "127.0.0.1"]
+        with (self._folder / "log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [str(self._programs / "postgres"), *where, *options],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **_as_user(),
+            )
+        self._watchdog = Watchdog("TERM", group=True)
+        self._watchdog.watch(self._server.pid)
+        wait_until(self._answers, "PostgreSQL is ready", seconds=60)
 
-    def __exit__(self, *_: object) -> None:
-        self._stop()
+    def stop(self) -> None:
+        """End it, without waiting for who is connected."""
+        if self._server is not None:
+            self._server.send_signal(signal.SIGINT)
+            try:
+                self._server.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._server.pid, signal.SIGKILL)
+                self._server.wait()
+            self._server = None
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
+
+    def close(self) -> None:
+        """End it, and remove all that it has written."""
+        self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _make(self, kept: Path) -> None:
-        """Have Prefect make its tables, and keep what came of it."""
-        fresh = Database(self._python)
-        fresh._programs = self._programs
-        try:
-            fresh._run(
-                "initdb", "-D", str(fresh._data), "-U", "postgres", "-A", "trust", "--no-sync"
-            )
-            fresh._start()
-            subprocess.run(
-                [self._python, "-m", "prefect", "server", "database", "upgrade", "--yes"],
-                env={
-                    "PATH": os.environ["PATH"],
-                    "HOME": str(fresh._folder),
-                    "PREFECT_API_DATABASE_CONNECTION_URL": fresh.url,
-                    "DO_NOT_TRACK": "1",
-                },
-                check=True,
-                capture_output=True,
-                timeout=300,
-            )
-            fresh._stop()
-            shutil.copytree(fresh._folder, kept / "data", dirs_exist_ok=True)
-        finally:
-            fresh._stop()
-            shutil.rmtree(fresh._folder, ignore_errors=True)
+        self._hold.release()
 
     def _reachable(self, programs: Path) -> Path:
         """Copy programs below the checkout, which another user may have no way into."""
@@ -91,52 +115,43 @@ class Database:
         shutil.copytree(wheel, self._folder / "wheel", ignore=unneeded)
         return self._folder / "wheel" / programs.relative_to(wheel)
 
-    @property
-    def _data(self) -> Path:
-        return self._folder / "cluster"
-
-    def _start(self) -> None:
-        self._data.mkdir(mode=0o700, exist_ok=True)
+    def _give_away(self, *paths: Path) -> None:
         if (who := _other_user()) is not None:
-            for path in (self._data, *self._data.rglob("*")):
+            for path in paths:
                 os.chown(path, who, -1)
-        options = [word for setting in _SPEED for word in ("-c", setting)]
-        words = [
-            "-D",
-            str(self._data),
-            "-p",
-            str(self._port),
-            "-k",
-            "",
-            "-h",
-            "127.0.0.1",
-            *options,
-        ]
-        with (self._folder / "log").open("ab") as log:
-            self._server = subprocess.Popen(
-                [str(self._programs / "postgres"), *words], stdout=log, stderr=log, **_as_user()
-            )
-        self._watchdog = Watchdog("TERM")
-        self._watchdog.watch(self._server.pid)
-        ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self._port)]
-        wait_until(lambda: not subprocess.run(ready, check=False).returncode, "PostgreSQL is ready")
-
-    def _stop(self) -> None:
-        if self._server is not None:
-            self._server.send_signal(signal.SIGINT)  # without waiting for who is connected
-            self._server.wait(30)
-            self._server = None
-        if self._watchdog is not None:
-            self._watchdog.close()
-            self._watchdog = None
 
     def _run(self, program: str, *words: str) -> None:
-        self._data.mkdir(mode=0o700)
-        if (who := _other_user()) is not None:
-            os.chown(self._data, who, -1)
         subprocess.run(
             [str(self._programs / program), *words], check=True, capture_output=True, **_as_user()
         )
+
+    def _answers(self) -> bool:
+        assert self._server is not None
+        if self._server.poll() is not None:
+            log = (self._folder / "log").read_text(errors="replace")
+            raise AssertionError(f"PostgreSQL ended by itself; it logged:\n{log[-2000:]}")
+        ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return not subprocess.run(ready, check=False).returncode
+
+
+def _make_tables(python: str, kept: Path) -> None:
+    """Have Prefect make its tables in an empty database, and keep that."""
+    with Database(python, empty=True) as fresh, tempfile.TemporaryDirectory() as home:
+        subprocess.run(
+            [python, "-m", "prefect", "server", "database", "upgrade", "--yes"],
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": home,
+                "PREFECT_API_DATABASE_CONNECTION_URL": fresh.url,
+                "DO_NOT_TRACK": "1",
+            },
+            check=True,
+            capture_output=True,
+            timeout=300,
+        )
+        fresh.stop()
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(fresh.data, kept / "cluster")
 
 
 def _other_user() -> int | None:

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from uuid import uuid4
 
 import httpx2
 
 from taskqueue_redis.watchdog import Watchdog
-from tests.ports import free_port
 from tests.prefect.environment import PROGRAMS, ROOT
-from tests.redis.servers import RedisServer, wait_until
+from tests.redis.reserved import reserve
+from tests.redis.servers import RedisServer, Startable, wait_until
 
-__all__ = ["Process", "Replica", "Site", "executed", "worker"]
+__all__ = [
+    "GRACE", "LEASE", "SAID", "SECONDS", "SECRET",
+    "Application", "Process", "Replica", "Site", "executed", "key", "started", "worker",
+]  # fmt: skip
 
 SECONDS = 60.0
+LEASE = 2.0
+GRACE = 0.5
+"""so soon a run is put in again that a worker has accepted who has gone: one that a test accepts it has to complete"""
+SAID = "background tasks go through the backend 'redis' for all replicas"
+SECRET = "hush-hush"
+"""the password of the store: no log may have it"""
 _OFF = (
     "SCHEDULER",
     "LATE_RUNS",
     "CANCELLATION_CLEANUP",
+    "CLEANUP_RECONCILER",
+    "EVENT_PERSISTER",
     "PAUSE_EXPIRATIONS",
     "REPOSSESSOR",
     "FOREMAN",
@@ -40,10 +53,15 @@ _QUIET = {
 }
 """what has nothing to do with background tasks is off: each server has two cores at most"""
 _FAST = {
-    "TASKQUEUE_REDIS_LEASE": "2",
-    "TASKQUEUE_PREFECT_RECONCILE": "0.5",
-    "TASKQUEUE_PREFECT_GRACE": "3",
+    "TASKQUEUE_REDIS_LEASE": str(LEASE),
+    "TASKQUEUE_PREFECT_RECONCILE": "0.25",
+    "TASKQUEUE_PREFECT_GRACE": str(GRACE),
 }
+
+
+def key() -> str:
+    """Return a task's key that no other test has."""
+    return f"add-{uuid4().hex[:8]}"
 
 
 class Site:
@@ -110,55 +128,81 @@ class Site:
         return json.loads(done.stdout)
 
 
-class Process:
+class Place(Protocol):
+    """Where a process runs, and by which Python."""
+
+    @property
+    def python(self) -> str:
+        """The interpreter."""
+
+    @property
+    def folder(self) -> Path:
+        """Its working directory, and where its log is."""
+
+
+class Process(Startable):
     """A program that goes on until it is ended, at the latest with the test process. Use it as a context."""
 
     def __init__(
-        self, site: Site, name: str, words: list[str], environment: Mapping[str, str]
+        self, place: Place, name: str, words: list[str], environment: Mapping[str, str]
     ) -> None:
         """Start nothing yet."""
         self.name = name
-        self._site = site
+        self._place = place
         self._words = words
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: Watchdog | None = None
+        """there is one as long as something of it may run"""
 
     @property
     def log(self) -> str:
         """What it has said."""
-        return (self._site.folder / f"{self.name}.log").read_text(errors="replace")
+        return (self._place.folder / f"{self.name}.log").read_text(errors="replace")
 
-    def start(self) -> Self:
+    def _start(self) -> None:
         """Start it, if it is not running; not wait for anything."""
         if self._process is not None and self._process.poll() is None:
-            return self
-        with (self._site.folder / f"{self.name}.log").open("ab") as log:
+            return
+        self.kill()
+        with (self._place.folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [self._site.python, *self._words],
+                [self._place.python, *self._words],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self._site.folder,
+                cwd=self._place.folder,
                 start_new_session=True,
             )
-        if self._watchdog is None:
-            self._watchdog = Watchdog("TERM")
+        self._watchdog = Watchdog("TERM", group=True)
         self._watchdog.watch(self.pid)
+
+    def ready(self) -> Self:
+        """Wait until it is of use: at once, here."""
         return self
 
     def kill(self) -> None:
         """End it and its children, by SIGKILL."""
-        if self._process is not None and self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._unwatched()
+        if self._watchdog is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+        self._watchdog.close()
+        self._watchdog = None
 
-    def _unwatched(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.close()
-            self._watchdog = None
+    def __enter__(self) -> Self:
+        try:
+            return self.start().ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it for good."""
+        self.kill()
 
     def freeze(self) -> None:
         """Have it and its children stand still, until `thaw`."""
@@ -173,12 +217,9 @@ class Process:
         assert self._process is not None
         self._process.terminate()
         try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise
-        self._unwatched()
-        return code
+            return self._process.wait(seconds)
+        finally:
+            self.kill()  # and what it has left
 
     @property
     def pid(self) -> int:
@@ -192,12 +233,6 @@ class Process:
         assert self._process is not None
         return self._process.poll()
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
 
 class Replica(Process):
     """A server of Prefect. Entered, it is ready."""
@@ -206,7 +241,8 @@ class Replica(Process):
 
     def __init__(self, site: Site, name: str, *words: str, **settings: str) -> None:
         """``words`` go to the command."""
-        self.port = free_port()
+        self._hold = reserve()
+        self.port = self._hold.port
         self.api = f"http://127.0.0.1:{self.port}/api"
         self.socket = f"ws://127.0.0.1:{self.port}/api/task_runs/subscriptions/scheduled"
         start = [*self.command, "--host", "127.0.0.1", "--port", str(self.port)]
@@ -215,12 +251,11 @@ class Replica(Process):
         )
         self.client = httpx2.Client(base_url=self.api, trust_env=False, timeout=15)
 
-    def __enter__(self) -> Self:
-        return self.start().ready()
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End it for good, and give its port back."""
+        super().close()
         self.client.close()
-        super().__exit__()
+        self._hold.release()
 
     def ready(self) -> Self:
         """Wait until it answers."""
@@ -254,6 +289,13 @@ class Replica(Process):
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
+    def complete(self, *runs: str) -> None:
+        """Say that runs were executed: what a worker does that has accepted them."""
+        told = {"state": {"type": "COMPLETED"}, "force": True}
+        for run in runs:
+            answer = self.client.post(f"/task_runs/{run}/set_state", json=told)
+            assert answer.status_code in {200, 201}, answer.text
+
     def state(self, run: str) -> str:
         """Return the name of a run's state."""
         return str(self.client.get(f"/task_runs/{run}").json()["state_name"])
@@ -275,6 +317,24 @@ class Replica(Process):
         except TimeoutError:
             seen = {run: self.state(run) for run in sorted(left)[:5]}
             raise AssertionError(f"{len(left)} of {len(runs)} are not {state}: {seen}") from None
+
+
+class Application(Replica):
+    """A server's application in an ASGI server that is not Prefect's."""
+
+    command = ("-m", "uvicorn", "--factory", "prefect.server.api.server:create_app")
+
+
+@contextlib.contextmanager
+def started(*servers: Process) -> Iterator[tuple[Process, ...]]:
+    """Start some at once, and wait for all of them. However that ends, they are ended."""
+    with ExitStack() as ending:
+        for server in servers:
+            ending.callback(server.close)
+            server.start()
+        for server in servers:
+            server.ready()
+        yield servers
 
 
 def worker(site: Site, name: str, api: str, limit: int = 10) -> Process:

@@ -13,9 +13,20 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from taskqueue_core.tasks import State, TaskStatus
-from tests.server.support import SECONDS, Running
+from taskqueue_redis import RedisBackend
+from tests.server.support import SECONDS, Running, eventually
 
-__all__ = ["KEY", "PATH", "Taker", "publish_runs", "status", "task_run", "untouched", "url_of"]
+__all__ = [
+    "KEY",
+    "PATH",
+    "Taker",
+    "done",
+    "publish_runs",
+    "status",
+    "task_run",
+    "untouched",
+    "url_of",
+]
 
 KEY = "add-1a2b3c4d"
 PATH = "/api/task_runs/subscriptions/scheduled"
@@ -62,6 +73,15 @@ async def untouched(it: Running, name: str = "a") -> None:
     await it.reaches(KEY, in_flight=0)
     found = await status(it, name)
     assert (found.state, found.attempt, found.losses) == (State.WAITING, 1, 0)
+
+
+async def done(backend: RedisBackend, name: str, count: int) -> None:
+    """Wait until so many runs of a task are done: an ack is not known to be settled when it is sent."""
+
+    async def there() -> bool:
+        return (await backend.control.ledger(name)).done == count
+
+    await eventually(there)
 
 
 class Taker:

@@ -17,7 +17,10 @@ from taskqueue_memory import MemoryBackend
 from tests.prefect.support import KEY, Taker, publish_runs, status, untouched, url_of
 from tests.server.access import entry, write
 from tests.server.flaky import Flaky, Plain
-from tests.server.support import eventually, running
+from tests.server.support import SECONDS, eventually, running
+
+NEVER = 60.0
+"""seconds that nothing is to wait for"""
 
 
 class Slow(MemoryBackend):
@@ -47,43 +50,43 @@ class TestEnds:
 
     async def test_idle_workers_are_sent_to_another_server(self) -> None:
         """Fault A7: 1012, at once."""
-        async with running(drain=5) as it, Taker(url_of(it)) as worker:
+        async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
             await eventually(lambda: it.hub.registry.connections("host-1"))
             it.server.stop()
-            assert (await worker.closed(0.5))[0] == 1012
+            assert (await worker.closed())[0] == 1012
 
-    async def test_what_has_no_ack_goes_back(self) -> None:
+    async def test_what_has_no_ack_goes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fault A7, law 3: a worker without room does not hold up the end for long."""
-        backend = MemoryBackend()
-        async with running(backend, drain=5) as it, Taker(url_of(it)) as worker:
+        monkeypatch.setattr(handing_over, "_ACK_SECONDS", 0.1)
+        async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             await worker.receive()
             it.server.stop()
-            assert (await worker.closed(1))[0] == 1012
+            assert (await worker.closed())[0] == 1012
             assert it.ended
-            await asyncio.wait_for(it.ended, 1)
+            await asyncio.wait_for(it.ended, SECONDS)
             await untouched(it)
             assert (await it.ledger(KEY)).waiting == 2
 
-    async def test_an_ack_in_time_counts(self) -> None:
+    async def test_an_ack_in_time_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fault A7: a worker that was about to ack is not made to run it twice; nothing new is sent to it."""
-        backend = MemoryBackend()
-        async with running(backend, drain=5) as it, Taker(url_of(it)) as worker:
+        monkeypatch.setattr(handing_over, "_ACK_SECONDS", NEVER)
+        async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             await worker.receive()
             it.server.stop()
             await it.hub.draining.wait()
             await worker.ack()
-            assert (await worker.closed(1))[0] == 1012
+            assert (await worker.closed())[0] == 1012
             assert it.ended
-            await it.ended
+            await asyncio.wait_for(it.ended, SECONDS)
             ledger = await it.ledger(KEY)
             assert (ledger.done, ledger.waiting) == (1, 1)
 
     async def test_nothing_is_sent_to_who_is_about_to_be_sent_away(self) -> None:
         """Fault A7, law 3: a delivery that the store gives when the server has begun to leave goes back unseen."""
         backend = Slow()
-        async with running(backend, drain=5) as it, Taker(url_of(it)) as worker:
+        async with running(backend, drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
             await backend.given.wait()
             it.hub.draining.set()
@@ -93,8 +96,11 @@ class TestEnds:
             assert worker.socket.close_code == 1012
             await untouched(it)
 
-    async def test_an_ack_in_time_counts_for_who_is_dismissed(self, tmp_path: Path) -> None:
+    async def test_an_ack_in_time_counts_for_who_is_dismissed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Security 6, fault A7: whose token is taken back is sent nothing more, and what it then acks is its own."""
+        monkeypatch.setattr(handing_over, "_ACK_SECONDS", NEVER)
         token = "tq_soon-taken-back"
         path = write(tmp_path / "tokens.toml", entry(token))
         async with running(tokens_file=path) as it, Taker(url_of(it), token=token) as worker:
@@ -117,11 +123,11 @@ class TestEnds:
             broken.append(channel)
 
         monkeypatch.setattr(Channel, "abort", abort)
-        async with running(drain=5) as it, Taker(url_of(it)) as worker:
+        async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
             await worker.receive()
             await worker.send("quit")
-            assert (await worker.closed(1))[0] == 4000
+            assert (await worker.closed())[0] == 4000
             await eventually(lambda: len(it.hub.registry) == 0)
         assert not broken
 
@@ -198,14 +204,14 @@ class TestOutages:
         """Fault A7: a server that leaves does not wait for it."""
         backend = Flaky()
         monkeypatch.setattr(handing_over, "_SETTLE_SECONDS", 0.1)
-        async with running(backend, drain=2) as it, Taker(url_of(it)) as worker:
+        async with running(backend, drain=0.3) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
             await worker.receive()
             backend.down.set()
             await worker.ack()
             await eventually(lambda: "ack" in backend.calls)
             it.server.stop()
-            assert (await worker.closed(1))[0] == 1012
+            assert (await worker.closed())[0] == 1012
             assert it.ended
-            await asyncio.wait_for(it.ended, 3)
+            await asyncio.wait_for(it.ended, SECONDS)
         assert "Exception in ASGI application" not in caplog.text

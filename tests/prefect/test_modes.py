@@ -1,38 +1,38 @@
-"""Every way to start a server of Prefect: each has the queue that all others have."""
+"""More ways to start a server of Prefect than `conftest.replicas` has: each has the queue that all others have."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
-from uuid import uuid4
 
 import httpx2
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from taskqueue_redis import RedisBackend
-from tests.prefect.replicas import SECONDS, Process, Replica, Site, executed, worker
+from tests.prefect.replicas import (
+    SAID,
+    SECONDS,
+    Process,
+    Replica,
+    Site,
+    executed,
+    key,
+    started,
+    worker,
+)
 from tests.prefect.support import Taker
 from tests.redis.servers import wait_until
+from tests.server.support import eventually
 
+pytestmark = pytest.mark.long
 Pair = tuple[Replica, Replica]
-SAID = "background tasks go through the backend 'redis' for all replicas"
-
-
-class Application(Replica):
-    """A server's application in an ASGI server that is not Prefect's."""
-
-    command = ("-m", "uvicorn", "--factory", "prefect.server.api.server:create_app")
-
-
-def key() -> str:
-    """A task's key that no other test has."""
-    return f"add-{uuid4().hex[:8]}"
+BACKLOG = 12
 
 
 async def shared(one: Replica, other: Replica) -> None:
@@ -45,37 +45,66 @@ async def shared(one: Replica, other: Replica) -> None:
             await taker.ack()
 
 
-@pytest.fixture(scope="module")
+@pytest.mark.parametrize("module", [False, True], ids=["prefect", "python -m prefect"])
+async def test_several_processes_of_one_server(site: Site, *, module: bool) -> None:
+    """Row E1: the processes of ``--workers`` share the queue (each of Prefect's own has one for itself).
+
+    Started by ``python -m prefect``, Prefect does not run any plugins in them.
+    """
+    name = key()
+    words = ("--no-services", "--workers", "2")
+    start = ("-m", "prefect") if module else (str(Path(site.python).with_name("prefect")),)
+
+    class Many(Replica):
+        command = (*start, "server", "start")
+
+    with Many(site, f"many-{module}", *words, **site.messages) as many:
+        await eventually(lambda: many.log.count(SAID) >= 2, SECONDS)
+        runs = {many.created(name) for _ in range(BACKLOG)}
+        seen: set[str] = set()
+
+        async def take(number: int) -> None:
+            while True:  # as a worker does, which comes again
+                with contextlib.suppress(ConnectionClosed, OSError):
+                    async with Taker(many.socket, name, client_id=f"t{number}") as taker:
+                        while True:
+                            seen.add((await taker.receive(SECONDS))["id"])
+                            await taker.ack()
+                await asyncio.sleep(0.2)
+
+        taking = [asyncio.create_task(take(number)) for number in range(3)]
+        try:
+            await eventually(lambda: seen == runs, SECONDS)
+        except AssertionError:
+            ended = [task.exception() for task in taking if task.done()]
+            raise AssertionError(
+                f"{len(seen)} of {len(runs)}, {ended}: {many.log[-3000:]}"
+            ) from None
+        finally:
+            for task in taking:
+                task.cancel()
+            await asyncio.gather(*taking, return_exceptions=True)
+
+
+@pytest.fixture
 def bare(site: Site) -> Iterator[Pair]:
     """Two servers without services, and a process that has nothing else."""
-    with ExitStack() as ending:
-        pair = [Replica(site, name, "--no-services", **site.messages) for name in ("a", "b")]
-        services = Process(
-            site,
-            "services",
-            ["-m", "prefect", "server", "services", "start"],
-            site.environment("services", **site.settings | site.messages),
-        )
-        for process in (*pair, services):
-            ending.push(process.start())
-        yield pair[0].ready(), pair[1].ready()
+    one, other = (Replica(site, f"bare-{n}", "--no-services", **site.messages) for n in range(2))
+    words = ["-m", "prefect", "server", "services", "start"]
+    settings = site.environment("services", **site.settings | site.messages)
+    with started(one, other, Process(site, "services", words, settings)):
+        yield one, other
 
 
 def test_services_in_a_process_of_their_own(bare: Pair, site: Site) -> None:
     """Row E1: ``--no-services`` twice, and ``services start``: what one takes in a worker of the other completes."""
     a, b = bare
-    with worker(site, "w", b.api):
+    with worker(site, "apart", b.api):
         runs = site.run("delay.py", "10", "apart-", api=a.api)
         a.all_reach("Completed", runs)
-    assert sorted(executed(site)) == [f"apart-{n}" for n in range(10)]
+    done = sorted(name for name in executed(site) if name.startswith("apart-"))
+    assert done == [f"apart-{n}" for n in range(10)]
     assert all(SAID in replica.log for replica in bare)
-
-
-async def test_any_asgi_server(bare: Pair, site: Site) -> None:
-    """Row E1: the application in a plain uvicorn, as containers have it, is one of the replicas."""
-    with Application(site, "plain") as plain:
-        assert SAID in plain.log
-        await shared(plain, bare[0])
 
 
 class Background(Replica):
@@ -116,24 +145,18 @@ class Background(Replica):
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
-    def kill(self) -> None:
-        """End what is left of it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        super().kill()
 
-
-async def test_in_the_background(bare: Pair, site: Site, backend: RedisBackend) -> None:
+async def test_in_the_background(pair: Pair, site: Site, backend: RedisBackend) -> None:
     """Row E1: ``--background`` is one of the replicas, and ``server stop`` has it hand back what it had sent."""
     name = key()
     with Background(site, "background") as server:
-        await shared(server, bare[0])
-        run = bare[0].created(name)
+        await shared(server, pair[0])
+        run = pair[0].created(name)
         async with Taker(server.socket, name) as first:
             assert (await first.receive())["id"] == run
             server.end()
             assert (await first.closed(SECONDS))[0] == 1012
-            async with Taker(bare[1].socket, name) as second:
+            async with Taker(pair[1].socket, name) as second:
                 assert (await second.receive())["id"] == run
                 (status,) = await backend.control.statuses(name, run)
                 assert status is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,10 +15,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.ports import free_port
+from taskqueue_redis.watchdog import Watchdog
 from tests.prefect.environment import EXAMPLES, ROOT
 from tests.prefect.replicas import Site
-from tests.redis.engines import Engines
+from tests.redis.engines import find_engine
+from tests.redis.reserved import reserve
 
 PAGE = (ROOT / "docs" / "prefect.md").read_text()
 PART = PAGE.split("## Servers of Prefect, with replicas\n", 1)[1].split("\n## ", 1)[0]
@@ -33,14 +35,15 @@ def commands(beginning: str) -> list[str]:
 class Place:
     """Where the page's commands are run: ports and files are others than on the page, nothing else."""
 
-    def __init__(self, site: Site, engines: Engines, folder: Path) -> None:
+    def __init__(self, site: Site, folder: Path) -> None:
         """Have the page's programs in a folder of their own."""
-        self.ports = {port: str(free_port()) for port in ("4200", "4201", "6379")}
+        self._holds = {port: reserve() for port in ("4200", "4201", "6379")}
+        self.ports = {port: str(hold.port) for port, hold in self._holds.items()}
         self._others = {**self.ports, "/tmp/": f"{folder}/"}  # noqa: S108 - the page's
         self.folder = folder
         binaries = folder / "bin"
         binaries.mkdir()
-        (binaries / "redis-server").symlink_to(engines.found[-1].binary)
+        (binaries / "redis-server").symlink_to(find_engine().binary)
         there = site.environment(
             "page",
             HOME=str(folder),
@@ -51,7 +54,7 @@ class Place:
         own = Path(site.python).parent
         self.environment = {**there, "PATH": f"{binaries}:{own}:{os.environ['PATH']}"}
         shutil.copytree(EXAMPLES, folder / "examples")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._started: list[tuple[subprocess.Popen[bytes], Watchdog]] = []
 
     def run(self, lines: list[str]) -> str:
         """Run lines in one shell, and return what they say, once that has ended; others than the last may go on."""
@@ -69,7 +72,9 @@ class Place:
                 stderr=err,
                 start_new_session=True,
             )
-        self._processes.append(shell)
+        watchdog = Watchdog("KILL", group=True)
+        watchdog.watch(shell.pid)
+        self._started.append((shell, watchdog))
         code = shell.wait(PATIENCE)
         told = said.read_text()
         assert code == 0, told[-2000:] + errors.read_text()[-2000:]
@@ -77,24 +82,26 @@ class Place:
 
     def close(self) -> None:
         """End what goes on."""
-        for process in self._processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            process.wait()
+        for shell, watchdog in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+            watchdog.close()
+        for hold in self._holds.values():
+            hold.release()
 
 
 @pytest.fixture
-def place(site: Site, engines: Engines, tmp_path: Path) -> Iterator[Place]:
+def place(site: Site, tmp_path: Path) -> Iterator[Place]:
     """A place of the test's own."""
-    found = Place(site, engines, tmp_path)
+    found = Place(site, tmp_path)
     try:
         yield found
     finally:
         found.close()
 
 
+@pytest.mark.long
 def test_two_replicas_and_two_workers(place: Place) -> None:
     """Row E9: the page's commands, one after the other, start it all and complete a run; others show and delete one."""
     redis, export, *servers = (

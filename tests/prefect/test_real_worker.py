@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import httpx2
 import pytest
 
-from tests.cli.processes import process
-from tests.ports import free_port
 from tests.prefect.environment import EXAMPLES, PROGRAMS
+from tests.prefect.replicas import Process
+from tests.redis.reserved import reserve
 from tests.redis.servers import wait_until
 from tests.server.access import entry, write
 
@@ -31,20 +30,11 @@ class Place:
     def __init__(self, python: str, folder: Path) -> None:
         self.python = python
         self.folder = folder
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.hold = reserve()
+        self.url = f"http://127.0.0.1:{self.hold.port}"
         self.marks = folder / "marks"
         self.marks.mkdir()
         self.client = httpx2.Client(base_url=self.url, trust_env=False)
-
-    @contextmanager
-    def server(self, backend: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A server that listens."""
-        words = ("serve", "--port", str(self.port), "--backend", backend)
-        with process(*words, stderr=subprocess.DEVNULL) as started:
-            assert started.stdout is not None
-            assert json.loads(started.stdout.readline())["url"] == self.url
-            yield started
 
     def environment(self, token: str | None = None) -> dict[str, str]:
         """For programs that use Prefect; nothing of this process's own is in it."""
@@ -103,38 +93,47 @@ class Place:
         wait_until(there, f"{counts}", seconds=SECONDS, tick=0.1)
 
 
-class Worker:
+class Own(NamedTuple):
+    """The environment of this project, in which there is no Prefect."""
+
+    folder: Path
+    python: str = sys.executable
+
+
+class Server(Process):
+    """A server. Entered, it answers."""
+
+    def __init__(self, place: Place, backend: str) -> None:
+        words = ["-m", "taskqueue_core.cli", "serve", "--backend", backend]
+        port = ["--port", str(place.hold.port)]
+        super().__init__(Own(place.folder), "server", [*words, *port], os.environ)
+        self._client = place.client
+
+    def ready(self) -> Self:
+        """Wait until it answers."""
+
+        def answers() -> bool:
+            assert self.code is None, self.log[-2000:]
+            try:
+                return self._client.get("/ready").status_code == 200
+            except httpx2.TransportError:
+                return False
+
+        wait_until(answers, "the server answers", seconds=SECONDS)
+        return self
+
+
+class Worker(Process):
     """A worker's process, and what it says."""
 
     def __init__(self, place: Place, name: str, *words: str, token: str | None = None) -> None:
-        self.log = place.folder / f"{name}.log"
-        program = words[0] if words else str(PROGRAMS / "work.py")
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [place.python, program, *(words[1:] or ("1",))],
-                cwd=place.folder,
-                env=place.environment(token),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    @property
-    def text(self) -> str:
-        """What it said."""
-        return self.log.read_text()
+        command = [*words] if words else [str(PROGRAMS / "work.py"), "1"]
+        super().__init__(place, name, command, place.environment(token))
 
     def is_well(self) -> bool:
         """Whether it runs and has nothing to complain of."""
-        return self.process.poll() is None and not any(
-            word in self.text for word in ("WARN", "ERROR", "Traceback")
+        return self.code is None and not any(
+            word in self.log for word in ("WARN", "ERROR", "Traceback")
         )
 
 
@@ -147,6 +146,7 @@ def place(prefect_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     made = Place(prefect_python, tmp_path)
     with made.client:
         yield made
+    made.hold.release()
 
 
 @pytest.fixture
@@ -158,55 +158,45 @@ def durable(redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch) 
     return "redis"
 
 
-def test_it_survives_every_restart_of_the_server(place: Place, durable: str) -> None:
-    """E7, REV-E3, fault A6, fault A7: kill -9 and SIGTERM, each with a delivery that has no ack: nothing is lost."""
-    with Worker(place, "worker") as worker:
-        with place.server(durable) as server:
-            first = place.runs("a", "b", "c", "d", gate="first")
-            key, ids = place.give(*first, *place.runs("e", "f", "g", gate="second"))
-            # One runs, one has its ack and waits inside the worker, one has none, and the others have not been sent.
-            place.reaches(key, done=2, in_flight=1, waiting=4)
+def test_workers_survive_poison_and_restarts(place: Place, durable: str) -> None:
+    """E7, REV-E3, faults A6, A7, F20: workers share; poison reaches none of them; nothing is lost with the server.
+
+    It is killed, and ended in order, each with deliveries that have no ack.
+    """
+    with Worker(place, "one") as one, Worker(place, "other") as other:
+        with Server(place, durable) as server:
+            names = [f"n{number}" for number in range(8)]
+            key, ids = place.give(
+                *place.runs(*names, gate="gate"),
+                *place.runs(*"abcd", gate="first"),
+                *place.runs(*"efghi", gate="second"),
+            )
+            # Each runs one, has given its ack for another, which waits inside it, and has not given it for a third.
+            place.reaches(key, done=4, in_flight=2, waiting=11)
+            for payload in ({"id": "x"}, {"task_key": key, "state": None}, "ack", None):
+                body = {"key": key, "payload": payload, "priority": 9}
+                assert place.client.post("/v1/tasks", json=body).status_code == 201
+            (place.marks / "gate").touch()
+            place.reaches(key, done=12, in_flight=2, waiting=3, dead=4)
+            ran = [(place.marks / name).read_text().strip() for name in names]
+            for worker in (one, other):
+                assert ran.count(str(worker.pid)) >= 3
+                assert worker.is_well(), worker.log
             server.kill()
-            server.wait()
-        with place.server(durable) as server:
-            place.reaches(key, done=2, in_flight=0, waiting=5)
+        with Server(place, durable) as server:
+            place.reaches(key, done=12, in_flight=0, waiting=5)
             (place.marks / "first").touch()
-            place.reaches(key, done=6, in_flight=1)
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(10) == 0
-        with place.server(durable):
-            place.reaches(key, done=6, in_flight=0, waiting=1)
-            status = place.client.get(f"/v1/tasks/{key}/{ids[6]}").json()
+            place.reaches(key, done=16, in_flight=1)
+            assert server.stop() == 0
+        with Server(place, durable):
+            place.reaches(key, done=16, in_flight=0, waiting=1)
+            status = place.client.get(f"/v1/tasks/{key}/{ids[-1]}").json()
             assert (status["attempt"], status["losses"]) == (1, 0)
             (place.marks / "second").touch()
-            place.reaches(key, done=7)
-            wait_until(lambda: "g" in place.marked(), "the last is run")
-            assert worker.process.poll() is None
-    assert place.marked() == dict.fromkeys("abcdefg", 1)
-
-
-def test_workers_share_and_survive_what_is_no_task_run(place: Place) -> None:
-    """Fault F20: two workers take turns; poison reaches neither of them; and neither has anything to complain of."""
-    names = [f"n{number}" for number in range(8)]
-    with (
-        place.server("taskqueue_memory"),
-        Worker(place, "one") as one,
-        Worker(place, "other") as other,
-    ):
-        key, _ = place.give(*place.runs(*names, gate="gate", seconds=0.2))
-        # Each runs one, and has two more.
-        place.reaches(key, done=4, in_flight=2, waiting=2)
-        for payload in ({"id": "x"}, {"task_key": key, "state": None}, "ack", None):
-            body = {"key": key, "payload": payload, "priority": 9}
-            assert place.client.post("/v1/tasks", json=body).status_code == 201
-        (place.marks / "gate").touch()
-        place.reaches(key, done=8, dead=4)
-        wait_until(lambda: len(place.marked()) == len(names), "all are run")
-        assert set(place.marked().values()) == {1}
-        ran = [(place.marks / name).read_text().strip() for name in names]
-        for worker in (one, other):
-            assert ran.count(str(worker.process.pid)) >= 3
-            assert worker.is_well(), worker.text
+            place.reaches(key, done=17)
+            everything = dict.fromkeys([*names, *"abcdefghi"], 1)
+            wait_until(lambda: place.marked() == everything, "all are run, once", seconds=SECONDS)
+            assert (one.code, other.code) == (None, None)
 
 
 def test_the_example_and_tokens(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,20 +210,21 @@ def test_the_example_and_tokens(place: Place, monkeypatch: pytest.MonkeyPatch) -
     example = str(EXAMPLES / "tasks.py")
     counted = place.folder / "count.txt"
     with (
-        place.server("taskqueue_memory"),
+        Server(place, "taskqueue_memory"),
         Worker(place, "wrong", example, token="wrong") as wrong,
         Worker(place, "other", example, token=NARROW) as other,
     ):
         run = place.run(EXAMPLES / "submit.py", token=TOKEN).strip()
-        assert wrong.process.wait(SECONDS) != 0
-        assert "Unable to authenticate" in wrong.text
-        assert "a valid token is required" in wrong.text
-        wait_until(lambda: "Subscribing" in other.text, "it starts", seconds=SECONDS)
+        wait_until(lambda: wrong.code is not None, "it ends", seconds=SECONDS)
+        assert wrong.code != 0
+        assert "Unable to authenticate" in wrong.log
+        assert "a valid token is required" in wrong.log
+        wait_until(lambda: "Subscribing" in other.log, "it starts", seconds=SECONDS)
         assert not counted.exists()
         with Worker(place, "right", example, token=TOKEN) as right:
-            wait_until(lambda: "Completed" in right.text, "it is run", seconds=SECONDS)
+            wait_until(lambda: "Completed" in right.log, "it is run", seconds=SECONDS)
             assert counted.read_text() == "3"
-            assert run in right.text
-            assert right.is_well(), right.text
-        assert other.process.poll() is None
-        assert "Received" not in other.text
+            assert run in right.log
+            assert right.is_well(), right.log
+        assert other.code is None
+        assert "Received" not in other.log

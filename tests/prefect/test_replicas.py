@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
 
 import pytest
 
 from taskqueue_prefect.names import client_of
 from taskqueue_redis import RedisBackend
-from tests.prefect.replicas import Replica, Site, executed, worker
-from tests.prefect.support import Taker
+from tests.prefect.replicas import GRACE, SAID, SECONDS, SECRET, Replica, key
+from tests.prefect.support import Taker, done
 from tests.server.support import eventually
 
 Pair = tuple[Replica, Replica]
-RUNS = 60
+DELAY = timedelta(seconds=1)
 
 
-def key() -> str:
-    """A task's key that no other test has."""
-    return f"add-{uuid4().hex[:8]}"
+def test_it_says_what_it_uses(pair: Pair) -> None:
+    """Rows E1, E8: the log names the backend and where it is, and no password; known code is nothing to tell.
+
+    However the server was started: by Prefect's command, or in a plain uvicorn.
+    """
+    for replica in pair:
+        assert f"{SAID} redis://127.0.0.1" in replica.log
+        assert "may not work" not in replica.log
+        assert SECRET not in replica.log
 
 
-def test_what_one_takes_in_a_worker_of_the_other_runs(pair: Pair, site: Site) -> None:
-    """Row E1: ``.delay()`` through one replica, the worker at the other: all are executed, once each."""
-    a, b = pair
-    with worker(site, "w", b.api):
-        runs = site.run("delay.py", str(RUNS), "one-", api=a.api)
-        a.all_reach("Completed", runs)
-    done = [name for name in executed(site) if name.startswith("one-")]
-    assert sorted(done) == sorted(f"one-{n}" for n in range(RUNS))
-
-
-async def test_each_replica_knows_all_workers(pair: Pair) -> None:
+async def test_each_replica_knows_all_workers(pair: Pair, backend: RedisBackend) -> None:
     """Rows E1, REV-E5: workers of any replica are known to all; of two with one name, one may go."""
     a, b = pair
     name, other = key(), key()
@@ -45,6 +38,9 @@ async def test_each_replica_knows_all_workers(pair: Pair) -> None:
             "/task_workers/filter", json={"task_worker_filter": {"task_keys": list(keys)}}
         )
         return {one["identifier"]: set(one["task_keys"]) for one in answer.json()}
+
+    async def connections(count: int) -> bool:
+        return len([one for one in await backend.control.workers() if name in one.keys]) == count
 
     async def until(replica: Replica, *there: str) -> None:
         await eventually(lambda: set(known(replica, name)) == set(there))
@@ -56,10 +52,14 @@ async def test_each_replica_knows_all_workers(pair: Pair) -> None:
                 assert set(known(replica, other)) == {"host-é-1"}
                 assert known(replica, other)["host-é-1"] == {name, other}
             async with Taker(b.socket, name, client_id="host-2"):
-                await asyncio.sleep(0.1)
+                await eventually(lambda: connections(3))
+            await eventually(lambda: connections(2))
             a.created(name)
-            # Prefect's handler looks every second whether its worker is there
-            await asyncio.sleep(1.5)
+
+            async def in_hand() -> bool:
+                return (await backend.control.ledger(name)).in_flight == 1
+
+            await eventually(in_hand)
             assert set(known(b, name)) == {"host-é-1", "host-2"}
         await until(b, "host-é-1")
     await until(a)
@@ -83,7 +83,7 @@ async def test_without_an_ack_it_is_anothers(reply: str, pair: Pair, backend: Re
             case _:
                 first.socket.transport.abort()
         async with Taker(a.socket, name, client_id="second") as second:
-            assert (await second.receive(5))["id"] == run
+            assert (await second.receive())["id"] == run
             (status,) = await backend.control.statuses(name, run)
             assert status is not None
             assert (status.attempt, status.losses) == (1, 0)
@@ -91,18 +91,18 @@ async def test_without_an_ack_it_is_anothers(reply: str, pair: Pair, backend: Re
             await second.nothing_comes()
 
 
-async def test_its_time_is_kept(pair: Pair) -> None:
+async def test_its_time_is_kept(pair: Pair, backend: RedisBackend) -> None:
     """Rows REV-E1, REV-E2: a scheduled time is a run's own, and so is that of its next attempt, after its ack."""
     a, b = pair
     name = key()
     async with Taker(b.socket, name) as taker:
-        at = datetime.now(UTC) + timedelta(seconds=2)
+        at = datetime.now(UTC) + DELAY
         run = a.created(name, scheduled_time=at.isoformat())
         assert (await taker.receive())["id"] == run
         assert datetime.now(UTC) >= at
         await taker.ack()
-        await asyncio.sleep(0.2)
-        again = datetime.now(UTC) + timedelta(seconds=2)
+        await done(backend, name, 1)
+        again = datetime.now(UTC) + DELAY
         details = {"deferred": True, "scheduled_time": again.isoformat()}
         state = {"type": "SCHEDULED", "name": "AwaitingRetry", "state_details": details}
         for _ in range(2):  # of which the second moves what the first has made
@@ -137,12 +137,10 @@ async def test_a_full_queue_says_so(pair: Pair, backend: RedisBackend) -> None:
     full = settings.model_copy(update={"capacity": 3})
     await backend.control.configure(name, full)
     runs = [a.created(name) for _ in range(2)]
-    began = time.monotonic()
     for replica in pair:
-        answer = replica.create(name)
+        answer = replica.create(name)  # its client waits for no answer for ever
         assert answer.status_code == 503, answer.text
         assert int(answer.headers["retry-after"]) >= 1
-    assert time.monotonic() - began < 5
     for replica in pair:
         assert replica.state(runs[0]) == "Scheduled"
     kept = a.client.post("/task_runs/filter", json={"task_runs": {"name": {"any_": [name]}}})
@@ -171,8 +169,9 @@ async def test_what_is_cancelled_is_not_sent(pair: Pair, backend: RedisBackend) 
         assert (await taker.receive())["id"] == wanted
         await taker.ack()
         await taker.nothing_comes()
-    ledger = await backend.control.ledger(name)
-    assert (ledger.published, ledger.waiting, ledger.in_flight, ledger.balanced) == (2, 0, 0, True)
+        await done(backend, name, 2)
+        ledger = await backend.control.ledger(name)
+        assert (ledger.published, ledger.balanced) == (2, True)
 
 
 async def test_accepted_and_never_begun(pair: Pair, backend: RedisBackend) -> None:
@@ -184,14 +183,14 @@ async def test_accepted_and_never_begun(pair: Pair, backend: RedisBackend) -> No
         assert (await first.receive())["id"] == run
         await first.ack()
         async with Taker(a.socket, name, client_id="other") as second:
-            await second.nothing_comes(5)  # longer than the grace
+            await second.nothing_comes(2 * GRACE)
             (result,) = await backend.control.results(name, run)
             assert result is not None
             assert client_of(json.loads(result)["worker"]) == "held"
             first.socket.transport.abort()
-            assert (await second.receive(20))["id"] == run
+            assert (await second.receive(SECONDS))["id"] == run
             await second.ack()
-            await second.nothing_comes(4)
+            await second.nothing_comes(2 * GRACE)
 
 
 async def test_keys_of_any_spelling(pair: Pair) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "HOUSEKEEPING",
     "KEY",
     "LEASE",
+    "fall_silent",
     "housekept",
     "keys_of",
     "opened",
@@ -63,6 +64,18 @@ async def housekept(backend: RedisBackend) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+async def fall_silent(server: RedisServer, backend: RedisBackend, *tokens: str) -> None:
+    """Have nothing heard of a process and its consumers for longer than a lease, as if that time had passed."""
+    await backend._home.heartbeat.aclose()
+    await (
+        backend.control.maintain()
+    )  # so that the next pass sees no gap, which would grant another lease
+    for name in backend._home.scripts.partitions.names:
+        for token in tokens:
+            server.call("ZADD", f"{name}:alive", "XX", 1, token)
+        server.call("HSET", f"{name}:meta", "armed", 1)
 
 
 async def publish(backend: RedisBackend, *ids: str, key: str = KEY, **fields: Any) -> None:

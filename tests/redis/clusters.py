@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.redis.engines import Engine
 from tests.redis.servers import RedisServer, Startable, wait_until
@@ -21,6 +21,11 @@ _CLUSTER = {
     "cluster-allow-replica-migration": "no",  # each master keeps the replicas that a test gave it
     "cluster-replica-validity-factor": "0",  # a replica in step may always take over
 }
+_SOON = ("PUBLISH-PERIOD", 100, "INFO-PERIOD", 200)
+"""Milliseconds after which Sentinels hear of each other and of roles; usually 2 and 10 seconds.
+
+Not the periods of PING and of asking each other: then all Sentinels want to lead at once, and none gets enough votes.
+"""
 
 
 class _Group(Startable):
@@ -81,7 +86,7 @@ class Cluster(_Group):
         """The URL of the whole, by its first master."""
         return f"redis+cluster://127.0.0.1:{self.masters[0].port}"
 
-    def start(self) -> Self:
+    def _start(self) -> None:
         """Start the nodes, join them, and wait until all say that the cluster is well and replicas are in step."""
         for node in self.nodes:
             node.start(wait=False)
@@ -90,7 +95,6 @@ class Cluster(_Group):
         if "cluster_known_nodes:1\r" in self.masters[0].call("CLUSTER", "INFO").decode():
             self._join()
         self.wait_ready()
-        return self
 
     def _join(self) -> None:
         count = len(self.masters)
@@ -241,7 +245,7 @@ class Sentinels(_Group):
         port = max(told, key=told.count)
         return next(server for server in self.servers if server.port == port)
 
-    def start(self) -> Self:
+    def _start(self) -> None:
         """Start everything, and wait until replicas are in step and every Sentinel knows all."""
         for server in self.servers:
             server.start()
@@ -251,8 +255,9 @@ class Sentinels(_Group):
             sentinel.start(wait=False)
         for sentinel in self.sentinels:
             sentinel.ready()
+            if sentinel.engine.version >= (7, 0):  # 6.2 has no such command
+                sentinel.call("SENTINEL", "DEBUG", *_SOON)
         wait_until(self._aware, "every Sentinel knows the replicas and the other Sentinels")
-        return self
 
     def _aware(self) -> bool:
         for sentinel in self.sentinels:

@@ -1,4 +1,4 @@
-"""Real servers for the tests of this folder, shared by a test run; its summary lists the engines.
+"""Real servers for the tests of this folder, shared by a test run.
 
 A test keeps to keys below its own ``redis_prefix``, so that servers are shared without a FLUSHALL.
 One that stops, freezes or floods a server starts one of its own: `make_server`.
@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.redis.certificates import Certificates, make_certificates
 from tests.redis.clusters import Cluster
-from tests.redis.engines import CI, REQUIRED, VARIABLE, Engine, Engines, discover, lacking
+from tests.redis.engines import MAIN, NAMES, OLDEST, Engine, find_engine
 from tests.redis.servers import RedisServer
 
 Server = TypeVar("Server", RedisServer, Cluster)
@@ -25,7 +24,6 @@ MakeServer = Callable[..., RedisServer]
 ACCESS = ("taskqueue", "test-password")
 """the user of `redis_acl`, and the password"""
 _ACL_FILE = Path(__file__).parents[2] / "src/taskqueue_redis/taskqueue.acl"
-_NONE = "none found"
 
 
 def access_list() -> str:
@@ -39,58 +37,22 @@ def access_list() -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that asks for ``each_engine`` once for every engine."""
+    """Run a test that asks for ``each_engine`` once for every engine: only the main one is in the quick tier.
+
+    A test with the mark ``oldest`` has the oldest there too.
+    """
     if "each_engine" in metafunc.fixturenames:
-        names = [engine.name for engine in discover().found] or [_NONE]
+        quick = {MAIN, OLDEST} if metafunc.definition.get_closest_marker("oldest") else {MAIN}
+        names = [
+            pytest.param(name, marks=() if name in quick else pytest.mark.long) for name in NAMES
+        ]
         metafunc.parametrize("each_engine", names, indirect=True, scope="session")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the engines that the tests ran on, and why others are missing."""
-    if not discover.cache_info().currsize:
-        return
-    engines = discover()
-    terminalreporter.section("redis engines")
-    for engine in engines.found:
-        terminalreporter.write_line(f"{engine}{', with TLS' if engine.tls else ''}")
-    for name in REQUIRED:
-        if engines.named(name) is None:
-            terminalreporter.write_line(_missing(name), red=CI, yellow=not CI)
-
-
-def _missing(name: str) -> str:
-    why = f" ({absent})" if (absent := discover().absent) and name.startswith(REQUIRED[0]) else ""
-    return (
-        f"no redis-server {name} was found{why}: put one on PATH, or name it in {VARIABLE}; "
-        "on Debian and Ubuntu `apt-get install redis-server` brings one"
-    )
-
-
-def _required(name: str) -> Engine:
-    engine = discover().named(name)
-    if engine is None:
-        lacking(_missing(name))
-    return engine
-
-
-def _best() -> Engine:
-    engine = discover().best
-    if engine is None:
-        pytest.fail(_missing(" or ".join(REQUIRED)))
-    return engine
-
-
-@pytest.fixture(scope="session")
-def engines() -> Engines:
-    """Every engine that was found: at least one."""
-    _best()
-    return discover()
 
 
 @pytest.fixture(scope="session")
 def each_engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn."""
-    return _best() if request.param == _NONE else _required(request.param)
+    return find_engine(request.param)
 
 
 class _Shared:
@@ -124,57 +86,50 @@ def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Shared
 
 
 @pytest.fixture(scope="session")
-def redis_62(shared_servers: _Shared) -> RedisServer:
-    """A shared redis-server 6.2."""
-    return shared_servers(RedisServer, _required("6.2"))
-
-
-@pytest.fixture(scope="session")
-def redis_70(shared_servers: _Shared) -> RedisServer:
-    """A shared redis-server 7.0."""
-    return shared_servers(RedisServer, _required("7.0"))
-
-
-@pytest.fixture(scope="session")
 def redis_server(shared_servers: _Shared) -> RedisServer:
-    """A shared redis-server of the newest engine, for tests that need just one."""
-    return shared_servers(RedisServer, _best())
+    """A shared server of the main engine, for tests that need just one."""
+    return shared_servers(RedisServer, find_engine())
 
 
 @pytest.fixture(scope="session")
 def each_redis(shared_servers: _Shared, each_engine: Engine) -> RedisServer:
-    """A shared redis-server of each engine in turn."""
+    """A shared server of each engine in turn."""
     return shared_servers(RedisServer, each_engine)
 
 
 @pytest.fixture(scope="session")
 def redis_cluster(shared_servers: _Shared) -> Cluster:
-    """A shared cluster of three masters, of the newest engine."""
-    return shared_servers(Cluster, _best())
+    """A shared cluster of three masters, of the main engine."""
+    return shared_servers(Cluster, find_engine())
 
 
 @pytest.fixture(scope="session")
 def redis_acl(shared_servers: _Shared) -> RedisServer:
-    """A shared redis-server 7.0 whose ``url`` has the user of the ACL file that ships, who may do nothing more."""
-    server = shared_servers(RedisServer, _required("7.0"), acl=access_list())
+    """A shared server whose ``url`` has the user of the ACL file that ships, who may do nothing more."""
+    return _with_access_list(shared_servers, find_engine())
+
+
+@pytest.fixture(scope="session")
+def each_acl(shared_servers: _Shared, each_engine: Engine) -> RedisServer:
+    """The same of each engine in turn."""
+    return _with_access_list(shared_servers, each_engine)
+
+
+def _with_access_list(shared_servers: _Shared, engine: Engine) -> RedisServer:
+    server = shared_servers(RedisServer, engine, acl=access_list())
     server.login = ACCESS
     return server
 
 
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Certificates for servers of this test run."""
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture
-def make_server(tmp_path_factory: pytest.TempPathFactory, engines: Engines) -> Iterator[MakeServer]:
-    """Make servers for one test alone: ``make_server(engine=…, aof=…, config=…, acl=…, tls=…)``; not started."""
+def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeServer]:
+    """Make servers for one test alone: ``make_server(engine=…, aof=…, config=…, acl=…)``; not started."""
     with ExitStack() as opened:
 
         def make(engine: Engine | None = None, **more: Any) -> RedisServer:
-            engine = engine or engines.found[-1]
-            server = RedisServer(engine, tmp_path_factory.mktemp("redis-own-"), **more)
+            server = RedisServer(
+                engine or find_engine(), tmp_path_factory.mktemp("redis-own-"), **more
+            )
             opened.callback(server.close)
             return server
 

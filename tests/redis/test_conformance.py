@@ -1,4 +1,4 @@
-"""The conformance kit on every engine, on a cluster, and under the access list that ships (M6, E1).
+"""The conformance kit on every engine under the access list that ships, and on a cluster (M6, E1).
 
 ``TASKQUEUE_KIT_EXAMPLES`` sets how many random histories each of them plays; `dev.py soak` sets it high.
 """
@@ -10,10 +10,14 @@ from functools import cache
 import pytest
 from pydantic import SecretStr
 
-from taskqueue_core.backend import Backend
+from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite
+from taskqueue_core.conformance import BackendSuite, Harness
+from taskqueue_core.conformance.machine import MachineSuite
+from taskqueue_core.conformance.slots_machine import SlotsMachineSuite
 from taskqueue_redis import RedisBackend, RedisSettings
+from tests.redis.clusters import Cluster
+from tests.redis.servers import RedisServer
 
 
 def histories(usual: int) -> int:
@@ -27,18 +31,14 @@ def settings_for(url: str, partitions: int) -> RedisSettings:
     return RedisSettings(url=SecretStr(url), partitions=partitions, _env_file=None)
 
 
-class RedisKit(BackendSuite):
-    """The kit on one server; a backend's prefix keeps it from the others."""
+class OnRedis(Harness):
+    """Backends on one server; a prefix keeps each from the others."""
 
-    __test__ = False
+    capabilities = Capabilities(names=frozenset(Capability), shared=True, durable=True)
     max_examples = histories(12)
-    server: str
-    """the fixture that gives it"""
+    url: str
+    """the server's: a fixture of the subclass sets it"""
     partitions: int = 1
-
-    @pytest.fixture(autouse=True)
-    def _url(self, request: pytest.FixtureRequest) -> None:
-        self.url: str = request.getfixturevalue(self.server).url
 
     def settings(self, prefix: str) -> RedisSettings:
         """Return what a backend with that prefix is told."""
@@ -55,27 +55,30 @@ class RedisKit(BackendSuite):
         return RedisBackend(clock=self.clock, settings=self.settings(self.prefix))
 
 
-class TestRedis70(RedisKit):
-    """On a server of 7.0, as the user that may do nothing but what the access list allows: fault M6.
+class TestServer(OnRedis, BackendSuite):
+    """On a server, as the user that may do nothing but what the access list allows: fault M6."""
 
-    And the most random histories against the model of the kit (fault M1).
-    """
-
-    __test__ = True
-    max_examples = histories(40)
-    server = "redis_acl"
+    @pytest.fixture(autouse=True)
+    def _url(self, each_acl: RedisServer) -> None:
+        self.url = each_acl.url
 
 
-class TestRedis62(RedisKit):
-    """On a server of 6.2, as a user that may do everything."""
+@pytest.mark.long
+class TestHistories(OnRedis, MachineSuite, SlotsMachineSuite):
+    """More random histories against the models of the kit: fault M1."""
 
-    __test__ = True
-    server = "redis_62"
+    max_examples = histories(60)
+
+    @pytest.fixture(autouse=True)
+    def _url(self, redis_acl: RedisServer) -> None:
+        self.url = redis_acl.url
 
 
-class TestCluster(RedisKit):
+class TestCluster(OnRedis, BackendSuite):
     """On a cluster of three masters, the queues spread over eight partitions."""
 
-    __test__ = True
     partitions = 8
-    server = "redis_cluster"
+
+    @pytest.fixture(autouse=True)
+    def _url(self, redis_cluster: Cluster) -> None:
+        self.url = redis_cluster.url

@@ -37,6 +37,7 @@ from tests.redis.servers import RedisServer, wait_until
 
 SHA = "50142d1548e23223a2ffd158022e90f843339e5f"
 AFTER = f" script: {SHA}, on @user_script:1."
+AFTER_IN_VALKEY = " script: on @user_script:1."
 BEFORE = f"ERR Error running script (call to f_{SHA}): "
 
 SAMPLES = {
@@ -85,10 +86,11 @@ SAMPLES = {
 
 @pytest.mark.parametrize("text", SAMPLES)
 @pytest.mark.parametrize(
-    "form", ["{}", "{}" + AFTER, BEFORE + "@user_script:1: @user_script: 1: -{}"]
+    "form",
+    ["{}", "{}" + AFTER, "{}" + AFTER_IN_VALKEY, BEFORE + "@user_script:1: @user_script: 1: -{}"],
 )
 def test_every_error_has_its_policy(text: str, form: str) -> None:
-    """Every error has one policy, within scripts of 6.2 and 7.0 and outside."""
+    """Every error has one policy, within scripts of Redis 6.2, 7.0 and Valkey 9.1 and outside."""
     policy, failure = judge(ErrorReply(form.format(text)))
     assert (policy, type(failure)) == SAMPLES[text]
     if isinstance(failure, Refused):
@@ -118,6 +120,8 @@ def test_every_line_of_the_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> 
         ("TQ stale the receipt is not current", "stale", "the receipt is not current"),
         ("TQ stale", "stale", ""),
         (f"TQ stale why{AFTER}", "stale", "why"),
+        (f"TQ stale why{AFTER_IN_VALKEY}", "stale", "why"),
+        (f"ERR user_script:7: TQ stale why{AFTER_IN_VALKEY}", "stale", "why"),
         (f"{BEFORE}@user_script:12: TQ stale why", "stale", "why"),
         (f"{BEFORE}TQ stale why", "stale", "why"),
         (f"ERR user_script:7: TQ stale why{AFTER}", "stale", "why"),
@@ -292,7 +296,7 @@ async def test_a_server_that_is_loading(make_server: MakeServer) -> None:
     """Fault B11: a store that loads its data is waited for."""
     slow = {"key-load-delay": "10000", "rdbcompression": "no"}  # it answers once in 2 MB
     server = make_server(aof=False, config=slow).start()
-    for n in range(60):
+    for n in range(40):
         server.call("SET", f"k{n}", "x" * 250_000)
     server.call("SAVE")
     server.kill()
@@ -300,7 +304,7 @@ async def test_a_server_that_is_loading(make_server: MakeServer) -> None:
     async with linked(server.url) as link:
         waiting = asyncio.create_task(link.command(KEY, "DBSIZE"))
         await troubled(link, "LOADING")
-        assert await waiting == 60
+        assert await waiting == 40
 
 
 async def test_a_server_without_connections_left(make_server: MakeServer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend
-from tests.redis.backends import HOUSEKEEPING, KEY, LEASE, housekept, opened, publish, take, until
+from tests.redis.backends import KEY, fall_silent, housekept, opened, publish, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 
@@ -19,7 +19,9 @@ async def limit(backend: RedisBackend, **limits: Any) -> None:
     await backend.control.configure(KEY, settings.model_copy(update=limits))
 
 
-async def test_the_silent_keep_their_places_for_a_lease(redis_url: str, redis_prefix: str) -> None:
+async def test_the_silent_keep_their_places_for_a_lease(
+    redis_server: RedisServer, redis_url: str, redis_prefix: str
+) -> None:
     """F2, OPEN-F1, law 5: a dead worker's places are free once its lease is over, and a waiting receive gets them."""
     async with (
         opened(redis_url, redis_prefix) as alive,
@@ -28,13 +30,14 @@ async def test_the_silent_keep_their_places_for_a_lease(redis_url: str, redis_pr
     ):
         await limit(alive, max_inflight=2)
         await publish(alive, *"abc")
-        await take(dying.subscribe([KEY], "dying"), 2)
+        lost = dying.subscribe([KEY], "dying")
+        await take(lost, 2)
         async with alive.subscribe([KEY], "alive") as consumer:
             waiting = asyncio.create_task(consumer.receive(3, None))
             await until(lambda: consumer.asleep, "it waits for a place")
             assert not waiting.done()
-            await dying._home.heartbeat.aclose()
-            async with asyncio.timeout(LEASE + 2 * HOUSEKEEPING + 5):
+            await fall_silent(redis_server, dying, lost.token)
+            async with asyncio.timeout(5):
                 found = [*(await waiting).deliveries]
                 found += await take(consumer, 2 - len(found))
             assert [(d.task.id, d.losses) for d in found] == [("a", 1), ("b", 1)]

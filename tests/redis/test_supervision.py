@@ -12,10 +12,7 @@ from taskqueue_core.tasks import Settled
 from taskqueue_redis.doorbell import Doorbell
 from taskqueue_redis.scripts import Scripts
 from tests.redis.backends import (
-    HOUSEKEEPING,
     KEY,
-    LEASE,
-    housekept,
     opened,
     publish,
     take,
@@ -26,6 +23,7 @@ from tests.redis.test_wakeups import kill_bells
 
 
 async def test_signs_of_life_go_on(
+    redis_server: RedisServer,
     redis_url: str,
     redis_prefix: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -41,13 +39,15 @@ async def test_signs_of_life_go_on(
         return await real(self, name, *words, **more)
 
     monkeypatch.setattr(Scripts, "run", run)
-    async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
+    async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "t")
-        async with backend.subscribe([KEY], "c") as consumer, housekept(other):
+        async with backend.subscribe([KEY], "c") as consumer:
             (delivery,) = await take(consumer, 1)
             with caplog.at_level(logging.WARNING):
-                await asyncio.sleep(LEASE + 3 * HOUSEKEEPING)
-            assert failed[0]
+                await until(lambda: failed[0] == 1, "one has failed")
+                alive = "ZSCORE", f"{{{redis_prefix}:0}}:alive", consumer.token
+                seen = redis_server.call(*alive)
+                await until(lambda: redis_server.call(*alive) > seen, "the next one is given")
             assert await consumer.ack(delivery) == (Settled.OK,)
     assert any("RuntimeError" in f"{r.message} {r.exc_text}" for r in caplog.records)
 

@@ -15,7 +15,7 @@ from taskqueue_redis.failures import Misconfigured, NotReached
 from taskqueue_redis.link import Ask, Link
 from tests.redis.backends import until
 from tests.redis.clusters import Cluster, Sentinels
-from tests.redis.engines import Engines
+from tests.redis.engines import find_engine
 from tests.redis.links import SHORT, linked
 
 KEYS = [f"{{tq:{n}}}:n" for n in range(30)]
@@ -108,10 +108,10 @@ async def test_slots_that_move(redis_cluster: Cluster, redis_prefix: str) -> Non
         assert await link.command(other, "GET", other) == b"4"
 
 
-async def test_a_node_that_dies(engines: Engines, tmp_path: Path) -> None:
+async def test_a_node_that_dies(tmp_path: Path) -> None:
     """Faults B1 and C7: a dead node holds up only its own keys, until its replica has taken over; its bell moves."""
     config = {"cluster-require-full-coverage": "no", "cluster-node-timeout": "500"}
-    with Cluster(engines.found[-1], tmp_path, replicas=1, config=config) as cluster:
+    with Cluster(find_engine(), tmp_path, replicas=1, config=config) as cluster:
         async with linked(cluster.url, operation_timeout=15, connect_timeout=0.5) as link:
             reopened: list[int] = []
             bell = Doorbell(link, lambda _, __: None, lambda: reopened.append(1))
@@ -135,9 +135,9 @@ async def test_a_node_that_dies(engines: Engines, tmp_path: Path) -> None:
             await bell.aclose()
 
 
-async def test_a_failover_of_sentinels(engines: Engines, tmp_path: Path) -> None:
+async def test_a_failover_of_sentinels(tmp_path: Path) -> None:
     """Fault C8: a frozen master is left for the one that the Sentinels promote; the former one serves nobody."""
-    with Sentinels(engines.found[-1], tmp_path) as group:
+    with Sentinels(find_engine(), tmp_path) as group:
         limits = {"operation_timeout": 20, "answer_timeout": 0.5, "connect_timeout": 0.5}
         async with linked(group.url, **limits) as link:
             reopened: list[int] = []
@@ -168,9 +168,9 @@ async def test_a_failover_of_sentinels(engines: Engines, tmp_path: Path) -> None
                 await count(link, "n")
 
 
-async def test_a_cluster_that_is_out_of_reach(engines: Engines, tmp_path: Path) -> None:
+async def test_a_cluster_that_is_out_of_reach(tmp_path: Path) -> None:
     """Fault E9: no node answers, or none has slots: nothing was executed, and the caller hears why."""
-    cluster = Cluster(engines.found[-1], tmp_path, masters=1)
+    cluster = Cluster(find_engine(), tmp_path, masters=1)
     try:
         async with linked(cluster.url, **SHORT | {"operation_timeout": 0.4}) as link:
             with pytest.raises(NotReached, match="refused"):

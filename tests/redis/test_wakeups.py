@@ -44,7 +44,7 @@ async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
     They wait longer than an answer of Redis may take, as nothing is asked of it meanwhile.
     """
     with make_server() as server:
-        async with opened(server.url, redis_prefix, lease=60.0, answer_timeout=0.5) as backend:
+        async with opened(server.url, redis_prefix, lease=60.0, answer_timeout=0.3) as backend:
             keys = [f"{KEY}{n}" for n in range(300)]
             waiting = [backend.subscribe([key, "all"], "c") for key in keys]
             receives = [asyncio.create_task(one.receive(1, None)) for one in waiting]
@@ -53,10 +53,10 @@ async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
             before, earlier = calls(server), dict[str, int]()
             async with asyncio.timeout(10):  # each has looked once before it waits
                 while before != earlier:
-                    await asyncio.sleep(0.2)
+                    await asyncio.sleep(0.1)
                     before, earlier = calls(server), before
             cpu, since = time.process_time(), time.monotonic()
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(0.6)
             spent = (time.process_time() - cpu) / (time.monotonic() - since)
             assert calls(server) == before
             assert spent < 0.05

@@ -256,7 +256,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         (
             "cli/test_token.py::test_only_for_its_owner",
             f"{_S}access_tokens.py::TestFile.test_others_may_not_use_it",
-            "redis/test_embedded.py::test_directory_that_others_can_write_is_refused",
+            "redis/test_embedded_start.py::test_directory_that_others_can_write_is_refused",
         ),
     ),
     27: (

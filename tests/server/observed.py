@@ -196,9 +196,15 @@ async def observed(
                 env={"PATH": "/usr/bin:/bin", "PYTHONWARNINGS": "error", **(variables or {})},
             )  # fmt: skip
         assert process.stdout is not None
-        line = await process.stdout.readline()
-        assert line, path.read_text(encoding="utf-8")
-        it = Observed(process, json.loads(line)["url"], path)
+        try:
+            line = await process.stdout.readline()
+            assert line, path.read_text(encoding="utf-8")
+            it = Observed(process, json.loads(line)["url"], path)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.communicate()
+            raise
         try:
             yield it
         finally:

@@ -239,13 +239,14 @@ async def running(
     it = Running(server, behind)
     it.ended = asyncio.create_task(server.run())
     ready = asyncio.create_task(server.ready.wait())
-    await asyncio.wait([ready, it.ended], timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    if it.ended.done():
-        it.ended.result()
-    assert ready.done()
     try:
+        await asyncio.wait([ready, it.ended], timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if it.ended.done():
+            it.ended.result()
+        assert ready.done()
         yield it
     finally:
+        ready.cancel()
         server.stop()
         await asyncio.wait_for(it.ended, 2 * SECONDS)
         left = asyncio.all_tasks() - before

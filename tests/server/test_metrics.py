@@ -318,7 +318,7 @@ class TestBounds:
             raise FileNotFoundError
 
         monkeypatch.setattr(metrics, "mark_process_dead", too_late)
-        monkeypatch.setattr(metrics, "_lives", lambda _: False)
+        monkeypatch.setattr(metrics, "lives", lambda _: False)
         (tmp_path / "gauge_livesum_1.db").touch()
         metrics._bury(tmp_path)
 

@@ -13,8 +13,6 @@ from pyspark.sql import SparkSession
 
 from taskqueue_spark.session import LITTLE, session
 from tests.redis.conftest import (
-    certificates,
-    engines,
     make_server,
     redis_acl,
     redis_cluster,
@@ -28,8 +26,6 @@ from tests.spark.compiling import compiling
 from tests.spark.killing import Killed, killed_in
 
 __all__ = [
-    "certificates",
-    "engines",
     "make_server",
     "redis_acl",
     "redis_cluster",

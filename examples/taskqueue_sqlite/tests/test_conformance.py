@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from taskqueue_core.backend import Backend
+from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import BackendSuite
 
@@ -14,7 +14,12 @@ from taskqueue_sqlite import SQLiteBackend
 
 
 class TestSQLite(BackendSuite):
-    """Dead letters, control and flow, durable."""
+    """A record store that outlives its process."""
+
+    capabilities = Capabilities(
+        names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
+        durable=True,
+    )
 
     @pytest.fixture(autouse=True)
     def _files(self, tmp_path: Path) -> None:

@@ -86,8 +86,6 @@ def run(
     word = backend or load_settings(Settings).backend
     store = embedded_store(word)
     embedded = store is not None and store.wanted()
-    if store is not None and embedded:
-        store.prepare()  # here: the server would be given up if it had to wait for a download
     options = DemoOptions(
         path=path or Path(sysconfig.get_path("stdlib")),
         backend=word,

@@ -1,7 +1,7 @@
-"""Stores that a command runs itself, so that a backend works with nothing set up.
+"""Embedded stores: a command runs the store itself, so that a backend works with nothing set up.
 
 The package of a backend offers one as an entry point of the group ``taskqueue.embedded``, under the
-backend's name: so the core knows none of them.
+backend's name, so the core knows none of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import typer.core
 
@@ -22,6 +22,7 @@ from taskqueue_core.errors import ConfigurationError
 __all__ = [
     "OPTION",
     "EmbeddedStore",
+    "Opened",
     "ServeCommand",
     "embedded_store",
     "opened",
@@ -38,27 +39,34 @@ class EmbeddedStore(Protocol):
     def wanted(self) -> bool:
         """Tell whether the backend's settings name no store. Raises `ConfigurationError`."""
 
-    def prepare(self) -> None:
-        """Get what it takes to run one, which may be a download. Raises `ConfigurationError`."""
+    def run(self, directory: Path) -> AbstractContextManager[tuple[str, Mapping[str, str]]]:
+        """Run a store with its files in ``directory`` while the context is open.
 
-    def run(self, directory: Path) -> AbstractContextManager[Mapping[str, str]]:
-        """Run a store with its files in ``directory`` as long as the context is open.
-
-        Gives the environment variables by which the backend finds it; as ``serve --json`` shows them, none is a
-        secret. Raises `ConfigurationError`.
+        Gives its product and version, and the environment variables by which the backend finds it. ``serve
+        --json`` prints both, so none is a secret. Raises `ConfigurationError`.
         """
 
 
+class Opened(NamedTuple):
+    """An embedded store that runs."""
+
+    name: str
+    """product and version, such as ``Valkey 9.1.2``"""
+    directory: Path
+    variables: Mapping[str, str]
+    """the environment variables by which the backend finds it; they are set"""
+
+
 class ServeCommand(typer.core.TyperCommand):
-    """A command whose option for an embedded store may stand without a directory."""
+    """A command whose option for an embedded store needs no directory."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put an empty value where there is none."""
+        """Give the option an empty value if it has none."""
         return super().parse_args(ctx, with_empty_value(args))
 
 
 def with_empty_value(args: list[str]) -> list[str]:
-    """Return the words of a command, where the option for an embedded store has an empty value if it had none."""
+    """Return the words of a command; the option for an embedded store gets an empty value if it has none."""
     return [
         f"{word}=" if word == OPTION and after.startswith("-") else word
         for word, after in pairwise([*args, "-"])
@@ -74,25 +82,24 @@ def embedded_store(backend: str) -> EmbeddedStore | None:
         except ModuleNotFoundError as error:
             raise ConfigurationError(
                 f"an embedded {name} needs the module {error.name!r}: "
-                f"pip install 'taskqueue-backends[{name}]'"
+                f"pip install 'taskqueue-backends[embedded]'"
             ) from error
     return None
 
 
 @contextmanager
-def opened(name: str, directory: str) -> Iterator[tuple[Path, Mapping[str, str]]]:
-    """Run the embedded store of this name, which backends find through the environment.
+def opened(backend: str, directory: str) -> Iterator[Opened]:
+    """Run the embedded store of a backend, which finds it through the environment.
 
-    Gives its directory, and the environment variables that were set. An empty ``directory`` means one in the
-    user's data. Raises `ConfigurationError`.
+    An empty ``directory`` means one in the user's data folder. Raises `ConfigurationError`.
     """
-    store = embedded_store(name)
+    store = embedded_store(backend)
     if store is None:
-        raise ConfigurationError(f"there is no embedded {name} in this installation")
-    place = Path(directory).expanduser().absolute() if directory else _data_folder() / name
-    with store.run(place) as variables:
+        raise ConfigurationError(f"there is no embedded {backend} in this installation")
+    folder = Path(directory).expanduser().absolute() if directory else _data_folder() / backend
+    with store.run(folder) as (name, variables):
         os.environ.update(variables)
-        yield place, variables
+        yield Opened(name, folder, variables)
 
 
 def _data_folder() -> Path:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -47,7 +46,7 @@ def run(
         typer.Option(
             OPTION,
             metavar="[DIR]",
-            help="Run a private redis-server with its files in DIR, and serve it.",
+            help="Run a private Valkey with its files in DIR, and serve it.",
             show_default=False,
         ),
     ] = None,
@@ -86,10 +85,11 @@ def run(
     """Serve a backend to workers and publishers, until Ctrl-C or SIGTERM.
 
     Once it listens it prints its address; with --json, one object with url, backend and pid. SIGHUP
-    reads the settings anew.
+    reads the settings again.
 
-    With --embedded-redis tasks survive a restart with nothing to set up: a redis-server is found or
-    fetched, and runs as long as the server does. Without DIR its files are in the user's data folder.
+    With --embedded-redis tasks survive a restart with nothing to set up: a Valkey runs as long as the
+    server does. It needs the extra embedded, or a valkey-server or redis-server on PATH. Without DIR
+    its files are in the user's data folder. It is for development and small installations.
     """
     from taskqueue_core.server.running.serve import serve  # noqa: PLC0415 - no other command needs a server
 
@@ -110,20 +110,30 @@ def run(
     set_up(settings.log_level, settings.log_format)
 
     with contextlib.ExitStack() as stack:
-        place, store = None, cast("Mapping[str, str]", {})
+        store = None
         if embedded_redis is not None:
-            place, store = stack.enter_context(opened("redis", embedded_redis))
+            store = stack.enter_context(opened("redis", embedded_redis))
 
         def ready(url: str) -> None:
             if as_json:
-                where = {} if place is None else {"directory": str(place), "store": store}
-                print_json({"url": url, "backend": word, "pid": os.getpid(), **where})
+                shown: dict[str, Any] = {"url": url, "backend": word, "pid": os.getpid()}
+                if store:
+                    shown |= {
+                        "embedded": store.name,
+                        "directory": str(store.directory),
+                        "store": store.variables,
+                    }
+                print_json(shown)
             else:
-                within = "" if place is None else f" in [bold]{escape(str(place))}[/]"
-                if settings.processes > 1:
-                    within += f" from {settings.processes} processes"
+                if store:
+                    folder = escape(str(store.directory))
+                    console.print(
+                        f"[green]●[/] embedded [bold]{store.name}[/] in [bold]{folder}[/]",
+                        soft_wrap=True,
+                    )
+                several = f" from {settings.processes} processes" if settings.processes > 1 else ""
                 console.print(
-                    f"[green]●[/] serving [bold]{word}[/]{within} at [bold]{url}[/]  [dim]Ctrl-C ends it"
+                    f"[green]●[/] serving [bold]{word}[/]{several} at [bold]{url}[/]  [dim]Ctrl-C ends it"
                 )
 
         serve(settings, word, on_ready=ready, given=given)

@@ -2,14 +2,20 @@
 
 ::
 
+    from taskqueue_core.backend import Capabilities, Capability
     from taskqueue_core.conformance import BackendSuite
 
     class TestMyBackend(BackendSuite):
+        capabilities = Capabilities(names=frozenset({Capability.CONTROL}), durable=True)
+
         async def open_backend(self, clock):
             return MyBackend(clock=clock)
 
-A backend that cannot take a clock sets ``manual_clock = False``; one that is shared or durable defines ``replica``. The
-tests of what a backend does not declare are skipped, with a reason that names it.
+        async def reopen(self, backend): ...
+
+A class says with ``capabilities`` what its backend must declare; one whose backend cannot take a clock sets
+``manual_clock = False``. Tests that need more are not collected, and the end of a run says how many, and why. One test
+compares what class and backend declare.
 """
 
 from __future__ import annotations
@@ -18,18 +24,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from taskqueue_core.conformance.applying import needs
     from taskqueue_core.conformance.bench import Bench
     from taskqueue_core.conformance.harness import Harness
     from taskqueue_core.conformance.machine import QueueMachine
     from taskqueue_core.conformance.suite import BackendSuite
 
-__all__ = ["BackendSuite", "Bench", "Harness", "QueueMachine"]
+__all__ = ["BackendSuite", "Bench", "Harness", "QueueMachine", "needs"]
 
 _HOMES = {
     "BackendSuite": "suite",
     "Bench": "bench",
     "Harness": "harness",
     "QueueMachine": "machine",
+    "needs": "applying",
 }
 
 

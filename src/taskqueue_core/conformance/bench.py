@@ -50,7 +50,7 @@ def ids(deliveries: Iterable[Delivery]) -> list[str]:
 
 
 class Bench:
-    """A fresh backend, its clock, and moves on it. Reaching for an undeclared capability skips the test."""
+    """A fresh backend, its clock, and moves on it. What the backend does not declare fails."""
 
     def __init__(self, harness: Harness, backend: Backend, clock: ManualClock) -> None:
         """Work on ``backend``; `close` closes it and all that was opened here."""
@@ -75,16 +75,6 @@ class Bench:
         finally:
             await bench.close()
 
-    def needs(self, capability: Capability) -> None:
-        """Skip the test on a backend that does not declare ``capability``."""
-        if not has(self.backend, capability):
-            pytest.skip(f"the backend does not declare the capability {capability.value!r}")
-
-    def needs_atomic_retry(self) -> None:
-        """Skip the test on a backend whose retry takes two steps."""
-        if not self.backend.capabilities.atomic_retry:
-            pytest.skip("the backend does not declare 'atomic_retry'")
-
     @property
     def now(self) -> float:
         """The store's time."""
@@ -93,19 +83,19 @@ class Bench:
     @property
     def control(self) -> Control:
         """The operator's side."""
-        self.needs(Capability.CONTROL)
+        self._demand(Capability.CONTROL)
         return control_of(self.backend)
 
     @property
     def dead_letters(self) -> DeadLetters:
         """The dead letters."""
-        self.needs(Capability.DEAD_LETTERS)
+        self._demand(Capability.DEAD_LETTERS)
         return dead_letters_of(self.backend)
 
     @property
     def slots(self) -> SlotPool:
         """The pool of slots."""
-        self.needs(Capability.SLOTS)
+        self._demand(Capability.SLOTS)
         return slots_of(self.backend)
 
     def task(self, task_id: str, **fields: Any) -> Task:
@@ -176,7 +166,7 @@ class Bench:
         self, subscription: Subscription, delivery: Delivery, reason: str = "bad"
     ) -> Settled:
         """Put a delivery among the dead letters."""
-        self.needs(Capability.DEAD_LETTERS)
+        self._demand(Capability.DEAD_LETTERS)
         return await dead_lettering_of(self.backend, subscription).dead_letter(
             delivery, reason, f"{reason}: details"
         )
@@ -185,12 +175,12 @@ class Bench:
         self, subscription: Subscription, *receipts: str
     ) -> tuple[Delivery | None, ...]:
         """Move deliveries to ``subscription``."""
-        self.needs(Capability.HANDOVER)
+        self._demand(Capability.HANDOVER)
         return await handover_of(self.backend, subscription).adopt(*receipts)
 
     async def revoked(self, subscription: Subscription) -> tuple[str, ...]:
         """Wait for the next revoked receipts of ``subscription``."""
-        self.needs(Capability.REVOCATION)
+        self._demand(Capability.REVOCATION)
         return await revocation_of(self.backend, subscription).revoked()
 
     async def configure(self, key: str = KEY, **settings: Any) -> QueueSettings:
@@ -200,12 +190,12 @@ class Bench:
 
     async def limit(self, key: str = KEY, **settings: Any) -> None:
         """Change what limits the flow of a queue."""
-        self.needs(Capability.FLOW)
+        self._demand(Capability.FLOW)
         await self.configure(key, **settings)
 
     async def arrange(self, key: str = KEY, **settings: Any) -> None:
         """Change in which order the tasks of a queue are handed out."""
-        self.needs(Capability.ORDER)
+        self._demand(Capability.ORDER)
         await self.configure(key, **settings)
 
     async def fair(self, key: str = KEY, **settings: Any) -> None:
@@ -214,7 +204,7 @@ class Bench:
 
     def bell(self, *keys: str) -> RoomBell:
         """Make a bell for room in ``keys``, or in `KEY`."""
-        self.needs(Capability.FLOW)
+        self._demand(Capability.FLOW)
         return cast("RoomBells", self.backend.publisher).room_bell(*(keys or (KEY,)))
 
     async def expect(self, **counts: int) -> None:
@@ -271,15 +261,17 @@ class Bench:
 
     async def replica(self) -> Bench:
         """Open another backend on the same store, as another process would."""
-        if not self.backend.capabilities.shared:
-            pytest.skip("the backend does not declare 'shared'")
         return self._beside(await self._harness.replica(self.backend))
 
     async def reopen(self) -> Bench:
         """Close the backend and open another one on what it left behind."""
-        if not self.backend.capabilities.durable:
-            pytest.skip("the backend does not declare 'durable'")
         return self._beside(await self._harness.reopen(self.backend))
+
+    def _demand(self, capability: Capability) -> None:
+        assert has(self.backend, capability), (
+            f"the backend does not declare {capability.value!r}: a test that uses it is to be marked "
+            f"@needs(Capability.{capability.name})"
+        )
 
     def _beside(self, backend: Backend) -> Bench:
         self._opened.append(backend)

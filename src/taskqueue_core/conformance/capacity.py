@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-import pytest
 
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import QueueSettings, has
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.harness import Harness
-from taskqueue_core.errors import InvalidInput
-from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 
 __all__ = ["CapacitySuite"]
 
-_LIMITS: dict[str, Any] = {
-    "capacity": 7,
-    "max_inflight": 3,
-    "rate_limit": RateLimit(max_tokens=5, interval=2, interval_unit=IntervalUnit.MINUTES),
-    "paused": True,
-    "intake_paused": True,
-}
 
-
-class CapacitySuite(Harness):
+class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``capacity`` and ``intake_paused``."""
-
-    async def test_limits_are_kept_or_refused(self, bench: Bench) -> None:
-        """Limits are settings like others; a backend without ``flow`` refuses each by its name."""
-        if has(bench.backend, Capability.FLOW):
-            confirmed = await bench.configure(**_LIMITS)
-            assert confirmed == QueueSettings(version=1, **_LIMITS)
-            assert await bench.control.settings(KEY) == confirmed
-            return
-        for name, limit in _LIMITS.items():
-            with pytest.raises(InvalidInput) as refused:
-                await bench.configure(**{name: limit})
-            assert refused.value.field == name
-        assert await bench.control.settings(KEY) == QueueSettings()
 
     async def test_surplus_is_refused(self, bench: Bench) -> None:
         """Exactly what is too much is refused, at once, with a reason; it left no trace (law 6; B5, B13, OPEN-A2)."""
@@ -203,6 +177,7 @@ class CapacitySuite(Harness):
         assert await bench.control.cancel(KEY, "t1")
         await _has_room(bench, 0, of=2)
 
+    @needs(Capability.DEAD_LETTERS)
     async def test_redriven_take_no_room(self, bench: Bench) -> None:
         """A redriven task comes back to a full queue (law 6)."""
         await bench.limit(capacity=1)
@@ -254,6 +229,7 @@ class CapacitySuite(Harness):
         assert len(accepted) == 7
         await bench.expect(waiting=7)
 
+    @needs("shared")
     async def test_capacity_on_every_replica(self, bench: Bench) -> None:
         """Replicas fill one queue together, and a limit set on one holds on the other at once (laws 6, 9; F7)."""
         other = await bench.replica()
@@ -268,6 +244,7 @@ class CapacitySuite(Harness):
         (answer,) = await _publish(other, "late")
         _check_refused(answer, Refusal.INTAKE_PAUSED)
 
+    @needs("durable")
     async def test_capacity_survives(self, bench: Bench) -> None:
         """A durable queue is bounded still when it is opened again, and knows how full it is (law 6; GOAL-AB)."""
         await bench.limit(capacity=3)

@@ -6,16 +6,18 @@ import asyncio
 
 import pytest
 
+from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import LeaseLost, SettingsConflict
-from taskqueue_core.tasks import Ledger, State
+from taskqueue_core.tasks import Ledger, Settled, State
 
 __all__ = ["ControlSuite"]
 
 
-class ControlSuite(Harness):
+class ControlSuite(Harness, needs=(Capability.CONTROL,)):
     """`Control`."""
 
     async def test_what_nobody_takes(self, bench: Bench) -> None:
@@ -108,6 +110,7 @@ class ControlSuite(Harness):
         assert await bench.take(subscription) == [], "a cancelled task was delivered"
         await bench.expect(cancelled=3)
 
+    @needs(Capability.DEAD_LETTERS)
     async def test_cancel_what_is_not_live(self, bench: Bench) -> None:
         """What has ended, is dead or was never there can't be cancelled (law 2)."""
         control = bench.control
@@ -206,6 +209,16 @@ class ControlSuite(Harness):
         assert sorted(expired) == sorted(f"late{n}" for n in range(20))
         assert len(await bench.take(bench.subscribe(), 50)) == 20
         await bench.expect(in_flight=20, expired=20)
+
+    async def test_what_runs_on_and_on(self, bench: Bench) -> None:
+        """Without a limit of its time nothing that runs is ended, however long it says nothing (OPEN-C3)."""
+        await bench.publish("long")
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        await bench.advance(20 * bench.short)
+        for _ in range(3):
+            assert (await bench.control.maintain()).recovered == 0
+        assert await subscription.ack(delivery) == (Settled.OK,)
 
     async def test_maintain_forgets(self, bench: Bench) -> None:
         """Ended tasks are dropped once their windows have passed, and stay in the ledger (law 1)."""

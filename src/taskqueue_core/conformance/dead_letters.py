@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskqueue_core.backend import Capability
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import LeaseLost
@@ -15,7 +16,7 @@ from taskqueue_core.tasks import DeadLetter, Settled
 __all__ = ["DeadLettersSuite"]
 
 
-class DeadLettersSuite(Harness):
+class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
     """`DeadLettering` and `DeadLetters`."""
 
     async def test_dead_letter(self, bench: Bench) -> None:
@@ -35,7 +36,6 @@ class DeadLettersSuite(Harness):
 
     async def test_receipt_ends(self, bench: Bench) -> None:
         """The same burial sent again answers ok; every other verb on the receipt is refused (law 2)."""
-        bench.needs(Capability.DEAD_LETTERS)
         await bench.publish("t1", "t2")
         subscription = bench.subscribe()
         first, second = await bench.take(subscription, 2)
@@ -79,9 +79,9 @@ class DeadLettersSuite(Harness):
         assert letter.reason
         await bench.expect(dead=1)
 
+    @needs(Capability.CONTROL)
     async def test_poison_guard_counts_to_its_setting(self, bench: Bench) -> None:
         """Exactly ``max_losses`` losses are survived, by the setting in force (laws 3, 9)."""
-        bench.needs(Capability.DEAD_LETTERS)
         await bench.configure(max_losses=2)
         await bench.publish("t1")
         subscription = bench.subscribe()
@@ -93,6 +93,7 @@ class DeadLettersSuite(Harness):
         assert (await subscription.redeliver(delivery, lost=True))[0].ok, (
             "a resend answers ok again"
         )
+        assert [letter.task.id for letter in await bench.dead_letters.list(KEY)] == ["t1"]
         await bench.expect(dead=1)
 
     async def test_list_is_paged(self, bench: Bench) -> None:
@@ -168,6 +169,7 @@ class DeadLettersSuite(Harness):
         assert await dead_letters.discard(KEY) == 2
         await bench.expect(discarded=3)
 
+    @needs(Capability.CONTROL)
     async def test_nothing_expires(self, bench: Bench) -> None:
         """Letters outlive every window and their own deadline (C26)."""
         control = bench.control

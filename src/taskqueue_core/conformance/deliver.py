@@ -48,6 +48,13 @@ class DeliverSuite(Harness):
         taken = ids(await bench.take(bench.subscribe(), 8))
         assert taken == ["p9-2", "p9-4", "p6-7", "p5-0", "p5-3", "p4-6", "p0-1", "p0-5"]
 
+    async def test_strict_without_a_share(self, bench: Bench) -> None:
+        """Without a share a lower priority has nothing as long as a higher one waits (law 4)."""
+        await bench.publish(*(f"high{n}" for n in range(60)), priority=8)
+        await bench.publish(*(f"low{n}" for n in range(5)), priority=1)
+        taken = await bench.drain(bench.subscribe(), count=62, limit=7)
+        assert taken == [*(f"high{n}" for n in range(60)), "low0", "low1"], "(law 4)"
+
     async def test_priority_of_latecomers(self, bench: Bench) -> None:
         """A higher priority overtakes what is waiting, however many and however long (law 4)."""
         await bench.publish(*(f"low{n}" for n in range(50)), priority=1)
@@ -140,6 +147,14 @@ class DeliverSuite(Harness):
         await bench.publish("quiet", key=OTHER, priority=0)
         subscription = bench.subscribe(KEY, OTHER)
         assert "quiet" in ids(await bench.take(subscription, 50))
+
+    async def test_tenants_of_fifo(self, bench: Bench) -> None:
+        """Without fair order a tenant is only noted (law 4)."""
+        for tenant, names in (("a", ("a0", "a1", "a2")), ("b", ("b0", "b1"))):
+            await bench.publish(*names, tenant=tenant)
+        taken = await bench.take(bench.subscribe(), 9)
+        assert ids(taken) == ["a0", "a1", "a2", "b0", "b1"], "(law 4)"
+        assert [delivery.task.tenant for delivery in taken] == ["a", "a", "a", "b", "b"]
 
 
 async def _flooded(bench: Bench, limit: int) -> None:

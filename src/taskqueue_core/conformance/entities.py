@@ -6,35 +6,20 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
-import pytest
-
 from taskqueue_core.backend import Capability, Subscription
-from taskqueue_core.capabilities import has
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.harness import Harness
-from taskqueue_core.errors import InvalidInput
 from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import Delivery, Published, State, Task
 
 __all__ = ["EntitiesSuite"]
 
 
-class EntitiesSuite(Harness):
+class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
     """``ordering_key``."""
 
-    async def test_order_per_entity_or_refused(self, bench: Bench) -> None:
-        """A backend without ``order`` refuses an ordering key by its name and stores nothing; a tenant it notes."""
-        if has(bench.backend, Capability.ORDER):
-            await bench.publish("t1", ordering_key="e")
-            assert (await bench.one(bench.subscribe())).task.ordering_key == "e"
-            return
-        with pytest.raises(InvalidInput) as refused:
-            await bench.backend.publisher.publish(bench.task("t1", ordering_key="e"))
-        assert refused.value.field == "ordering_key"
-        await bench.publish("t2", tenant="a")
-        (delivery,) = await bench.take(bench.subscribe(), 9)
-        assert (delivery.task.id, delivery.task.tenant) == ("t2", "a")
-
+    @needs(Capability.CONTROL)
     async def test_one_at_a_time(self, bench: Bench) -> None:
         """Of one entity there is one task in flight, over all workers; others flow past (law 4; R8, D2)."""
         await _publish(bench, e=3, f=2)
@@ -62,7 +47,6 @@ class EntitiesSuite(Harness):
 
     async def test_order_over_priorities(self, bench: Bench) -> None:
         """An entity's tasks come as they became available, whatever priority each has (law 4; R8)."""
-        bench.needs(Capability.ORDER)
         due = bench.now + bench.short
         for name, priority, at in (
             ("e0", 1, None),
@@ -108,9 +92,9 @@ class EntitiesSuite(Harness):
         await subscription.ack(taken[0])
         assert ids(await bench.take(subscription, 9)) == ["e1"]
 
+    @needs("atomic_retry")
     async def test_held_while_retried(self, bench: Bench) -> None:
         """While a retry is scheduled, waits or runs, the entity's others wait and the rest flows (laws 4, 8; R8)."""
-        bench.needs_atomic_retry()
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
@@ -129,6 +113,7 @@ class EntitiesSuite(Harness):
         await subscription.ack(third)
         assert ids(await bench.take(subscription, 9)) == ["e1"]
 
+    @needs(Capability.CONTROL)
     async def test_release_wakes(self, bench: Bench) -> None:
         """Each end of the one that ran makes way for a receive that waits for the next (law 4; R8)."""
 
@@ -146,6 +131,7 @@ class EntitiesSuite(Harness):
         await _releases(bench, cancel)
         await _releases(bench, expire, deadline=bench.short)
 
+    @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_death_releases(self, bench: Bench) -> None:
         """A dead letter holds up nobody; redriven, it comes behind those of its entity (laws 3, 4; R8)."""
 
@@ -168,6 +154,7 @@ class EntitiesSuite(Harness):
         await subscription.ack(second)
         assert await bench.drain(subscription, count=2) == ["e2", "e0"], "(law 4)"
 
+    @needs(Capability.CONTROL)
     async def test_held_ones_end(self, bench: Bench) -> None:
         """What is held can be cancelled, and expires, like all that waits; the rest keeps its order (laws 1, 8; R8)."""
         await _publish(bench, e=2)
@@ -188,6 +175,7 @@ class EntitiesSuite(Harness):
         assert await bench.drain(subscription, count=2) == ["e3", "e5"], "(laws 4, 8)"
         await bench.expect(done=3, cancelled=2, expired=2)
 
+    @needs(Capability.CONTROL)
     async def test_purge_releases(self, bench: Bench) -> None:
         """A purge ends those that are held, too; the next one waits for what runs, and for nothing else (laws 1, 4)."""
         await _publish(bench, e=4)
@@ -206,9 +194,9 @@ class EntitiesSuite(Harness):
         assert await bench.drain(subscription, count=2) == ["e7", "e8"]
         await bench.expect(done=3, cancelled=6)
 
+    @needs(Capability.CONTROL)
     async def test_scheduled_hold_nothing(self, bench: Bench) -> None:
         """A task that is not due yet holds up nobody; once due it waits for its turn (laws 4, 8; R8)."""
-        bench.needs(Capability.ORDER)
         await bench.publish("e0", ordering_key="e", not_before=bench.now + bench.short)
         await _publish(bench, e=2, start=1)
         subscription = bench.subscribe()
@@ -221,6 +209,7 @@ class EntitiesSuite(Harness):
         await subscription.ack(first)
         assert await bench.drain(subscription, count=3) == ["e2", "e0", "e3"], "(law 4)"
 
+    @needs(Capability.CONTROL)
     async def test_retry_of_one_that_is_held(self, bench: Bench) -> None:
         """It waits for its time, holding up nobody, and comes behind those who waited by then (laws 4, 6, 8)."""
         await _publish(bench, e=3)
@@ -265,6 +254,7 @@ class EntitiesSuite(Harness):
         taken = await bench.take(bench.subscribe(KEY, OTHER), 9)
         assert sorted((d.task.key, d.task.id) for d in taken) == [(KEY, "e0"), (OTHER, "e0")]
 
+    @needs(Capability.CONTROL)
     async def test_entities_and_tenants(self, bench: Bench) -> None:
         """An entity's tasks may be of several tenants: they run in their order, and turns go on (law 4; R8)."""
         await bench.fair(tenant_max_inflight=2)
@@ -283,6 +273,7 @@ class EntitiesSuite(Harness):
             order += [name for name in ids(taken) if name[0] == "e"]
         assert order == ["e0", "e1", "e2", "e3"], "(law 4)"
 
+    @needs(Capability.CONTROL)
     async def test_released_and_out_of_tokens(self, bench: Bench) -> None:
         """A task that is released while its tenant has no token comes with the next one (laws 4, 5; OPEN-F1)."""
         await bench.fair(tenant_rate_limit=RateLimit(max_tokens=2))
@@ -296,6 +287,7 @@ class EntitiesSuite(Harness):
         await bench.advance(0.5)
         assert ids((await bench.outcome(waiting)).deliveries) == ["e2"], "(law 4)"
 
+    @needs("durable")
     async def test_entity_survives(self, bench: Bench) -> None:
         """A durable queue that is opened again holds who waits for what was in flight or returned (law 4; GOAL-AB)."""
         await _publish(bench, e=3)
@@ -310,7 +302,6 @@ class EntitiesSuite(Harness):
 
     async def test_many_entities(self, bench: Bench) -> None:
         """A thousand entities over five workers: never two of one at once, each in its order (law 4; R8, fault F1)."""
-        bench.needs(Capability.ORDER)
         for step in range(3):
             tasks = [bench.task(f"{n}-{step}", ordering_key=f"e{n}") for n in range(1000)]
             for start in range(0, 1000, 250):
@@ -342,7 +333,6 @@ async def _publish(
     bench: Bench, *, start: int = 0, key: str = KEY, e: int = 0, f: int = 0
 ) -> tuple[Task, ...]:
     """Publish so many tasks of the entities ``e`` and ``f``: ``e0``, ``e1`` and so on."""
-    bench.needs(Capability.ORDER)
     tasks: list[Task] = []
     for entity, count in (("e", e), ("f", f)):
         names = [f"{entity}{n}" for n in range(start, start + count)]
@@ -367,7 +357,6 @@ async def _releases(
     deadline: float | None = None,
 ) -> None:
     """Have one task in flight and a receive wait for the next of its entity, then ``end`` it."""
-    bench.needs(Capability.ORDER)
     one, two = bench.subscribe(), bench.subscribe(consumer="another")
     first, second = f"{end.__name__}1", f"{end.__name__}2"
     at = None if deadline is None else bench.now + deadline

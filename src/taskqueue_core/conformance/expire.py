@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from taskqueue_core.backend import Capability
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import LeaseLost
@@ -40,6 +42,7 @@ class ExpireSuite(Harness):
         assert expired == [Expired(KEY, "t1", 1), Expired(KEY, "t2", 1)]
         await bench.expect(in_flight=1, expired=2)
 
+    @needs(Capability.CONTROL)
     async def test_reported_by_maintenance(self, bench: Bench) -> None:
         """Housekeeping expires what nobody receives, and reports each task once (law 8; A23, OPEN-A6)."""
         control = bench.control
@@ -55,6 +58,7 @@ class ExpireSuite(Harness):
         assert await bench.state("waiting") is State.EXPIRED
         await bench.expect(in_flight=1, expired=2)
 
+    @needs(Capability.CONTROL)
     async def test_running_task(self, bench: Bench) -> None:
         """Housekeeping ends a running task at its deadline too, and its receipt with it (laws 2, 8; A23)."""
         control = bench.control

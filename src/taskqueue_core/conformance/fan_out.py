@@ -5,39 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import pytest
-
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import QueueSettings, has
+from taskqueue_core.capabilities import has
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.tasks import Confirmation, Ledger, Published, Refusal, State, Task
 
-__all__ = ["FanOutSuite"]
+__all__ = ["FanOutSuite", "bound"]
 
 _TRIES = 300
 """so many names are tried: of a store in parts, few queues lie in the part of the one that is bound to them"""
 
 
-class FanOutSuite(Harness):
+class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
     """``bound_to``."""
 
-    async def test_binding_is_kept_or_refused(self, bench: Bench) -> None:
-        """A binding is a setting like others; a backend without ``fan_out`` refuses it by its name."""
-        if has(bench.backend, Capability.FAN_OUT):
-            one, two = await _bound(bench, 2)
-            told = await bench.control.settings(KEY)
-            assert told.bound_to == (one, two)
-            return
-        with pytest.raises(InvalidInput) as refused:
-            await bench.configure(bound_to=("copies",))
-        assert refused.value.field == "bound_to"
-        assert await bench.control.settings(KEY) == QueueSettings()
-
+    @needs(Capability.DEAD_LETTERS)
     async def test_a_copy_in_each(self, bench: Bench) -> None:
         """Each bound queue has a copy, with its own settlement and ledger; the queue itself has none (law 1; D9)."""
-        one, two = await _bound(bench, 2)
+        one, two = await bound(bench, 2)
         (answer,) = await _publish(bench, bench.task("t1", payload={"n": 1}, headers={"h": "x"}))
         assert (answer.key, answer.task_id, answer.status) == (KEY, "t1", Published.ACCEPTED)
         assert await bench.control.ledger(KEY) == Ledger(), "(law 1)"
@@ -59,7 +47,7 @@ class FanOutSuite(Harness):
 
     async def test_the_queue_itself(self, bench: Bench) -> None:
         """A queue that is bound to itself among others keeps a copy (law 1; D9)."""
-        (one,) = await _bound(bench, 1)
+        (one,) = await bound(bench, 1)
         await bench.configure(bound_to=(KEY, one))
         await bench.publish("t1", "t2")
         for key in (KEY, one):
@@ -68,7 +56,7 @@ class FanOutSuite(Harness):
 
     async def test_copies_wake(self, bench: Bench) -> None:
         """Who waits for a bound queue is woken by the copy (D9)."""
-        targets = await _bound(bench, 2)
+        targets = await bound(bench, 2)
         waiting = [
             await bench.start(bench.subscribe(key, consumer=key).receive(1, None))
             for key in targets
@@ -77,9 +65,10 @@ class FanOutSuite(Harness):
         for one in waiting:
             assert ids((await bench.outcome(one)).deliveries) == ["t1"]
 
+    @needs(Capability.FLOW)
     async def test_all_or_nothing(self, bench: Bench) -> None:
         """Where one of the queues refuses, none has a copy, and the answer says why (laws 1, 6; D9)."""
-        one, two = await _bound(bench, 2)
+        one, two = await bound(bench, 2)
         await bench.limit(two, capacity=1)
         await bench.publish("t1")
         answers = await _publish(bench, bench.task("t2"), bench.task("t3"))
@@ -100,7 +89,7 @@ class FanOutSuite(Harness):
 
     async def test_known_to_all(self, bench: Bench) -> None:
         """A task that all have is a duplicate, ended or not; nothing is put anywhere (law 7; D9)."""
-        one, two = await _bound(bench, 2)
+        one, two = await bound(bench, 2)
         await bench.publish("t1")
         subscription = bench.subscribe(one)
         await subscription.ack(await bench.one(subscription))
@@ -111,7 +100,7 @@ class FanOutSuite(Harness):
 
     async def test_known_to_some(self, bench: Bench) -> None:
         """Those that lack a task get it, full as those may be that have it (laws 6, 7; D9)."""
-        one, two = await _bound(bench, 2)
+        one, two = await bound(bench, 2)
         await bench.publish("t1", key=one)
         if has(bench.backend, Capability.FLOW):
             await bench.limit(one, capacity=1)
@@ -121,7 +110,7 @@ class FanOutSuite(Harness):
 
     async def test_conflict_in_one(self, bench: Bench) -> None:
         """Where one has another task by that id nothing is changed anywhere (law 7; D9)."""
-        one, two = await _bound(bench, 2)
+        one, two = await bound(bench, 2)
         await bench.publish("t1", key=two, payload="other")
         (answer,) = await _publish(bench, bench.task("t1"))
         assert answer.status is Published.CONFLICT, "(law 7)"
@@ -131,8 +120,8 @@ class FanOutSuite(Harness):
 
     async def test_no_chains(self, bench: Bench) -> None:
         """A copy goes no further, wherever its queue is bound to; a circle ends (D9)."""
-        (one,) = await _bound(bench, 1)
-        (two,) = await _bound(bench, 1, of=one)
+        (one,) = await bound(bench, 1)
+        (two,) = await bound(bench, 1, of=one)
         await bench.configure(one, bound_to=(two, KEY))
         await bench.publish("t1")
         assert await bench.control.ledger(one) == Ledger(published=1, waiting=1)
@@ -141,7 +130,7 @@ class FanOutSuite(Harness):
 
     async def test_dates_travel(self, bench: Bench) -> None:
         """Priority, deadline and date are the copies', each expires and falls due for itself (law 8; D9)."""
-        one, two = await _bound(bench, 2)
+        one, two = await bound(bench, 2)
         later = bench.now + bench.short
         await bench.publish("low", priority=1)
         await bench.publish("due", not_before=later, priority=9)
@@ -160,7 +149,7 @@ class FanOutSuite(Harness):
 
     async def test_a_batch_of_several_queues(self, bench: Bench) -> None:
         """In one batch, each task goes where its queue says, and each answer is its own (laws 1, 7; D9)."""
-        (one,) = await _bound(bench, 1)
+        (one,) = await bound(bench, 1)
         tasks = [
             bench.task("t1"),
             bench.task("t2", key="plain"),
@@ -183,19 +172,18 @@ class FanOutSuite(Harness):
 
     async def test_unbound(self, bench: Bench) -> None:
         """A binding acts from the next publish on, and so does its end; copies stay (laws 1, 9; D9)."""
-        bench.needs(Capability.FAN_OUT)
         await bench.publish("before")
-        (one,) = await _bound(bench, 1)
+        (one,) = await bound(bench, 1)
         await bench.publish("bound")
         await bench.configure(bound_to=())
         await bench.publish("after")
         assert ids(await bench.take(bench.subscribe(), 9)) == ["before", "after"]
         assert ids(await bench.take(bench.subscribe(one), 9)) == ["bound"]
 
+    @needs("atomic_retry")
     async def test_retries_stay_where_they_are(self, bench: Bench) -> None:
         """A copy's retry is its queue's alone (laws 1, 3; D9)."""
-        bench.needs_atomic_retry()
-        one, two = await _bound(bench, 2)
+        one, two = await bound(bench, 2)
         await bench.publish("t1")
         subscription = bench.subscribe(one)
         delivery = await bench.one(subscription)
@@ -206,9 +194,10 @@ class FanOutSuite(Harness):
         assert await bench.control.ledger(two) == Ledger(published=1, waiting=1), "(law 1)"
         assert (await bench.one(bench.subscribe(two))).attempt == 1
 
+    @needs(Capability.FLOW, Capability.ORDER)
     async def test_beside_its_limits(self, bench: Bench) -> None:
         """A queue that has limits of its own, and a time for its handlers, is bound all the same (law 1; D9)."""
-        (one,) = await _bound(bench, 1)
+        (one,) = await bound(bench, 1)
         await bench.limit(max_inflight=1, max_processing_time=60)
         await bench.publish("t1", "t2")
         assert await bench.control.ledger(KEY) == Ledger(), "(law 1)"
@@ -219,7 +208,7 @@ class FanOutSuite(Harness):
 
     async def test_side_by_side(self, bench: Bench) -> None:
         """Publishers at the same moment put one copy of each task into each queue (laws 7, 10; D9)."""
-        one, two = await _bound(bench, 2)
+        one, two = await bound(bench, 2)
         tasks = [bench.task(f"t{n}") for n in range(10)]
         found = await asyncio.gather(*(_publish(bench, *tasks) for _ in range(5)))
         fresh = [a for answers in found for a in answers if a.status is Published.ACCEPTED]
@@ -228,9 +217,8 @@ class FanOutSuite(Harness):
             assert await bench.control.ledger(key) == Ledger(published=10, waiting=10), "(law 1)"
 
 
-async def _bound(bench: Bench, count: int, *, of: str = KEY) -> tuple[str, ...]:
+async def bound(bench: Bench, count: int, *, of: str = KEY) -> tuple[str, ...]:
     """Bind a queue to so many others, which it can be bound to."""
-    bench.needs(Capability.FAN_OUT)
     targets = [name async for name in _bindable(bench, of, count)]
     assert len(targets) == count, f"of {_TRIES} queues {of!r} can be bound to {len(targets)}"
     await bench.configure(of, bound_to=tuple(targets))

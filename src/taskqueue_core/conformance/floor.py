@@ -14,7 +14,7 @@ from taskqueue_core.conformance.order import fill
 __all__ = ["FloorSuite"]
 
 
-class FloorSuite(Harness):
+class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """``floor_share``."""
 
     async def test_share_of_the_lowest(self, bench: Bench) -> None:
@@ -29,13 +29,6 @@ class FloorSuite(Harness):
             for name in ("high", "low"):
                 mine = [int(task.removeprefix(name)) for task in taken if task.startswith(name)]
                 assert mine == sorted(mine), f"FIFO within a priority: {mine} (law 4)"
-
-    async def test_strict_without_a_share(self, bench: Bench) -> None:
-        """Without a share a lower priority has nothing as long as a higher one waits (law 4)."""
-        bench.needs(Capability.ORDER)
-        await _publish(bench, low=5, high=60)
-        taken = await bench.drain(bench.subscribe(), count=62, limit=7)
-        assert taken == [*(f"high{n}" for n in range(60)), "low0", "low1"], "(law 4)"
 
     async def test_the_lowest_of_several(self, bench: Bench) -> None:
         """The share is of the lowest that waits; those between wait for the highest (law 4; OPEN-C8)."""
@@ -65,7 +58,6 @@ class FloorSuite(Harness):
 
     async def test_share_changes(self, bench: Bench) -> None:
         """A share that is set, changed or taken away acts on the next hand-outs (laws 4, 9; F7)."""
-        bench.needs(Capability.ORDER)
         await _publish(bench, high=200, low=50)
         subscription = bench.subscribe()
         for share in (0.0, 0.25, 0.1, 0.5, 0.0):

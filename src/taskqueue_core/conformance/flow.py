@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from taskqueue_core.backend import Subscription
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.ends import End, ack, cancel, close, frees, held, lose, redeliver
 from taskqueue_core.conformance.harness import Harness
@@ -13,7 +14,7 @@ from taskqueue_core.tasks import Delivery, Settled
 __all__ = ["FlowSuite"]
 
 
-class FlowSuite(Harness):
+class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``max_inflight`` and ``paused``."""
 
     async def test_in_flight_limit(self, bench: Bench) -> None:
@@ -55,6 +56,7 @@ class FlowSuite(Harness):
         for end in (ack, redeliver, lose, close):
             await _frees(bench, end)
 
+    @needs(Capability.DEAD_LETTERS)
     async def test_dying_frees_the_place(self, bench: Bench) -> None:
         """A dead letter, by a verdict or by one loss too many, makes way for a waiting receive (law 5; F2)."""
 
@@ -68,9 +70,9 @@ class FlowSuite(Harness):
         for end in (bury, poison):
             await _frees(bench, end)
 
+    @needs("atomic_retry")
     async def test_retrying_frees_the_place(self, bench: Bench) -> None:
         """A running task whose retry is scheduled, with its delivery or from afar, makes way (law 5; F2)."""
-        bench.needs_atomic_retry()
         retry = bench.backend.publisher.schedule_retry
 
         async def settle(bench: Bench, _: Subscription, delivery: Delivery) -> None:
@@ -92,6 +94,7 @@ class FlowSuite(Harness):
         await _frees(bench, cancel)
         await _frees(bench, expire, deadline=bench.short)
 
+    @needs(Capability.HANDOVER)
     async def test_adopting_takes_no_place(self, bench: Bench) -> None:
         """A delivery that goes over to another subscription stays the one in flight (law 5)."""
         await bench.limit(max_inflight=1)
@@ -179,6 +182,7 @@ class FlowSuite(Harness):
         assert ids(await bench.take(subscription, 9)) == ["o1"]
         await held(subscription)
 
+    @needs("shared")
     async def test_places_on_every_replica(self, bench: Bench) -> None:
         """What one replica has in flight counts on the other, and a change on one acts on both (laws 5, 9; F2, F7)."""
         other = await bench.replica()

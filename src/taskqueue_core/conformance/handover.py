@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from taskqueue_core.backend import Capability
 from taskqueue_core.conformance.bench import Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import LeaseLost
@@ -12,7 +13,7 @@ from taskqueue_core.tasks import Settled
 __all__ = ["HandoverSuite"]
 
 
-class HandoverSuite(Harness):
+class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
     """`Handover.adopt`."""
 
     async def test_adopt(self, bench: Bench) -> None:

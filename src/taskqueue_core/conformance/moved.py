@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from taskqueue_core.backend import Capability
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State
@@ -10,7 +11,7 @@ from taskqueue_core.tasks import Confirmation, Published, Refusal, State
 __all__ = ["MovedSuite"]
 
 
-class MovedSuite(Harness):
+class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``moved_to``."""
 
     async def test_moved_takes_nothing_new(self, bench: Bench) -> None:
@@ -50,9 +51,9 @@ class MovedSuite(Harness):
         _check_moved(answers[3])
         await bench.expect(done=1, waiting=1)
 
+    @needs("atomic_retry")
     async def test_moved_goes_on(self, bench: Bench) -> None:
         """What is there is handed out, returned, retried and settled as ever (laws 1, 3, 6; A20)."""
-        bench.needs_atomic_retry()
         await bench.limit(capacity=2)
         await bench.publish("t1", "t2")
         await bench.limit(moved_to="elsewhere")
@@ -69,9 +70,9 @@ class MovedSuite(Harness):
         await subscription.ack(*taken)
         await bench.expect(done=3)
 
+    @needs(Capability.DEAD_LETTERS)
     async def test_moved_redrives(self, bench: Bench) -> None:
         """The dead of a queue that has moved come back to it (law 6; A20)."""
-        bench.needs(Capability.FLOW)
         await bench.publish("dead")
         subscription = bench.subscribe()
         await bench.bury(subscription, await bench.one(subscription))
@@ -94,6 +95,7 @@ class MovedSuite(Harness):
         await bench.publish("t1")
         assert await bench.state("t1") is State.WAITING
 
+    @needs("shared")
     async def test_moved_for_every_replica(self, bench: Bench) -> None:
         """Once it is confirmed at one replica, no other takes anything (laws 6, 9; A20, F7)."""
         other = await bench.replica()

@@ -11,44 +11,31 @@ import pytest
 from pydantic import ValidationError
 
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import Order, QueueSettings, has
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.harness import Harness
-from taskqueue_core.errors import InvalidInput
 from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import DEFAULT_PRIORITY, State
 
-__all__ = ["OrderSuite", "fill", "tenant_of"]
+__all__ = ["FAIR", "OrderSuite", "fill", "tenant_of"]
 
-_FAIR: dict[str, Any] = {
+FAIR: dict[str, Any] = {
     "weights": {"a": 3},
     "tenant_capacity": 7,
     "tenant_max_inflight": 2,
     "tenant_rate_limit": RateLimit(max_tokens=5, interval=2),
 }
+"""settings that need order ``fair``"""
 
 
-class OrderSuite(Harness):
+class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """``order``, ``weights``."""
-
-    async def test_order_is_kept_or_refused(self, bench: Bench) -> None:
-        """An order is settings like others; a backend without ``order`` refuses each by its name."""
-        chosen: dict[str, Any] = {"order": Order.FAIR, **_FAIR, "floor_share": 0.25}
-        if has(bench.backend, Capability.ORDER):
-            confirmed = await bench.configure(**chosen)
-            assert confirmed == QueueSettings(version=1, **chosen)
-            assert await bench.control.settings(KEY) == confirmed
-            return
-        for name, value in chosen.items():
-            with pytest.raises(InvalidInput) as refused:
-                await bench.configure(**{name: value})
-            assert refused.value.field == name
-        assert await bench.control.settings(KEY) == QueueSettings()
 
     async def test_what_needs_fair_order(self, bench: Bench) -> None:
         """In fifo order a tenant has no turns and no limits: such settings are refused by their names (B5)."""
-        await bench.fair(**_FAIR)
-        for name, value in _FAIR.items():
+        await bench.fair(**FAIR)
+        for name, value in FAIR.items():
             with pytest.raises(ValidationError, match=f"{name} needs order 'fair'"):
                 QueueSettings.model_validate({name: value})
         assert (await bench.control.settings(KEY)).order is Order.FAIR
@@ -70,6 +57,7 @@ class OrderSuite(Harness):
         taken += await bench.drain(subscriptions[2], count=6, limit=5)
         assert taken == [f"{tenant}{n}" for n in range(6) for tenant in "abc"], "(law 4)"
 
+    @needs("shared")
     async def test_turns_go_on_over_replicas(self, bench: Bench) -> None:
         """The walk is the queue's, and not of the server that hands out (laws 4, 9; OPEN-B4, B2)."""
         other = await bench.replica()
@@ -84,6 +72,7 @@ class OrderSuite(Harness):
         ]
         assert taken == [f"{tenant}{n}" for n in range(4) for tenant in "ab"], "(law 4)"
 
+    @needs("durable")
     async def test_turns_survive(self, bench: Bench) -> None:
         """A durable queue that is opened again goes on with who is next (law 4; OPEN-B1, GOAL-AB)."""
         await bench.fair()
@@ -119,13 +108,6 @@ class OrderSuite(Harness):
         await fill(bench, a=2)
         taken = ids(await bench.take(bench.subscribe(), 9))
         assert taken == ["n0", "a0", "n1", "a1", "n2", "n3"], "(law 4)"
-
-    async def test_tenants_of_fifo(self, bench: Bench) -> None:
-        """Without fair order a tenant is only noted (law 4)."""
-        await fill(bench, a=3, b=2)
-        taken = await bench.take(bench.subscribe(), 9)
-        assert ids(taken) == ["a0", "a1", "a2", "b0", "b1"], "(law 4)"
-        assert {delivery.task.tenant for delivery in taken} == {"a", "b"}
 
     async def test_turns_of_each_queue(self, bench: Bench) -> None:
         """A tenant's turns in one queue cost it none in another; queues take turns as ever (law 4)."""
@@ -228,6 +210,7 @@ class OrderSuite(Harness):
             index = 50**2 / (10 * sum(share**2 for share in shares.values()))
             assert index >= 0.95, f"Jain's index is {index:.2f}: {shares} (law 4)"
 
+    @needs(Capability.FLOW)
     async def test_cancelled_leave_at_once(self, bench: Bench) -> None:
         """Who gave up has no turns any more, and takes no room (laws 4, 6; B3)."""
         await bench.fair()
@@ -242,6 +225,7 @@ class OrderSuite(Harness):
         assert sorted(taken) == ["a1", "a2", "c0", "c2", "d0", "d1", "d2", "d3", "d4"]
         assert taken[:3] == ["c0", "a1", "d0"], "(law 4)"
 
+    @needs(Capability.FLOW)
     async def test_expired_leave(self, bench: Bench) -> None:
         """What is past its deadline costs its tenant no turn, and takes no room once it was found (laws 4, 8; B3)."""
         await bench.fair()

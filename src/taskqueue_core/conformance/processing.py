@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, Bench, ids
 from taskqueue_core.conformance.ends import held
 from taskqueue_core.conformance.harness import Harness
@@ -14,7 +15,7 @@ from taskqueue_core.tasks import Settled, State
 __all__ = ["ProcessingSuite"]
 
 
-class ProcessingSuite(Harness):
+class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``max_processing_time``."""
 
     async def test_hung_comes_back(self, bench: Bench) -> None:
@@ -82,16 +83,6 @@ class ProcessingSuite(Harness):
         assert await _recovered(bench) == 1
         await bench.expect(waiting=1)
 
-    async def test_no_limit(self, bench: Bench) -> None:
-        """Without the setting nothing that runs is ended, however long it says nothing (OPEN-C3)."""
-        bench.needs(Capability.FLOW)
-        await bench.publish("long")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
-        await bench.advance(20 * bench.short)
-        assert await _recovered(bench) == 0
-        assert await subscription.ack(delivery) == (Settled.OK,)
-
     async def test_change_acts_on_what_follows(self, bench: Bench) -> None:
         """A delivery keeps the time that it was handed out with (law 9; C18)."""
         await bench.publish("before", "after")
@@ -118,9 +109,9 @@ class ProcessingSuite(Harness):
         assert await bench.state("hung") is State.DEAD
         assert await bench.take(subscription) == []
 
+    @needs(Capability.REVOCATION)
     async def test_worker_is_told(self, bench: Bench) -> None:
         """The receipt of what hung is told as revoked, and no other (law 2; C18)."""
-        bench.needs(Capability.REVOCATION)
         await bench.limit(max_processing_time=2 * bench.short)
         await bench.publish("hung", "fine")
         subscription = bench.subscribe()
@@ -163,10 +154,9 @@ class ProcessingSuite(Harness):
         assert await two.ack(delivery) == (Settled.OK,)
         await bench.expect(done=2)
 
+    @needs(Capability.HANDOVER, Capability.REVOCATION)
     async def test_adopted_has_its_time(self, bench: Bench) -> None:
         """A delivery that goes over to another subscription is ended at the same time, and told there (law 2)."""
-        bench.needs(Capability.HANDOVER)
-        bench.needs(Capability.REVOCATION)
         await bench.limit(max_processing_time=2 * bench.short)
         await bench.publish("hung")
         old, new = bench.subscribe(), bench.subscribe()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.tasks import Published
@@ -119,6 +120,7 @@ class PublishSuite(Harness):
         assert await bench.take(subscription) == [], "an executed task was delivered again (law 7)"
         await bench.expect(done=1)
 
+    @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_known_when_cancelled_and_dead(self, bench: Bench) -> None:
         """Cancelled and dead tasks are known too (law 7)."""
         control = bench.control
@@ -130,6 +132,7 @@ class PublishSuite(Harness):
         await _resent(bench, "t2")
         assert await bench.take(subscription) == []
 
+    @needs(Capability.CONTROL)
     async def test_window_ends(self, bench: Bench) -> None:
         """For ``dedupe_window`` after its end a task is a duplicate, from then on it is a new one (law 7)."""
         await bench.configure(dedupe_window=2 * bench.short)

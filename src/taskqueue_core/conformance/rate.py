@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from taskqueue_core.backend import Capability
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.ends import held
 from taskqueue_core.conformance.harness import Harness
@@ -20,7 +22,7 @@ _TOKEN = 1200.0
 _FAST = RateLimit(max_tokens=4, interval=2)
 
 
-class RateSuite(Harness):
+class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``rate_limit``."""
 
     async def test_burst(self, bench: Bench) -> None:
@@ -128,6 +130,7 @@ class RateSuite(Harness):
             await held(subscription)
         await bench.expect(in_flight=3, waiting=6)
 
+    @needs("shared")
     async def test_tokens_on_every_replica(self, bench: Bench) -> None:
         """Replicas share one bucket (law 5; F5)."""
         other = await bench.replica()
@@ -202,6 +205,7 @@ class RateSuite(Harness):
         await bench.limit(rate_limit=_SLOW.model_copy(update={"max_tokens": 1}))
         assert ids(await bench.take(subscription, 9)) == ["t3"]
 
+    @needs("durable")
     async def test_the_bucket_survives(self, bench: Bench) -> None:
         """A durable queue that is opened again has the tokens that it had (law 5; F3, GOAL-AB)."""
         await bench.limit(rate_limit=_SLOW)

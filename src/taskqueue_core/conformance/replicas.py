@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from taskqueue_core.backend import Capability
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import LeaseLost
@@ -17,6 +19,7 @@ __all__ = ["ReplicasSuite"]
 class ReplicasSuite(Harness):
     """Needs `Harness.replica` and `Harness.reopen`."""
 
+    @needs("shared")
     async def test_seen_by_all(self, bench: Bench) -> None:
         """What one replica publishes another one delivers, and it is settled through either (law 2; E1)."""
         other = await bench.replica()
@@ -28,6 +31,7 @@ class ReplicasSuite(Harness):
         assert await there.redeliver(second) == (Settled.OK,)
         assert ids(await bench.take(here, 2)) == ["t2"]
 
+    @needs("shared")
     async def test_wakes_across(self, bench: Bench) -> None:
         """A receive that waits at one replica is woken by a publish, a hand-back and a close at another (E1)."""
         other = await bench.replica()
@@ -42,6 +46,7 @@ class ReplicasSuite(Harness):
         await here.close()
         assert ids((await other.outcome(waiting)).deliveries) == ["t1"]
 
+    @needs("shared")
     async def test_one_copy_across(self, bench: Bench) -> None:
         """The same task published at both is stored once (law 7)."""
         other = await bench.replica()
@@ -49,6 +54,7 @@ class ReplicasSuite(Harness):
         (answer,) = await other.backend.publisher.publish(other.task("t1"))
         assert answer.status is Published.DUPLICATE
 
+    @needs(Capability.HANDOVER, "shared")
     async def test_adopted_across(self, bench: Bench) -> None:
         """A worker that reconnects to another replica keeps what it runs (law 2; D7)."""
         other = await bench.replica()
@@ -61,6 +67,7 @@ class ReplicasSuite(Harness):
         await here.close()
         assert await there.ack(delivery) == (Settled.OK,)
 
+    @needs(Capability.CONTROL, "shared")
     async def test_one_view_for_operators(self, bench: Bench) -> None:
         """Ledger, settings and workers are the same from every replica (laws 1, 9)."""
         other = await bench.replica()
@@ -75,6 +82,7 @@ class ReplicasSuite(Harness):
             "there",
         ]
 
+    @needs(Capability.CONTROL, "shared")
     async def test_housekeeping_at_once(self, bench: Bench) -> None:
         """Every replica may do the housekeeping at the same time: each task is expired once (law 10; OPEN-A3)."""
         other = await bench.replica()
@@ -85,6 +93,7 @@ class ReplicasSuite(Harness):
         assert len([entry for done in passes for entry in done.expired]) == 20
         await bench.expect(expired=20)
 
+    @needs("durable")
     async def test_tasks_survive(self, bench: Bench) -> None:
         """Waiting, scheduled and running tasks are there after a restart, in order (laws 1, 4; A1)."""
         await bench.publish("t1", "t2", "t3")
@@ -98,6 +107,7 @@ class ReplicasSuite(Harness):
         assert ids(taken) == ["t1", "t2", "t3", "due"]
         assert [(d.attempt, d.losses) for d in taken] == [(1, 1), (1, 0), (1, 0), (1, 0)]
 
+    @needs("durable")
     async def test_memory_survives(self, bench: Bench) -> None:
         """After a restart settled receipts, duplicates and the ledger are what they were (laws 1, 2, 7)."""
         await bench.publish("acked", "open")
@@ -115,6 +125,7 @@ class ReplicasSuite(Harness):
         assert answer.status is Published.DUPLICATE, "an executed task was taken again (law 7)"
         await after.expect(done=1, waiting=1)
 
+    @needs(Capability.DEAD_LETTERS, Capability.CONTROL, "durable")
     async def test_dead_letters_survive(self, bench: Bench) -> None:
         """Dead letters and results are there after a restart (C26)."""
         letters = bench.dead_letters

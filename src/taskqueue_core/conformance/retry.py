@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskqueue_core.backend import Subscription
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import LeaseLost
@@ -35,6 +36,7 @@ class RetrySuite(Harness):
         assert (delivery.attempt, delivery.losses) == (4, 0)
         assert await bench.take(subscription) == [], "a retry made two copies (law 7)"
 
+    @needs("atomic_retry")
     async def test_settling_moves_the_entry(self, bench: Bench) -> None:
         """With the delivery in hand one step ends it and schedules the next attempt (laws 1, 2; REV-E1, G2)."""
         subscription, delivery = await _running(bench)
@@ -48,6 +50,7 @@ class RetrySuite(Harness):
         assert [d.attempt for d in await bench.take(subscription, 2)] == [2]
         await bench.expect(in_flight=1)
 
+    @needs("atomic_retry")
     async def test_settling_twice(self, bench: Bench) -> None:
         """The same retry sent again is a duplicate and changes nothing (law 2)."""
         subscription, delivery = await _running(bench)
@@ -57,6 +60,7 @@ class RetrySuite(Harness):
         (again,) = await bench.take(subscription, 2)
         assert again.attempt == 2, "a resent retry was counted (law 2)"
 
+    @needs("atomic_retry")
     async def test_settling_by_a_stale_receipt(self, bench: Bench) -> None:
         """A stale receipt retries nothing: `LeaseLost`, and the task stays as it is (law 2; OPEN-A7)."""
         subscription, old = await _running(bench)
@@ -71,6 +75,7 @@ class RetrySuite(Harness):
             await _retry(bench, new)
         await bench.expect(done=1)
 
+    @needs("atomic_retry")
     async def test_running_task_without_its_delivery(self, bench: Bench) -> None:
         """Without the delivery the live entry is moved all the same, and its receipt ends (laws 1, 2)."""
         subscription, delivery = await _running(bench)
@@ -81,9 +86,9 @@ class RetrySuite(Harness):
         await bench.advance(bench.short)
         assert [d.attempt for d in await bench.take(subscription, 2)] == [2]
 
+    @needs("atomic_retry")
     async def test_waiting_and_scheduled_tasks(self, bench: Bench) -> None:
         """A waiting or scheduled entry is moved to the new time, not copied (laws 1, 8)."""
-        bench.needs_atomic_retry()
         tasks = await bench.publish("t1")
         tasks += await bench.publish("t2", not_before=bench.now + 3600)
         for task in tasks:
@@ -112,9 +117,9 @@ class RetrySuite(Harness):
         await subscription.ack(again)
         await bench.expect(done=2)
 
+    @needs(Capability.DEAD_LETTERS, "atomic_retry")
     async def test_dead_task(self, bench: Bench) -> None:
         """A retry raises a dead task: its entry is moved, and its attempts before count as spent (law 1)."""
-        bench.needs_atomic_retry()
         subscription, delivery = await _running(bench)
         await bench.bury(subscription, delivery)
         await _retry_task(bench, delivery)
@@ -201,7 +206,6 @@ async def _running(bench: Bench) -> tuple[Subscription, Delivery]:
 
 
 async def _retry(bench: Bench, delivery: Delivery) -> Published:
-    bench.needs_atomic_retry()
     answer = await bench.backend.publisher.schedule_retry(
         delivery.task, bench.now + bench.short, error="failed", settles=delivery
     )
@@ -209,7 +213,6 @@ async def _retry(bench: Bench, delivery: Delivery) -> Published:
 
 
 async def _retry_task(bench: Bench, delivery: Delivery) -> None:
-    bench.needs_atomic_retry()
     answer = await bench.backend.publisher.schedule_retry(
         delivery.task, bench.now + bench.short, error="failed"
     )

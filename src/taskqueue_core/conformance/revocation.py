@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from taskqueue_core.backend import Capability
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, Bench
 from taskqueue_core.conformance.harness import Harness
 
 __all__ = ["RevocationSuite"]
 
 
-class RevocationSuite(Harness):
+class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     """`Revocation.revoked`."""
 
+    @needs(Capability.CONTROL)
     async def test_cancelled_is_revoked(self, bench: Bench) -> None:
         """A cancelled task's receipt is revoked, to one that waits for it already."""
         control = bench.control
@@ -24,6 +26,7 @@ class RevocationSuite(Harness):
         await control.cancel(KEY, "t1")
         assert await bench.outcome(waiting) == (delivery.receipt,)
 
+    @needs(Capability.CONTROL)
     async def test_nothing_is_missed(self, bench: Bench) -> None:
         """Receipts revoked while nobody waits are told by the next call, each once."""
         control = bench.control
@@ -41,6 +44,7 @@ class RevocationSuite(Harness):
         assert sorted(told) == sorted((receipts["t1"], receipts["t3"]))
         assert not (await bench.start(bench.revoked(subscription))).done(), "told twice"
 
+    @needs(Capability.CONTROL)
     async def test_expiry(self, bench: Bench) -> None:
         """A running task's receipt is revoked when its deadline ends it (law 8)."""
         control = bench.control
@@ -52,9 +56,9 @@ class RevocationSuite(Harness):
         await control.maintain()
         assert await bench.outcome(waiting) == (delivery.receipt,)
 
+    @needs("atomic_retry")
     async def test_retried_by_others(self, bench: Bench) -> None:
         """A running task that somebody else retries is revoked (law 2)."""
-        bench.needs_atomic_retry()
         (task,) = await bench.publish("t1")
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
@@ -62,6 +66,7 @@ class RevocationSuite(Harness):
         await bench.backend.publisher.schedule_retry(task, bench.now + 3600)
         assert await bench.outcome(waiting) == (delivery.receipt,)
 
+    @needs(Capability.CONTROL)
     async def test_own_settlements_are_no_news(self, bench: Bench) -> None:
         """What the subscription itself settled is not revoked, nor what it never had."""
         control = bench.control
@@ -77,10 +82,10 @@ class RevocationSuite(Harness):
         other = await bench.start(bench.revoked(two))
         assert await bench.outcome(other) == (third.receipt,)
 
+    @needs(Capability.HANDOVER, Capability.CONTROL)
     async def test_adopted_is_not_revoked(self, bench: Bench) -> None:
         """A receipt that moved is news to nobody; its end is told to its new subscription."""
         control = bench.control
-        bench.needs(Capability.HANDOVER)
         await bench.publish("t1")
         old, new = bench.subscribe(), bench.subscribe()
         delivery = await bench.one(old)

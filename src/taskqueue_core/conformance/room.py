@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import RoomBell
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.tasks import Published
@@ -17,7 +18,7 @@ _LONG = 3600.0
 """seconds that no test waits for"""
 
 
-class RoomSuite(Harness):
+class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """`RoomBells`."""
 
     async def test_room_rings(self, bench: Bench) -> None:
@@ -55,9 +56,9 @@ class RoomSuite(Harness):
         await bench.publish("t2", "t3")
         await _rings(bench, lambda: bench.limit(capacity=None))
 
+    @needs(Capability.ORDER)
     async def test_tenants_room_rings(self, bench: Bench) -> None:
         """Room for one tenant rings for who waits for it (law 6; B5)."""
-        bench.needs(Capability.FLOW)
         await bench.fair(tenant_capacity=1)
         await bench.publish("a0", tenant="a")
         await bench.publish("b0", tenant="b")
@@ -147,6 +148,7 @@ class RoomSuite(Harness):
             await bench.outcome(one)
         await bench.expect(done=20)
 
+    @needs("shared")
     async def test_rings_across_replicas(self, bench: Bench) -> None:
         """Room that comes at one replica rings at another (law 6; E1)."""
         other = await bench.replica()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from taskqueue_core.backend import Capability
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.errors import LeaseLost, SubscriptionClosed
@@ -136,6 +138,7 @@ class SettleSuite(Harness):
         assert await bench.take(subscription) == [], "a resent hand-back took the task away (law 2)"
         assert await subscription.ack(again) == (OK,)
 
+    @needs(Capability.CONTROL)
     async def test_resent_after_the_end(self, bench: Bench) -> None:
         """An end by cancel or deadline leaves the answer of the last settlement as it was (law 2)."""
         control = bench.control
@@ -199,6 +202,7 @@ class SettleSuite(Harness):
                 await subscription.redeliver(forged)
         assert await subscription.ack(delivery) == (OK,)
 
+    @needs(Capability.CONTROL)
     async def test_receipt_of_another_life(self, bench: Bench) -> None:
         """A receipt of a forgotten task does not touch a later one with the same id (law 2)."""
         await bench.configure(dedupe_window=bench.short)

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
+from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, RoomBell, SlotLease
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import Bench
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.conformance.slot_moves import (
@@ -30,7 +32,7 @@ __all__ = ["SlotBellsSuite"]
 T = TypeVar("T")
 
 
-class SlotBellsSuite(Harness):
+class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
     """`SlotPool.bell`, and the pool in the hands of many."""
 
     # bells
@@ -179,6 +181,7 @@ class SlotBellsSuite(Harness):
 
     # replicas
 
+    @needs("shared")
     async def test_replicas_race_for_slots(self, bench: Bench) -> None:
         """Several processes that reach for the same slots get each of them once (C20; FIX-C4, fault H1)."""
         await serve(bench, slots=5)
@@ -187,6 +190,7 @@ class SlotBellsSuite(Harness):
         given = [lease for answer in await asyncio.gather(*calls) for lease in answer]
         assert len(given) == len({lease.token for lease in given}) == 5
 
+    @needs("shared")
     async def test_one_pool_for_all_replicas(self, bench: Bench) -> None:
         """What one process has taken another one sees, takes over, and frees by the token (C23; OPEN-C4, fault H2)."""
         other = await bench.replica()
@@ -204,6 +208,7 @@ class SlotBellsSuite(Harness):
         await check_stale(bench, lease)
         assert await _bell_rings(other, lambda: bench.slots.release(over)) == (True,)
 
+    @needs("shared")
     async def test_replicas_look_in_turn(self, bench: Bench) -> None:
         """Two looks at a server by two processes are two looks (C22; fault H4)."""
         other = await bench.replica()
@@ -214,10 +219,12 @@ class SlotBellsSuite(Harness):
         await bench.advance(bench.short)
         assert await seen(other, 0) == ["job-1"]
 
+    @needs("shared")
     async def test_a_crowd_of_replicas(self, bench: Bench) -> None:
         """Dispatchers of several processes never hold more than there is (B6; fault H1)."""
         await _crowd(bench, [bench, await bench.replica(), await bench.replica()])
 
+    @needs("durable")
     async def test_slots_survive(self, bench: Bench) -> None:
         """Endpoints, leases and documents are there after a restart (C11, C20; OPEN-B1)."""
         await serve(bench, slots=2)

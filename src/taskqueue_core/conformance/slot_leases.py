@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, Permit, SlotLease
 from taskqueue_core.conformance.bench import Bench
 from taskqueue_core.conformance.harness import Harness
@@ -24,7 +25,7 @@ from taskqueue_core.conformance.slot_moves import (
 __all__ = ["SlotLeasesSuite"]
 
 
-class SlotLeasesSuite(Harness):
+class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
     """`SlotPool.acquire`, ``assign``, ``detach``, ``renew`` and ``release``."""
 
     async def test_as_many_as_there_are(self, bench: Bench) -> None:

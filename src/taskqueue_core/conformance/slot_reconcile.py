@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, SlotLease
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import Bench
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.conformance.slot_moves import (
@@ -22,7 +24,7 @@ from taskqueue_core.conformance.slot_moves import (
 __all__ = ["SlotReconcileSuite"]
 
 
-class SlotReconcileSuite(Harness):
+class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
     """`SlotPool.reconcile`, ``leave`` and ``late``."""
 
     # health
@@ -339,10 +341,9 @@ class SlotReconcileSuite(Harness):
         kept = [number for number in range(66) if await bench.slots.late(MODEL, f"job-{number}")]
         assert kept == list(range(1, 66))
 
+    @needs("manual_clock")
     async def test_late_notes_end(self, bench: Bench) -> None:
         """A late note is forgotten after an hour (fault H3)."""
-        if not self.manual_clock:
-            return
         await bench.slots.leave(MODEL, "job-1", "x", b"1")
         await bench.advance(1800)
         await bench.slots.leave(MODEL, "job-1", "x", b"2")

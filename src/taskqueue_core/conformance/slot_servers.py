@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Seen, slots_of
 from taskqueue_core.conformance.bench import Bench
 from taskqueue_core.conformance.harness import Harness
@@ -33,7 +34,7 @@ LOST = {"token": "0ld.1.abc"}
 """the token of a pool that is no more"""
 
 
-class SlotServersSuite(Harness):
+class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
     """`SlotPool.register` and what changes an endpoint, ``look``, ``configure``, and the order of ``acquire``."""
 
     async def test_registered(self, bench: Bench) -> None:

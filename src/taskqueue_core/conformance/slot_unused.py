@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Permit, SlotLease
 from taskqueue_core.conformance.bench import Bench
 from taskqueue_core.conformance.harness import Harness
@@ -27,7 +28,7 @@ __all__ = ["SlotUnusedSuite"]
 T = TypeVar("T")
 
 
-class SlotUnusedSuite(Harness):
+class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
     """Unassigned leases, and the verbs that have an endpoint get no jobs."""
 
     async def test_drained_with_an_idle_slot(self, bench: Bench) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,7 +17,8 @@ from hypothesis.stateful import (
 )
 
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import Endpoint, Permit, Seen, SlotLease, has
+from taskqueue_core.capabilities import Endpoint, Permit, Seen, SlotLease
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import Bench
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.conformance.slot_model import Held, SlotModel
@@ -312,14 +312,13 @@ class SlotMachine(RuleBasedStateMachine):
         note(f"# {len(leases)} held")
 
 
-class SlotsMachineSuite(Harness):
+class SlotsMachineSuite(Harness, needs=(Capability.SLOTS,)):
     """Random histories against the model."""
 
+    @needs("manual_clock")
     def test_slot_machine(self) -> None:
         """No history of calls, of what servers say and of time breaks a promise (B6, B8, C20, C22; faults H1, H4)."""
-        if not self.manual_clock:
-            pytest.skip("the model of slots needs a clock that stands still")
-        machine = type("Machine", (_Declared,), {"harness": self})
+        machine = type("Machine", (SlotMachine,), {"harness": self})
         chosen = settings(
             max_examples=self.max_examples,
             stateful_step_count=40,
@@ -329,16 +328,6 @@ class SlotsMachineSuite(Harness):
             suppress_health_check=list(HealthCheck),
         )
         run_state_machine_as_test(machine, settings=chosen)
-
-
-class _Declared(SlotMachine):
-    """Skips where there are no slots."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        if not has(self.bench.backend, Capability.SLOTS):
-            self.teardown()
-        self.bench.needs(Capability.SLOTS)
 
 
 def _shape(lease: SlotLease | Held) -> tuple[object, ...]:

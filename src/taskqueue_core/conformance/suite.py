@@ -7,6 +7,7 @@ from taskqueue_core.conformance.closing import ClosingSuite
 from taskqueue_core.conformance.concurrency import ConcurrencySuite
 from taskqueue_core.conformance.control import ControlSuite
 from taskqueue_core.conformance.dead_letters import DeadLettersSuite
+from taskqueue_core.conformance.declared import DeclaredSuite
 from taskqueue_core.conformance.deliver import DeliverSuite
 from taskqueue_core.conformance.entities import EntitiesSuite
 from taskqueue_core.conformance.expire import ExpireSuite
@@ -69,12 +70,15 @@ class BackendSuite(
     DeliverSuite,
     PublishSuite,
     InputsSuite,
+    DeclaredSuite,
 ):
-    """Every promise of the contract and of the capabilities that the backend declares.
+    """Every promise of the contract and of the capabilities that the class declares, as its backend must.
 
     ::
 
         class TestMyBackend(BackendSuite):
+            capabilities = Capabilities(names=frozenset({Capability.CONTROL}))
+
             async def open_backend(self, clock: ManualClock) -> Backend:
                 return MyBackend(clock=clock)
     """

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Order
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.conformance.order import fill, tenant_of
@@ -16,12 +17,11 @@ from taskqueue_core.tasks import Published, Refusal
 __all__ = ["SwapSuite"]
 
 
-class SwapSuite(Harness):
+class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """``order``, changed."""
 
     async def test_to_fair(self, bench: Bench) -> None:
         """Of what waits already, the next hand-out is the next tenant's (laws 4, 9; B12)."""
-        bench.needs(Capability.ORDER)
         await fill(bench, a=4, b=2, c=3)
         subscription = bench.subscribe()
         assert await bench.drain(subscription, count=1) == ["a0"]
@@ -63,10 +63,9 @@ class SwapSuite(Harness):
         assert [name for name in ids(taken) if name[0] == "a"] == ["a1", "a2"], "(law 4)"
         assert [name for name in ids(taken) if name[0] == "b"] == ["b0", "b1", "b2"], "(law 4)"
 
+    @needs("atomic_retry")
     async def test_scheduled_and_swapped(self, bench: Bench) -> None:
         """What falls due, or whose retry does, joins the order that is in force then (laws 4, 8; B12)."""
-        bench.needs(Capability.ORDER)
-        bench.needs_atomic_retry()
         await bench.publish("a8", "a9", tenant="a", not_before=bench.now + bench.short)
         await fill(bench, a=1)
         subscription = bench.subscribe()
@@ -105,7 +104,6 @@ class SwapSuite(Harness):
 
     async def test_a_swap_refuses_nothing(self, bench: Bench) -> None:
         """An order with less room drops none of what is there; it refuses what comes (law 6; OPEN-B3, B12)."""
-        bench.needs(Capability.ORDER)
         await fill(bench, a=6, b=2)
         await bench.fair(tenant_capacity=3)
         await bench.expect(waiting=8)

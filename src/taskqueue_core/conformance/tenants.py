@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from taskqueue_core.backend import Capability
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.ends import ack, cancel, close, frees, held, lose, redeliver
 from taskqueue_core.conformance.harness import Harness
@@ -23,7 +24,7 @@ _TOKEN = 1800.0
 _FAST = RateLimit(max_tokens=2, interval=1)
 
 
-class TenantsSuite(Harness):
+class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """``tenant_capacity``, ``tenant_max_inflight``, ``tenant_rate_limit``."""
 
     async def test_tenant_is_refused(self, bench: Bench) -> None:
@@ -42,9 +43,9 @@ class TenantsSuite(Harness):
         (answer,) = await bench.backend.publisher.publish(nobodys)
         assert answer.code is full, "those without a tenant are one (law 6)"
 
+    @needs(Capability.FLOW)
     async def test_total_bounds_tenants(self, bench: Bench) -> None:
         """However many tenants there are, the queue has no more than its own capacity (law 6; OPEN-B2)."""
-        bench.needs(Capability.FLOW)
         await bench.fair(tenant_capacity=2, capacity=5)
         await fill(bench, a=2, b=2)
         answers = await _publish(bench, "a2", "c0", "d0", "b2")
@@ -166,9 +167,9 @@ class TenantsSuite(Harness):
         await fill(bench, b=1)
         assert ids((await bench.outcome(waiting)).deliveries) == ["b0"]
 
+    @needs(Capability.FLOW)
     async def test_limits_of_tenants_and_queue(self, bench: Bench) -> None:
         """All limits hold together: the queue's places and tokens, and each tenant's (law 5; OPEN-F1, F5)."""
-        bench.needs(Capability.FLOW)
         limit = RateLimit(max_tokens=6, interval=1, interval_unit=IntervalUnit.HOURS)
         await bench.fair(
             max_inflight=4, rate_limit=limit, tenant_max_inflight=2, tenant_rate_limit=_SLOW
@@ -187,9 +188,9 @@ class TenantsSuite(Harness):
         counts = Counter(delivery.task.tenant for delivery in (*taken, *more))
         assert counts == {"a": 2, "b": 2, "c": 2, "d": 2}, "two tokens of each tenant (law 5)"
 
+    @needs(Capability.FLOW)
     async def test_pause_of_a_fair_queue(self, bench: Bench) -> None:
         """A pause holds up all tenants, and costs none its turn (laws 4, 5; F6)."""
-        bench.needs(Capability.FLOW)
         await bench.fair()
         await fill(bench, a=3, b=2)
         subscription = bench.subscribe()
@@ -259,6 +260,7 @@ class TenantsSuite(Harness):
             (OTHER, "a1"),
         ]
 
+    @needs("shared")
     async def test_tenants_over_replicas(self, bench: Bench) -> None:
         """What a tenant has in flight at one replica counts at the other; its end there wakes here (laws 5, 9)."""
         other = await bench.replica()

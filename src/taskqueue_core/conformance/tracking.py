@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from taskqueue_core.backend import Capability
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench
 from taskqueue_core.conformance.harness import Harness
 from taskqueue_core.retry import ScheduleRetry
@@ -11,12 +13,12 @@ from taskqueue_core.tasks import State, TaskStatus
 __all__ = ["TrackingSuite"]
 
 
-class TrackingSuite(Harness):
+class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     """Statuses, results and progress."""
 
+    @needs("atomic_retry")
     async def test_states(self, bench: Bench) -> None:
         """A task's status follows it through its life, with attempt, losses and the last failure (C26)."""
-        bench.needs_atomic_retry()
         await bench.publish("t1", not_before=bench.now + bench.short)
         subscription = bench.subscribe()
         assert (await _status(bench)).state is State.SCHEDULED
@@ -40,6 +42,7 @@ class TrackingSuite(Harness):
         assert (status.state, status.attempt) == (State.DONE, 2)
         assert status.updated_at <= bench.now
 
+    @needs(Capability.DEAD_LETTERS)
     async def test_dead_state(self, bench: Bench) -> None:
         """A dead task says why, a redriven one waits, a discarded one is discarded."""
         control, dead_letters = bench.control, bench.dead_letters

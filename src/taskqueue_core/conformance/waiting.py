@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from taskqueue_core.backend import Subscription
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.conformance.applying import needs
 from taskqueue_core.conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_core.conformance.harness import Harness
 
@@ -88,6 +89,7 @@ class WaitingSuite(Harness):
         await bench.advance(bench.short)
         assert [d.attempt for d in (await bench.outcome(waiting)).deliveries] == [2]
 
+    @needs(Capability.DEAD_LETTERS)
     async def test_redrive_wakes(self, bench: Bench) -> None:
         """A redriven task wakes a waiting receive."""
         await bench.publish("t1")

@@ -42,6 +42,7 @@ class _Error(msgspec.Struct, frozen=True):
 
 class _Ready(msgspec.Struct, frozen=True):
     url: str = ""
+    embedded: str = ""
     store: dict[str, str] = {}
     error: _Error | None = None
 
@@ -73,6 +74,8 @@ class Cluster:
         self._variables = dict(variables or {})
         self.store: Mapping[str, str] = {}
         """environment variables by which the server finds its embedded store, once it was started"""
+        self.store_name = ""
+        """product and version of the embedded store; empty without one"""
         self._workers: dict[str, Child] = {}
         self._started = 0
         self.url = ""
@@ -95,7 +98,7 @@ class Cluster:
         if told.error is not None:
             code = await server.wait()
             raise DemoFailed(f"the server did not start: {told.error.detail}", exit_code=code)
-        self.url, self.store = told.url, told.store
+        self.url, self.store, self.store_name = told.url, told.store, told.embedded
         token = load_settings(Settings).token
         self.backend = RemoteBackend(self.url, token.get_secret_value() if token else None)
         return server

@@ -47,8 +47,9 @@ async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report]
             plan.key, options.backend, embedded=options.embedded, variables=variables
         ) as cluster:
             server = await cluster.start_server()
-            within = ", with a store of its own for this run" if options.embedded else ""
-            view.event(f"server and dashboard at {cluster.url} (pid {server.pid}){within}")
+            store = cluster.store_name
+            own = f", with a store of its own for this run ({store})" if store else ""
+            view.event(f"server and dashboard at {cluster.url} (pid {server.pid}){own}")
             for child in await asyncio.gather(
                 *(cluster.start_worker() for _ in range(options.workers))
             ):

@@ -118,7 +118,4 @@ def _store(word: str) -> tuple[str, bool]:
         if own:
             raise ConfigurationError("there is no embedded redis in this installation")
         return name, False
-    embedded = own or store.wanted()
-    if embedded:
-        store.prepare()  # which may take a while, and be a download
-    return name, embedded
+    return name, own or store.wanted()

@@ -122,7 +122,7 @@ def _store(name: str) -> Iterator[None]:
         raise DemoFailed(f"there is no embedded {name} in this installation")
     folder = Path(tempfile.mkdtemp(prefix="taskqueue-demo-"))
     try:
-        with store.run(folder / "store") as variables:
+        with store.run(folder / "store") as (_, variables):
             before = {one: os.environ.get(one) for one in variables}
             os.environ.update(variables)
             try:

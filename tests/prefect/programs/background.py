@@ -9,10 +9,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_worker import serve
 
+MARKS = Path(os.environ["MARKS"])
+
 
 def note(name: str) -> None:
     """Write a line down, in one piece."""
-    with (Path(os.environ["MARKS"]) / "executed").open("a") as file:
+    with (MARKS / "executed").open("a") as file:
         file.write(f"{name}\n")
 
 
@@ -24,15 +26,23 @@ def work(name: str, seconds: float = 0) -> str:
     return name
 
 
-@task(retries=1, retry_delay_seconds=2, cache_policy=NO_CACHE)  # type: ignore[untyped-decorator] # as above
+@task(cache_policy=NO_CACHE)  # type: ignore[untyped-decorator] # as above
+def wait(name: str) -> None:
+    """Wait for a file."""
+    note(name)
+    while not (MARKS / "gate").exists():
+        time.sleep(0.02)
+
+
+@task(retries=1, retry_delay_seconds=1, cache_policy=NO_CACHE)  # type: ignore[untyped-decorator] # as above
 def fail_once(name: str) -> None:
     """Fail at first."""
-    note(f"{name}@{time.time():.1f}")
-    path = Path(os.environ["MARKS"]) / f"failed-{name}"
+    note(f"{name}@{time.time():.3f}")
+    path = MARKS / f"failed-{name}"
     if not path.exists():
         path.touch()
         raise RuntimeError(name)
 
 
 if __name__ == "__main__":
-    serve(work, fail_once, limit=int(sys.argv[1]))
+    serve(work, wait, fail_once, limit=int(sys.argv[1]))

@@ -1,13 +1,16 @@
-"""Delay runs of a task of `background`, and print their ids: ``delay.py COUNT PREFIX [SECONDS] [TASK]``."""
+"""Delay runs of tasks of `background`, and print their ids: ``delay.py COUNT PREFIX [SECONDS [TASK COUNT PREFIX]…]``.
+
+The first are of `work`, and take so many seconds.
+"""
 
 import json
 import sys
 
 import background
 
-count, prefix = int(sys.argv[1]), sys.argv[2]
-seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
-name = sys.argv[4] if len(sys.argv) > 4 else "work"
-more = {"seconds": seconds} if name == "work" else {}
-futures = [getattr(background, name).delay(f"{prefix}{n}", **more) for n in range(count)]
+count, prefix, *more = sys.argv[1:]
+seconds = float(more.pop(0)) if more else 0.0
+futures = [background.work.delay(f"{prefix}{n}", seconds=seconds) for n in range(int(count))]
+for task, count, prefix in zip(more[::3], more[1::3], more[2::3], strict=True):
+    futures += [getattr(background, task).delay(f"{prefix}{n}") for n in range(int(count))]
 sys.stdout.write(json.dumps([str(future.task_run_id) for future in futures]))

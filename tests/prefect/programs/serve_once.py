@@ -1,6 +1,6 @@
 """Start a server's application and end it; say whose queue it has: ``serve_once.py [odd]``.
 
-``odd``: its code is not the one that is known.
+``odd``: its code is not the one that is known. First it is to be strict; say what comes of that, too.
 """
 
 import asyncio
@@ -10,20 +10,32 @@ import sys
 from prefect.server.api.server import create_app
 from prefect.server.task_queue import TaskQueue
 
-if sys.argv[1:] == ["odd"]:
-    from taskqueue_prefect import replacing
+from taskqueue_prefect import replacing
+from taskqueue_prefect.errors import NotAsConfigured
 
-    replacing.FINGERPRINTS["prefect.server.task_queue"] = "another"
+STRICT = "TASKQUEUE_PREFECT_STRICT"
 
 
-async def main() -> None:
-    """Do it."""
+async def serve() -> None:
+    """Start it, and end it."""
     app = create_app()
     async with app.router.lifespan_context(app):
-        sys.stdout.write(TaskQueue.__module__)
+        sys.stdout.write(f"{TaskQueue.__module__}\n")
         sys.stdout.flush()
         if TaskQueue.__module__.startswith("prefect."):
             os._exit(0)  # what Prefect's own services do at their end is not looked at here
 
 
-asyncio.run(main())
+async def serve_odd() -> None:
+    """Do the same with odd code, strictly and not."""
+    replacing.FINGERPRINTS["prefect.server.task_queue"] = "another"
+    os.environ[STRICT] = "true"
+    try:
+        await serve()
+    except NotAsConfigured as error:
+        sys.stdout.write(f"{error}\n")
+    os.environ[STRICT] = "false"
+    await serve()
+
+
+asyncio.run(serve_odd() if sys.argv[1:] == ["odd"] else serve())

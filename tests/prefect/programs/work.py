@@ -10,11 +10,10 @@ from prefect.task_worker import serve
 
 
 @task  # type: ignore[untyped-decorator] # Prefect is not in this environment
-def mark(folder: str, name: str, gate: str | None = None, seconds: float = 0) -> None:
+def mark(folder: str, name: str, gate: str | None = None) -> None:
     """Wait for a file, if there is a gate; then write down who has run this."""
     while gate is not None and not (Path(folder) / gate).exists():
         time.sleep(0.02)
-    time.sleep(seconds)
     with (Path(folder) / name).open("a") as file:
         file.write(f"{os.getpid()}\n")
 

@@ -21,7 +21,7 @@ from taskqueue_core.server.prefect.guests import Guest
 from taskqueue_core.server.racing import forever
 from taskqueue_core.server.sockets.connection import Connection
 
-__all__ = ["FOLDER", "Metrics"]
+__all__ = ["FOLDER", "Metrics", "lives"]
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """the folder in which the processes of one port share what they count; to be set before they start"""
@@ -132,12 +132,13 @@ def _bury(folder: Path) -> None:
     """Forget the gauges of processes that are gone; what they have counted stays."""
     for file in folder.glob("gauge_live*_*.db"):
         number = file.stem.rpartition("_")[2]
-        if number.isdigit() and not _lives(int(number)):
+        if number.isdigit() and not lives(int(number)):
             with contextlib.suppress(FileNotFoundError):  # another process was first
                 mark_process_dead(int(number), str(folder))  # type: ignore[no-untyped-call]
 
 
-def _lives(number: int) -> bool:
+def lives(number: int) -> bool:
+    """Return whether there is a process with this id."""
     try:
         os.kill(number, 0)
     except ProcessLookupError:

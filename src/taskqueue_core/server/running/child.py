@@ -17,6 +17,7 @@ from pathlib import Path
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.queue import open_backend
 from taskqueue_core.server.logs import set_level, set_up_logs
+from taskqueue_core.server.metrics.observer import lives
 from taskqueue_core.server.running.orders import (
     LINE,
     Begin,
@@ -91,13 +92,15 @@ async def _follow(coming: AsyncIterator[Order], server: Server) -> None:
 
 
 def _clean_up(*, orphan: bool) -> None:
-    """Remove the files that the first process would have removed."""
+    """Remove the files that the first process would have removed: of this one, and of those that ended before."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not orphan or folder is None:
         return
     with contextlib.suppress(OSError):
-        for file in Path(folder).glob(f"*_{os.getpid()}.db"):
-            file.unlink()
+        for file in Path(folder).glob("*_*.db"):
+            pid = int(file.stem.rpartition("_")[2])
+            if pid == os.getpid() or not lives(pid):
+                file.unlink(missing_ok=True)
         Path(folder).rmdir()  # which works for the last one
 
 

@@ -204,20 +204,25 @@ class Processes:
     async def _started(self, port: Port, metrics: str) -> AsyncIterator[_Child]:
         ours, theirs = socket.socketpair()
         with theirs, port.share() as listener:
+            reader, writer = await asyncio.open_connection(sock=ours, limit=LINE)
             files = (theirs.fileno(), listener.fileno())
             kept = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-m",
-                "taskqueue_core.server.running.child",
-                *map(str, files),
-                pass_fds=files,
-                stdin=asyncio.subprocess.DEVNULL,
-                env={**kept, "PROMETHEUS_MULTIPROC_DIR": metrics},
-                process_group=0,  # a terminal's Ctrl-C is for the first process alone, which passes it on
-            )
-        child = _Child(process, port.url, *await asyncio.open_connection(sock=ours, limit=LINE))
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "taskqueue_core.server.running.child",
+                    *map(str, files),
+                    pass_fds=files,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env={**kept, "PROMETHEUS_MULTIPROC_DIR": metrics},
+                    process_group=0,  # a terminal's Ctrl-C is for the first process alone, which passes it on
+                )
+            except BaseException:
+                writer.close()
+                raise
+        child = _Child(process, port.url, reader, writer)
         try:
             child.tell(Begin(plain(self._settings), self._word, sys.path))
             if self._ending.is_set():

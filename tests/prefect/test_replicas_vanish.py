@@ -1,0 +1,169 @@
+"""What is left in the queue, or with a worker, when replicas, workers and the store end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from taskqueue_redis import RedisBackend
+from tests.prefect.databases import Database
+from tests.prefect.environment import ROOT
+from tests.prefect.replicas import GRACE, SECONDS, Replica, Site, key
+from tests.prefect.support import Taker, done
+from tests.redis.servers import wait_until
+from tests.server.support import eventually
+
+Pair = tuple[Replica, Replica]
+BACKLOG = 12
+PARENT = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from tests.prefect.replicas import Process
+folder = Path(sys.argv[1])
+child = "import time; open('child', 'w').close(); time.sleep(1000)"
+program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+place = SimpleNamespace(python=sys.executable, folder=folder)
+with Process(place, "p", ["-c", program], {}) as process:
+    (folder / "group").write_text(str(process.pid))
+    time.sleep(1000)
+"""
+"""a test process with a program that has a child"""
+
+
+async def test_a_store_that_forgets(site: Site, pair: Pair, backend: RedisBackend) -> None:
+    """Row E8: runs that the store has lost altogether are put in again, as the database says; no more than once."""
+    a, b = pair
+    name = key()
+    runs = {a.created(name) for _ in range(5)}
+    with site.redis.connect() as redis:
+        redis.call("FLUSHALL")
+    async with Taker(b.socket, name) as taker:
+        seen = set()
+        for _ in runs:
+            seen.add((await taker.receive(SECONDS))["id"])
+            await taker.ack()
+        assert seen == runs
+        await taker.nothing_comes(2 * GRACE)
+    settings = await backend.control.settings(name)
+    assert settings.capacity == 1000  # as before: a queue that was put in again is bounded again
+
+
+async def test_a_store_that_is_away(site: Site, pair: Pair, backend: RedisBackend) -> None:
+    """Faults E1, E4: without its Redis a replica answers with 503 in time, and reads on; then all flows again."""
+    a, _ = pair
+    name = key()
+    waiting = a.created(name)
+    site.redis.call("CONFIG", "SET", "appendfsync", "always")  # what it has answered, it keeps
+    async with Taker(a.socket, name) as taker:
+        assert (await taker.receive())["id"] == waiting
+        await taker.ack()
+
+        async def acked() -> bool:
+            return (await backend.control.ledger(name)).done == 1
+
+        await eventually(acked)  # else the word is lost with the store: the run would be out again
+        a.complete(waiting)
+        site.redis.kill()
+        try:
+            answer = await asyncio.to_thread(
+                a.create, name
+            )  # its client waits for no answer for ever
+            assert answer.status_code == 503, answer.text
+            assert "retry-after" in answer.headers
+            asked = {"task_worker_filter": {"task_keys": [name]}}
+            answer = await asyncio.to_thread(a.client.post, "/task_workers/filter", json=asked)
+            assert answer.status_code == 503, answer.text
+            assert a.state(waiting) == "Completed"
+        finally:
+            await asyncio.to_thread(site.redis.start)
+        await eventually(lambda: a.create(name).status_code == 201, SECONDS)
+        assert (await taker.receive(SECONDS))["id"] != waiting
+        await taker.ack()
+
+
+def test_a_replica_that_does_not_start(site: Site) -> None:
+    """Row E3: a server with a module that is no backend does not start, and says why. Nothing of it is left."""
+    server = Replica(site, "none", TASKQUEUE_BACKEND="json")
+    with pytest.raises(AssertionError, match="'json'"), server:
+        pass
+    assert server.code not in {0, None}
+    with pytest.raises(ProcessLookupError):
+        os.killpg(server.pid, 0)
+
+
+def test_a_database_that_does_not_start(prefect_python: str) -> None:
+    """Faults of the tests' own parts: a PostgreSQL that ends at once says why, and leaves neither process nor file."""
+    database = Database(prefect_python)
+    taken = socket.create_server(("127.0.0.1", database.port))
+    with (
+        taken,
+        pytest.raises(AssertionError, match="could not create any TCP/IP sockets"),
+        database,
+    ):
+        pass
+    assert not database.data.parent.exists()
+
+
+def test_killed_tests_leave_no_process(tmp_path: Path) -> None:
+    """Faults of the tests' own parts: what a killed test process had started is ended, with its children."""
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT) as parent:
+        try:
+            wait_until((tmp_path / "child").exists, "it has started all", seconds=SECONDS)
+        finally:
+            parent.kill()
+    group = int((tmp_path / "group").read_text())
+
+    def ended() -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, 0)
+            return False
+        return True
+
+    wait_until(ended, "all of it has ended", seconds=SECONDS)
+
+
+async def test_every_replica_ends(pair: Pair, backend: RedisBackend) -> None:
+    """Rows E1, E8, fault F11: one replica is killed, the last one ends in order, one begins again: no run is lost.
+
+    Neither the backlog nor what a worker had not acked goes with the replica that they were at. (Prefect's own queue
+    loses all of it.) The other replica is started by whoever needs it, so this is the last test of the two.
+    """
+    a, b = pair
+    name = key()
+    runs = [b.created(name) for _ in range(BACKLOG)]
+    seen: Counter[str] = Counter()
+
+    async def take(taker: Taker, at: Replica, count: int) -> None:
+        before = seen.total()
+        while seen.total() < before + count:
+            run = (await taker.receive(SECONDS))["id"]
+            seen[run] += 1
+            await taker.ack()
+            at.complete(run)
+        await done(backend, name, seen.total())
+
+    async with Taker(b.socket, name, client_id="unlucky") as taker:
+        await take(taker, b, 1)
+        held = (await taker.receive())["id"]
+        b.kill()
+    async with Taker(a.socket, name, client_id="lucky") as taker:
+        await take(taker, a, BACKLOG // 2)
+    assert a.stop() in {0, -signal.SIGTERM}
+    b.start().ready()
+    async with Taker(b.socket, name, client_id="late") as taker:
+        await take(taker, b, BACKLOG - seen.total())
+        await taker.nothing_comes()
+    assert seen == Counter(runs)
+    (status,) = await backend.control.statuses(name, held)
+    assert status is not None
+    assert (status.attempt, status.losses) == (1, 1)

@@ -1,0 +1,30 @@
+"""A server in a thread, with an event loop of its own: for tests that run programs, and wait for their end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from taskqueue_core.server import Server
+
+__all__ = ["in_thread"]
+
+_SECONDS = 10.0
+
+
+@contextmanager
+def in_thread(server: Server) -> Iterator[Server]:
+    """Run a server until the end of the block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(server.run(),))
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.ready.wait(), loop).result(_SECONDS)
+        yield server
+    finally:
+        loop.call_soon_threadsafe(server.stop)
+        thread.join(_SECONDS)
+        assert not thread.is_alive()
+        loop.close()
