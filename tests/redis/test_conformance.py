@@ -54,7 +54,6 @@ class RedisKit(BackendSuite):
         return RedisBackend(clock=self.clock, settings=self.settings(self.prefix))
 
 
-@pytest.mark.oldest
 class TestServer(RedisKit):
     """On a server, as the user that may do nothing but what the access list allows: fault M6.
 
@@ -62,7 +61,7 @@ class TestServer(RedisKit):
     """
 
     __test__ = True
-    max_examples = histories(40)
+    max_examples = histories(20)
 
     @pytest.fixture(autouse=True)
     def _url(self, each_acl: RedisServer) -> None:
