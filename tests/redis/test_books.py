@@ -204,6 +204,7 @@ class Workload:
             await self.backend.control.progress(delivery, 0.5)
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_after_any_workload(each_redis: RedisServer, redis_prefix: str, seed: int) -> None:
     """A24, E6, BUG-D4, A14, laws 1 and 10, rule 10: after each step the books equal what the structures hold."""

@@ -39,6 +39,7 @@ async def refused(url: str, **values: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.oldest
 async def test_a_server_that_is_fine(each_redis: RedisServer) -> None:
     """The facts are right, and fit for health."""
     facts = await checked(each_redis.url)
@@ -146,6 +147,7 @@ def test_every_command_in_the_scripts_is_listed() -> None:
     assert {name.upper() for name in called} <= listed
 
 
+@pytest.mark.oldest
 async def test_the_access_list_suffices(make_server: MakeServer, each_engine: Engine) -> None:
     """Under the list that ships all is well, for its prefix; what Redis keeps secret may be declared."""
     server = make_server(each_engine, acl=access_list("mine", password=">pw")).start()

@@ -176,6 +176,7 @@ async def failing(link: Link, *words: Any) -> Failure:
     return caught.value
 
 
+@pytest.mark.oldest
 async def test_errors_that_a_real_server_makes(each_redis: RedisServer, redis_prefix: str) -> None:
     """What real servers answer finds its line: wrong types, unknown commands, missing groups and scripts."""
     key = f"{redis_prefix}:k"

@@ -86,6 +86,7 @@ async def told(reader: JournalReader, start: int, end: int) -> list[tuple[int, s
     return [line for line in lines if start <= line[0] <= end]
 
 
+@pytest.mark.oldest
 async def test_a_reader(each_redis: RedisServer, redis_prefix: str) -> None:
     """G8: any part of it is read by number or by time, and no group of the workers is touched."""
     assert NAMES == COLUMNS

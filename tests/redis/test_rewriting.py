@@ -51,6 +51,7 @@ async def _work(backend: RedisBackend, name: str) -> None:
         await subscription.ack(delivery)
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("lives", [True, False], ids=["client-lives-on", "client-comes-later"])
 async def test_half_a_script_does_not_come_back(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str, *, lives: bool

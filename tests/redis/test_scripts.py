@@ -157,6 +157,7 @@ def test_parts_are_used() -> None:
         assert f'"{name}"' in python, f"nobody runs {name}"
 
 
+@pytest.mark.oldest
 def test_each_script_loads(each_redis: RedisServer) -> None:
     """D13, fault M6: each engine compiles each script, under the hash that we call it by."""
     with each_redis.connect() as connection:

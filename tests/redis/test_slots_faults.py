@@ -22,6 +22,7 @@ POOL = ("", ":e:1", ":e:1:u", ":e:2", ":e:2:u", ":jobs", ":lapses", ":notes", ":
 """the keys of a pool with two endpoints"""
 
 
+@pytest.mark.oldest
 async def test_lost_answers_of_acquire(each_redis: RedisServer, redis_prefix: str) -> None:
     """C23, fault E3: what a lost answer had granted is found again, and nothing is granted twice."""
     async with lossy(each_redis, redis_prefix) as (proxy, backend, other):
