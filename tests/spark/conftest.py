@@ -5,7 +5,6 @@ Most of what is here needs no Spark: a test asks for ``spark`` only for what Spa
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -21,9 +20,7 @@ from tests.redis.conftest import (
     redis_url,
     shared_servers,
 )
-from tests.redis.servers import RedisServer
 from tests.spark.compiling import compiling
-from tests.spark.killing import Killed, killed_in
 
 __all__ = [
     "make_server",
@@ -66,9 +63,3 @@ def compiled(spark: SparkSession) -> Iterator[None]:
     """What Spark does in the test is compiled."""
     with compiling(spark):
         yield
-
-
-@pytest.fixture(scope="session")
-def killed(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Killed:
-    """What a process left that was killed. Each of its parts is for one test, which goes on with it."""
-    return killed_in(tmp_path_factory.mktemp("killed"), redis_server, f"t{secrets.token_hex(5)}")

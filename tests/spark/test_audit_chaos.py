@@ -161,6 +161,7 @@ def test_the_journal_of_a_run_with_faults(spark: SparkSession, run: Run) -> None
     agree(spark, run)
 
 
+@pytest.mark.long  # what a real run adds to test_history.py
 @pytest.mark.usefixtures("compiled")
 def test_the_rules_over_a_run(spark: SparkSession, run: Run) -> None:
     """The checker found nothing and neither do they; what is changed in the journal they find (G9; fault L2)."""

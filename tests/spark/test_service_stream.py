@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 import os
-import shutil
 import signal
 import threading
 from collections import Counter
@@ -30,9 +30,9 @@ from taskqueue_spark.service import StreamOptions, Summary, batches, run
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.state import State, load
 from tests.redis.servers import RedisServer, wait_until
+from tests.spark.as_lines import lines_of
 from tests.spark.compiling import compiling
 from tests.spark.journaling import START, Store
-from tests.spark.killing import Killed
 from tests.spark.small_journals import Row, SmallJournal
 from tests.spark.synthetic import Made, made
 
@@ -187,15 +187,9 @@ def until_asked(spark: SparkSession, options: StreamOptions, rows: int) -> Summa
     return summary
 
 
-def test_whatever_ends_it(spark: SparkSession, killed: Killed) -> None:
-    """Neither kill -9, SIGTERM, a lost commit nor a lost checkpoint loses or doubles anything (G11; faults L1, L2).
-
-    What SIGTERM finds at work comes to its end, and damage is kept aside.
-    """
-    journal, out = killed.folder / "journal.jsonl", killed.folder / "out"
-    told, text = killed.made, killed.text
-    half = len(text) // 2
-    assert half > archived(out).num_rows
+def goes_on(spark: SparkSession, folder: Path, told: Made, text: list[bytes]) -> None:
+    """Run the service, which may have begun, over the first half of a journal until SIGTERM; lose a commit; go on."""
+    journal, out, half = folder / "journal.jsonl", folder / "out", len(text) // 2
     with journal.open("ab") as file:
         file.write(b"no line of ours\n")
     options = StreamOptions(out=out, source={"path": str(journal)}, trigger=0.1)
@@ -210,21 +204,32 @@ def test_whatever_ends_it(spark: SparkSession, killed: Killed) -> None:
     (commits / f".{last.name}.crc").unlink(missing_ok=True)
     with journal.open("ab") as file:
         file.write(b"".join(text[half:]))
-    options = StreamOptions(out=out, source={"path": str(journal)}, once=True)
-    second = run(spark, options)
+    second = run(spark, dataclasses.replace(options, once=True))
     assert (second.transitions, second.damaged, second.balanced) == (len(text), 1, True)
-    assert_once(out, told.table)
-    shutil.rmtree(options.checkpoint)
-    third = run(spark, options)
-    assert (third.transitions, third.balanced) == (len(text), True)
     assert_once(out, told.table)
     assert verdicts(load(options.state)) == told.truth
     status = json.loads((out / "stream/status.json").read_text())
     assert (status["running"], status["lag"], status["transitions"]) == (False, 0, len(text))
+    assert_stuck_for_a_while(out)
+
+
+def assert_stuck_for_a_while(out: Path) -> None:
+    """Each queue had an alert: what was in flight at half of the journal ended later."""
     alerts = [json.loads(line) for line in (out / "stream/alerts.jsonl").read_text().splitlines()]
     episodes = Counter((one["kind"], one["of"], one["phase"]) for one in alerts)
     queues = {("stuck", key, phase) for key in ("k0", "k1", "k2") for phase in ("start", "end")}
-    assert episodes == Counter(queues)  # what was in flight at half of the journal ended later
+    assert episodes == Counter(queues)
+
+
+def test_whatever_ends_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Neither SIGTERM nor a lost commit loses or doubles anything (G11; faults L1, L2).
+
+    What SIGTERM finds at work comes to its end, and damage is kept aside.
+    """
+    journal = made(3, 60, shards=1)
+    text = lines_of(journal.table)
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(text[: len(text) // 2]))
+    goes_on(spark, tmp_path, journal, text)
 
 
 async def test_a_store_is_watched(
@@ -265,6 +270,7 @@ async def test_a_store_is_watched(
     assert "published: 3 more by the ledger" in told[1]["text"]
 
 
+@pytest.mark.long  # what Spark adds to the tests of the reader and of the batches
 def test_a_store_that_lost_its_latest(
     spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
 ) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
@@ -45,6 +46,7 @@ def tasks_of(events: Path) -> dict[str, int]:
     return done
 
 
+@pytest.mark.long  # Java four times
 async def test_the_same_commands_on_a_cluster(
     spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
 ) -> None:

@@ -327,6 +327,7 @@ def started(
     return query
 
 
+@pytest.mark.long  # what Spark adds to test_offsets.py
 def test_a_hot_shard_drops_nothing(spark: SparkSession, store: Store, tmp_path: Path) -> None:
     """With a watermark and one shard twenty times the other, no row comes too late (G8, G11)."""
     store.write([(START + n * 100_000, [f"h{n}.{m}" for m in range(10)]) for n in range(1000)])
