@@ -1,4 +1,4 @@
-"""A process with a Spark of its own, on a machine without Java, that is killed: nothing that it did is lost or doubled."""
+"""A process with a Spark of its own, on a machine without Java, is killed: nothing that it did is lost or doubled."""
 
 from __future__ import annotations
 
