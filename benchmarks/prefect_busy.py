@@ -15,7 +15,7 @@ from prefect_sides import Side, still
 from taskqueue_prefect.names import name_of
 from tests.prefect.replicas import executed, worker
 from tests.redis.backends import opened
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 
 SECONDS = 8
@@ -65,11 +65,9 @@ async def _dead(side: Side, key: str) -> int:
 def on_docket() -> dict[str, float]:
     """Return the executions of as many tasks, as long, with docket's own worker on its own Redis."""
     python, variables = python_of("docket")
-    engine = discover().best
-    assert engine is not None
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="docket-bench-")))
-        redis = stack.enter_context(RedisServer(engine, folder / "redis", aof=True))
+        redis = stack.enter_context(RedisServer(find_engine(), folder / "redis", aof=True))
         marks = folder / "marks"
         marks.touch()
         load = [str(figures.LEASE), str(SECONDS), str(figures.LONG)]

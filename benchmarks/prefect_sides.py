@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import prefect_figures as figures
-from processes import Failed
 
 from tests.prefect.databases import Database
 from tests.prefect.replicas import Replica, Site
-from tests.redis.engines import discover
+from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 
 _TICK = 0.2
@@ -113,15 +112,12 @@ def sides(python: str, kinds: Mapping[str, Kind]) -> Iterator[list[Side]]:
 
 def _side(stack: ExitStack, python: str, name: str, kind: Kind) -> Side:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prefect-bench-")))
-    engine = discover().best
-    if engine is None:
-        raise Failed("there is no redis-server")
-    redis = stack.enter_context(RedisServer(engine, folder / "redis", aof=True))
+    redis = stack.enter_context(RedisServer(find_engine(), folder / "redis", aof=True))
     database = stack.enter_context(Database(python))
     site = kind(python, folder, database.url, redis)
     one, other = Replica(site, "a"), Replica(site, "b")
     for replica in (one, other):
-        stack.callback(replica.__exit__)
+        stack.callback(replica.close)
         replica.start()
     return Side(name, site, one, other)
 
@@ -131,11 +127,9 @@ def versions(python: str) -> dict[str, str]:
     names = ["prefect", "prefect-redis", "pydocket"]
     program = f"import importlib.metadata as m; print(*map(m.version, {names}))"
     said = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
-    engine = discover().best
+    engine = find_engine()
     found = dict(zip(names, said.stdout.split(), strict=True))
-    if engine is not None:
-        found["redis-server"] = ".".join(map(str, engine.version))
-    return found
+    return found | {engine.product: engine.release}
 
 
 def completed(replica: Replica, runs: Sequence[str], patience: float = 15.0) -> int:

@@ -10,6 +10,7 @@ import msgspec
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import Kind
+from taskqueue_redis.binaries import MINIMUM
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.failures import (
     ErrorReply,
@@ -22,9 +23,8 @@ from taskqueue_redis.failures import (
 from taskqueue_redis.link import Ask, Link
 from taskqueue_redis.rights import SCRIPT_COMMANDS
 
-__all__ = ["MINIMUM", "ServerFacts", "check_server", "histories_of", "parsed"]
+__all__ = ["ServerFacts", "check_server", "histories_of", "parsed"]
 
-MINIMUM = (6, 2)
 _LOADS_UNASKED = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
 """The first versions that load their file whatever the user ``default`` may do.
 
