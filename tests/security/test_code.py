@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "src").rglob("*.py"))
 IMPORTERS = {
     "taskqueue_core/conformance/__init__.py": "its own modules, by a fixed table",
+    "taskqueue_core/conformance/plugin.py": "a module of the kit, by a fixed name",
     "taskqueue_core/demo/child.py": "the demo's own programs",
     "taskqueue_core/loading.py": "the backend that the operator names",
     "taskqueue_core/worker/loading.py": "the worker that the command line names",
