@@ -3,12 +3,11 @@
 import signal
 
 from tests.areas import pytest_collection_modifyitems, pytest_xdist_make_scheduler
-from tests.budgets import pytest_sessionfinish, pytest_sessionstart, pytest_terminal_summary
+from tests.budgets import pytest_sessionfinish, pytest_terminal_summary
 
 __all__ = [
     "pytest_collection_modifyitems",
     "pytest_sessionfinish",
-    "pytest_sessionstart",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
 ]
