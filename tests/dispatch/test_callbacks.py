@@ -262,7 +262,7 @@ class TestRefused:
 
     async def test_a_flipping_name(self, backend: Backend) -> None:
         """A name that is good at submit and leads inside when it is called is refused then (fault I3)."""
-        async with receiving(host="127.0.0.2") as good, receiving(port=good.port) as trap:
+        async with receiving() as trap, receiving(host="127.0.0.2", port=trap.port) as good:
             told = settings(good, callback_networks=("127.0.0.2/32",))
             answers = ["127.0.0.2", "127.0.0.1"]
 

@@ -278,11 +278,11 @@ def test_a_store_that_lost_its_latest(
     store = Store(redis_server, redis_prefix, partitions=2)
     (name, _), journal = store.names, store.journal()
     options = StreamOptions(out=tmp_path / "out", source=store.options, once=True, ledger=False)
-    store.write([(START + n, [f"t{n}"]) for n in range(30)])
+    store.write([(START + n, [f"t{n}"]) for n in range(20)])
+    earlier = redis_server.call("DUMP", journal)
+    store.write([(START + n, [f"t{n}"]) for n in range(20, 30)])
     assert run(spark, options).balanced is True
-    for number in range(21, 31):
-        redis_server.call("XDEL", journal, f"{number}-0")
-    redis_server.call("XSETID", journal, "20-0")
+    redis_server.call("RESTORE", journal, 0, earlier, "REPLACE")
     redis_server.call("HSET", f"{name}:meta", "journal_seq", 20)
     run(spark, options)
     store.last[name] = 20

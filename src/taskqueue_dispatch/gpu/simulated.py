@@ -23,6 +23,10 @@ CONTROL = "/simulated"
 """GET: what it has seen; PUT of ``{"mode": …}``: change the mode; DELETE: crash and come back at once"""
 _HOST = "127.0.0.1"
 _CHANGE_LIMIT = 1000
+_TURNS = 3
+"""of the event loop, within which a connection that was just accepted is there to be cut"""
+_ENDING = 1.0
+"""seconds in which requests that were cut off end"""
 
 
 class Mode(StrEnum):
@@ -292,7 +296,6 @@ class _Program(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 date_header=False,
-                timeout_graceful_shutdown=1,
             )
         )
         self.ready = asyncio.Event()
@@ -309,8 +312,15 @@ class _Program(uvicorn.Server):
     async def main_loop(self) -> None:
         await self._cut.wait()  # in place of a look ten times a second
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - `cut` has closed them
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+            self.cut()
+        if tasks := self.server_state.tasks:
+            await asyncio.wait(tasks, timeout=_ENDING)
+
     def cut(self) -> None:
-        self.should_exit = self.force_exit = True
+        self.should_exit = True
         self._cut.set()
         for server in self.servers:
             server.close()

@@ -38,12 +38,8 @@ __all__ = ["Server", "serve"]
 _STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3
 """for the last requests to be answered, before what is still open is cut"""
-_CLOSING_SECONDS = 1.0
-"""for connections to close, once everything is said on them"""
 _FORCED_SECONDS = 0.5
 """for what an immediate end takes all the same"""
-_DATE_SECONDS = 1.0
-"""for which the date in the headers of answers is right"""
 _log = logging.getLogger("taskqueue.server")
 
 
@@ -186,12 +182,12 @@ class _Program(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                timeout_graceful_shutdown=1,
                 ssl_context_factory=None if tls is None else lambda *_: tls,
             )
         )
         self._hub = hub
         self._accepting = accepting
-        self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
 
     def ask_to_stop(self) -> None:
@@ -199,7 +195,6 @@ class _Program(uvicorn.Server):
             self.force_exit = True
             self._forced.set()
         self.should_exit = True
-        self._stopping.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -216,33 +211,20 @@ class _Program(uvicorn.Server):
         if self.started and not self.should_exit:
             self._accepting()
 
-    async def main_loop(self) -> None:
-        # As uvicorn's, which looks ten times a second whether it is to stop.
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DATE_SECONDS):
-                    await self._stopping.wait()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - the servers close them
-        # As uvicorn's, which sleeps even where nothing is open any more.
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
         await first(self._leave(), self._forced_end())
-        tasks = self.server_state.tasks
         for connection in list(self.server_state.connections):
-            if tasks or connection.transport.get_write_buffer_size():
+            if self.server_state.tasks or connection.transport.get_write_buffer_size():
                 connection.transport.abort()  # it would keep the server waiting
-            else:
-                connection.shutdown()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FORCED_SECONDS if self.force_exit else _CLOSING_SECONDS):
-                while self.server_state.connections or tasks:  # noqa: ASYNC110 - they tell nobody that they are empty
-                    await asyncio.sleep(0.01)
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FORCED_SECONDS if self.force_exit else None):
-                await self.lifespan.shutdown()
+        if self.force_exit and self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_FORCED_SECONDS)
+        await super().shutdown(sockets)
+        if self.force_exit:  # else it was asked already
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FORCED_SECONDS):
+                    await self.lifespan.shutdown()
 
     async def _leave(self) -> None:
         await self._hub.drain()
