@@ -150,8 +150,8 @@ def _of_the_kit(cls: object) -> bool:
 
 def _line(name: str, counts: Counter[str]) -> str:
     left_out = {need: number for need, number in counts.most_common() if need}
-    told = f"{name}: {counts['']} of {counts.total()}"
+    line = f"{name}: {counts['']} of {counts.total()}"
     if not left_out:
-        return told
+        return line
     why = ", ".join(f"{need} ({number})" for need, number in left_out.items())
-    return f"{told}; left out, as it does not declare: {why}"
+    return f"{line}; left out, as it does not declare: {why}"
