@@ -87,10 +87,15 @@ class Place:
         """Wait for counts of a queue."""
 
         def there() -> bool:
-            ledger = self.ledger(key)
-            return all(ledger[name] == count for name, count in counts.items())
+            seen.update(self.ledger(key))
+            return all(seen[name] == count for name, count in counts.items())
 
-        wait_until(there, f"{counts}", seconds=SECONDS, tick=0.1)
+        seen: dict[str, int] = {}
+        try:
+            wait_until(there, f"{counts}", seconds=SECONDS, tick=0.1)
+        except AssertionError as error:
+            error.add_note(f"the queue has {seen}, marks {self.marked()}")
+            raise
 
 
 class Own(NamedTuple):
