@@ -28,7 +28,7 @@ class Handlers:
     def block(self) -> str:
         """Block."""
         self.entered.release()
-        assert self.gate.wait(10)
+        assert self.gate.wait(30)
         return "sync"
 
     async def wait(self) -> str:
@@ -45,7 +45,7 @@ class Handlers:
     async def both_entered(self) -> None:
         """Wait for both."""
         for _ in range(2):
-            assert await asyncio.to_thread(self.entered.acquire, timeout=5)
+            assert await asyncio.to_thread(self.entered.acquire, timeout=30)
 
 
 async def test_running_tasks_are_given_time(server: FakeServer) -> None:
@@ -127,7 +127,7 @@ async def test_cancelling_serve_hands_everything_back(server: FakeServer) -> Non
     serving.cancel()
     await peer.next(Bye)
     assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
-    await asyncio.wait([serving], timeout=5)
+    await asyncio.wait([serving], timeout=30)
     assert serving.cancelled()
     handlers.gate.set()
 
@@ -159,7 +159,7 @@ async def test_stopping_without_a_server_ends(server: FakeServer) -> None:
     serving = asyncio.create_task(worker.serve())
     await asyncio.sleep(0.05)
     worker.stop()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await serving
 
 
@@ -172,13 +172,13 @@ async def test_a_handler_that_fails_while_stopping_is_retried(server: FakeServer
     @worker.task("work")
     def fail() -> None:
         entered.set()
-        gate.wait(5)
+        gate.wait(30)
         raise ValueError("x")
 
     async with running(worker) as ended:
         peer = await server.welcomed()
         await peer.deliver(work())
-        assert await asyncio.to_thread(entered.wait, 5)
+        assert await asyncio.to_thread(entered.wait, 30)
         worker.stop()
         gate.set()
         assert (await peer.next(Retry)).error == "ValueError: x"
