@@ -304,10 +304,10 @@ async def test_redriving_all_ends(small_steps: int) -> None:
             await asyncio.sleep(0)
 
     burying = asyncio.create_task(bury_all())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await backend.control.ledger("k")).dead < 4 * small_steps:  # noqa: ASYNC110 - as the kit waits
             await asyncio.sleep(0)
-    assert await asyncio.wait_for(backend.dead_letters.redrive("k"), 5) == 4 * small_steps
+    assert await asyncio.wait_for(backend.dead_letters.redrive("k"), 30) == 4 * small_steps
     await backend.aclose()
     await burying
 

@@ -98,30 +98,19 @@ def test_nothing_is_altered_silently(value: object) -> None:
     [
         math.nan,
         math.inf,
-        -math.inf,
         [1, [None, math.nan]],
-        {"a": {"b": math.inf}},
-        {"a": None, "b": math.nan},
         b"bytes",
         bytearray(b"bytes"),
-        memoryview(b"bytes"),
-        [b""],
         {1: "a"},
-        {1.5: "a"},
         {math.nan: "a"},
         {True: "a"},
-        {None: "a"},
-        {(1, 2): "a"},
         {"a": {2: 3}},
         "\ud800",
         {"\udfff": 1},
         CYCLE,
         DEEP,
         object(),
-        [object],
-        lambda: None,
         msgspec.Raw(b"{bad"),
-        msgspec.Raw(b"1"),
         10**5000,
         "x" * (LIMITS.payload - 1),
     ],
@@ -160,41 +149,27 @@ def test_what_json_can_say(value: object, text: bytes) -> None:
     ("field", "value"),
     [
         ("key", ""),
-        ("key", "{a}{b}"),
-        ("id", "a\n"),
         ("id", None),
         ("tenant", "../x"),
         ("ordering_key", "\u0430"),
         ("payload", b""),
-        ("payload", "text"),
         ("payload", b"NaN"),
         ("payload", b'"' + b"x" * LIMITS.payload + b'"'),
         ("headers", {"a": "\n"}),
         ("headers", None),
-        ("headers", []),
         ("headers", dict.fromkeys(map(str, range(LIMITS.headers + 1)), "")),
         ("priority", -1),
         ("priority", 10),
         ("priority", 1.0),
         ("priority", True),
-        ("priority", math.nan),
-        ("priority", 10**100),
-        ("priority", None),
-        ("priority", "5"),
-        ("deadline", -1),
         ("deadline", math.nan),
-        ("deadline", math.inf),
-        ("deadline", 1e300),
         ("deadline", 10**400),
-        ("deadline", True),
         ("not_before", -0.1),
         ("not_before", "soon"),
         ("max_attempts", 0),
-        ("max_attempts", -1),
         ("max_attempts", 1001),
         ("max_attempts", 1.0),
         ("max_attempts", True),
-        ("max_attempts", 10**100),
     ],
     ids=lambda value: repr(value)[:16],
 )
@@ -236,17 +211,6 @@ def test_tasks_are_frozen() -> None:
     assert task.headers == {"a": "1"}
     with pytest.raises(AttributeError):
         task.key = "other"  # type: ignore[misc]
-
-
-def test_headers_may_be_shared_between_tasks() -> None:
-    """One dict for many publishes, filled anew each time, does not reach into tasks that were made before."""
-    carrier = {"traceparent": "1"}
-    first = Task(key="k", headers=carrier)
-    carrier["traceparent"] = "2"
-    assert (first.headers, Task(key="k", headers=carrier).headers) == (
-        {"traceparent": "1"},
-        {"traceparent": "2"},
-    )
 
 
 @pytest.mark.parametrize("payload", [b"1e999", b"-1e999", b"1" * 5000])
