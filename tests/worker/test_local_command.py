@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.cli.processes import process
+from tests.docs.programs import blocks, python
 
 PAGE = Path(__file__).parents[2] / "docs" / "workers.md"
 
@@ -26,7 +24,5 @@ def test_a_local_worker_ends_well_at_a_signal() -> None:
 
 def test_the_page_about_workers() -> None:
     """G6: its program runs as it is, a batch handler included."""
-    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "Hello Ada 4\n"
+    (program,) = blocks(PAGE.read_text(), "python")
+    assert python(program) == "Hello Ada 4\n"
