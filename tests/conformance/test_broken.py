@@ -50,10 +50,10 @@ from tests.conformance import broken_limits as limits
 from tests.conformance import broken_order as order
 from tests.conformance import broken_slots as slots
 from tests.conformance import broken_stores as stores
-from tests.conformance.facade import Facade
+from tests.conformance.facade import Broken, Facade
 from tests.conformance.runner import laws, outcomes, suite_on
 
-CASES: tuple[tuple[type[Facade], type[Harness], str, str | None], ...] = (
+CASES: tuple[tuple[Broken, type[Harness], str, str | None], ...] = (
     (consumers.AcceptsStaleReceipts, SettleSuite, "test_receipt_from_before_a_redelivery", "2"),
     (consumers.AdoptsForeignReceipts, HandoverSuite, "test_identity_is_checked", "2"),
     (consumers.BurnsAnAttempt, SettleSuite, "test_waiting_burns_nothing", "3"),
@@ -255,7 +255,7 @@ def profile() -> Callable[..., AbstractContextManager[None]]:
     ids=[f"{case[0].__name__}-{case[2]}" for case in CASES],
 )
 def test_broken_backend_fails(
-    backend: type[Facade], suite: type[Harness], proof: str, law: str | None
+    backend: Broken, suite: type[Harness], proof: str, law: str | None
 ) -> None:
     """A backend that breaks a promise fails the test of this promise, which names the law."""
     kit = suite_on(backend, suite, patience=0.05)
@@ -277,7 +277,7 @@ def test_whole_backend_passes(suite: type[Harness]) -> None:
     ],
 )
 def test_random_histories_find_it(
-    backend: type[Facade],
+    backend: Broken,
     profile: Callable[..., AbstractContextManager[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -298,7 +298,7 @@ def test_random_histories_find_it(
 
 @pytest.mark.parametrize("backend", FOUND_BY_HISTORIES_OF_SLOTS)
 def test_random_histories_of_slots_find_it(
-    backend: type[Facade], profile: Callable[..., AbstractContextManager[None]]
+    backend: Broken, profile: Callable[..., AbstractContextManager[None]]
 ) -> None:
     """The state machine of slots alone finds what is broken (B6, B8, C22; OPEN-C4)."""
     with profile(phases=[Phase.generate]), pytest.raises(AssertionError):
