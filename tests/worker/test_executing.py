@@ -256,7 +256,7 @@ async def test_progress_from_a_coroutine_and_from_a_thread(server: FakeServer) -
 
 
 async def test_a_revoked_task_is_stopped_and_not_settled(server: FakeServer) -> None:
-    """A cancelled handler and a discarded result: neither reports anything, both give their slot back."""
+    """Fault F21: a cancelled handler and a discarded result: neither reports anything, both give their slot back."""
     worker = Worker(server.url, concurrency=2)
     gate = threading.Event()
     started = threading.Semaphore(0)

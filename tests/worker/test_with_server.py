@@ -161,31 +161,6 @@ async def test_a_task_that_kills_its_workers_ends_among_the_dead() -> None:
         assert status.attempt == 1
 
 
-async def test_a_cancelled_task_is_stopped() -> None:
-    """Fault F21: the handler is cancelled, nothing is settled, and the worker goes on."""
-    async with serving() as (queue, url):
-        worker = Worker(url, concurrency=1)
-        started, stopped = threading.Event(), threading.Event()
-
-        @worker.task("work")
-        async def sleep(seconds: float) -> None:
-            started.set()
-            try:
-                await asyncio.sleep(seconds)
-            except asyncio.CancelledError:
-                stopped.set()
-                raise
-
-        await queue.publish("work", 60, id="long")
-        async with running(worker):
-            assert await asyncio.to_thread(started.wait, 30)
-            assert await control_of(queue.backend).cancel("work", "long")
-            assert await asyncio.to_thread(stopped.wait, 30)
-            await queue.publish("work", 0)
-            ledger = await ended(queue, 1)
-        assert (ledger.done, ledger.cancelled, ledger.in_flight) == (1, 1, 0)
-
-
 async def test_a_stopping_worker_hands_back_for_the_next() -> None:
     """REV-E3: what it could not finish is there for the other at once, its attempt unspent."""
     async with serving() as (queue, url):
