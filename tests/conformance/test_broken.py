@@ -179,11 +179,7 @@ FOUND_BY_HISTORIES = (
     limits.HandsOutWhilePaused,
     order.ForgetsEntities,
     order.ForgetsTenants,
-    order.HoldsForTheDead,
-    order.ReleasesOnHandBack,
     order.ReleasesOnRetry,
-    flow.EndsTheHealthy,
-    flow.HangsForNothing,
     flow.NeverEndsTheHung,
 )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -31,27 +33,28 @@ ORDERS: tuple[dict[str, Any], ...] = (
     {**FAIR, "tenant_max_inflight": 1, "max_inflight": 2, "max_processing_time": 2.5},
     {**FAIR, "paused": True, "weights": {"t1": 3}},
 )
-_key, _number = st.sampled_from("aaab"), st.integers(0, 3)
-_task = st.tuples(_key, st.integers(0, 2), st.sampled_from((0, 0, 1, 1, 2)), _number)
-_MOVES = {
-    "put": (4, _task),
-    "receive": (4, _number),
-    "ack": (3, _number),
-    "limit": (2, st.tuples(_key, st.sampled_from(ORDERS))),
-    "advance": (2, st.sampled_from([0.5, 1.0, 3.0])),
-    "end": (1, st.tuples(_key, st.integers(0, 9))),
-    "stop": (1, _number),
-    "close": (1, _number),
-    "hand_back": (1, _number),
-    "postpone": (1, _number),
-    "bury": (1, _number),
-    "hop": (2, st.just(0)),
+_number = range(4)
+_MOVES: dict[str, tuple[int, tuple[Sequence[Any], ...]]] = {
+    "put": (4, ("aaab", range(3), (0, 0, 1, 1, 2), _number)),
+    "receive": (4, (_number,)),
+    "ack": (3, (_number,)),
+    "limit": (2, ("aaab", ORDERS)),
+    "advance": (2, ((0.5, 1.0, 3.0),)),
+    "end": (1, ("aaab", range(10))),
+    "stop": (1, (_number,)),
+    "close": (1, (_number,)),
+    "hand_back": (1, (_number,)),
+    "postpone": (1, (_number,)),
+    "bury": (1, (_number,)),
+    "discard": (1, (_number,)),
+    "hop": (2, ()),
 }
+"""what may happen: how often, and which values each argument may have"""
 moves = st.lists(
     st.one_of(
         [
-            st.tuples(st.just(move), what)
-            for move, (often, what) in _MOVES.items()
+            st.tuples(st.just(move), st.tuples(*map(st.sampled_from, values)))
+            for move, (often, values) in _MOVES.items()
             for _ in range(often)
         ]
     ),
@@ -60,17 +63,30 @@ moves = st.lists(
 )
 
 
+def some_moves(source: random.Random, count: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Draw moves without Hypothesis."""
+    often = [move for move, (times, _) in _MOVES.items() for _ in range(times)]
+    for move in source.choices(often, k=count):
+        yield move, tuple(map(source.choice, _MOVES[move][1]))
+
+
 class History:
     """A backend, four subscriptions, and what may happen to them."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, backend: MemoryBackend | None = None, clock: ManualClock | None = None
+    ) -> None:
         """Start idle."""
-        self.clock = ManualClock()
-        self.backend = MemoryBackend(clock=self.clock)
+        self.clock = clock or ManualClock()
+        self.backend = backend or MemoryBackend(clock=self.clock)
         self.subscriptions = [self.backend.subscribe(keys, f"w{n}") for n, keys in enumerate(KEYS)]
         self.receives: dict[int, asyncio.Task[Received]] = {}
 
-    async def hop(self, _: int) -> None:
+    async def move(self, name: str, values: tuple[Any, ...]) -> None:
+        """Make a move."""
+        await getattr(self, name)(*values)
+
+    async def hop(self) -> None:
         """Let what was woken run."""
         await hop()
 
@@ -101,9 +117,8 @@ class History:
         for record in list(self.subscriptions[number].owned.values()):
             await self.subscriptions[number].ack(record.delivery)
 
-    async def limit(self, what: tuple[str, dict[str, Any]]) -> None:
+    async def limit(self, key: str, limits: dict[str, Any]) -> None:
         """Put other limits in force."""
-        key, limits = what
         present = await self.backend.control.settings(key)
         changed = QueueSettings(version=present.version, **limits)
         await self.backend.control.configure(key, changed)
@@ -112,9 +127,8 @@ class History:
         """Let time pass."""
         await self.clock.advance(seconds)
 
-    async def put(self, what: tuple[str, int, int, int]) -> None:
+    async def put(self, key: str, tenant: int, entity: int, priority: int) -> None:
         """Add a task of some tenant, entity and priority."""
-        key, tenant, entity, priority = what
         await self.backend.publisher.publish(
             Task(
                 key=key,
@@ -137,9 +151,17 @@ class History:
             await self.subscriptions[number].dead_letter(record.delivery, "r")
             await self.backend.dead_letters.redrive(record.task.key)
 
-    async def end(self, what: tuple[str, int]) -> None:
+    async def discard(self, number: int) -> None:
+        """Lose all; what was lost before is given up, and the dead are forgotten."""
+        for record in list(self.subscriptions[number].owned.values()):
+            if not record.losses:
+                await self.subscriptions[number].redeliver(record.delivery, lost=True)
+            else:
+                await self.subscriptions[number].dead_letter(record.delivery, "r")
+                await self.backend.dead_letters.discard(record.task.key)
+
+    async def end(self, key: str, number: int) -> None:
         """Cancel one that lives."""
-        key, number = what
         records = self.backend._store.queue(key).records
         live = [task_id for task_id, record in records.items() if record.live]
         for task_id in live[number : number + 1]:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from taskqueue_core.backend import Capability
 from taskqueue_core.clock import ManualClock, SystemClock, Timer
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS
 from taskqueue_core.loading import check_backend
 from taskqueue_core.tasks import Ledger, Task
 from taskqueue_memory import MemoryBackend, create_backend
@@ -62,18 +61,6 @@ async def test_many_queues(backend: MemoryBackend, clock: ManualClock) -> None:
     assert await backend.control.queues() == tuple(sorted(keys))
     ledgers = [await backend.control.ledger(key) for key in keys]
     assert ledgers == [Ledger(published=1, waiting=1)] * 10_000
-
-
-async def test_one_subscription_over_many_keys(backend: MemoryBackend) -> None:
-    """OPEN-E1: a thousand keys are one receive, and every key has its turn."""
-    keys = [f"k{n}" for n in range(LIMITS.keys)]
-    for _ in range(2):
-        await backend.publisher.publish(*(Task(key=key) for key in keys))
-    subscription = backend.subscribe(keys, "w")
-    first = await subscription.receive(LIMITS.keys, 0)
-    assert sorted(d.task.key for d in first.deliveries) == sorted(keys)
-    with pytest.raises(InvalidInput, match=r"^keys: "):
-        backend.subscribe([*keys, "more"], "w")
 
 
 def test_one_loop_after_another() -> None:

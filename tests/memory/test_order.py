@@ -186,11 +186,13 @@ HISTORIES = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "120"))
 
 @settings(max_examples=HISTORIES, deadline=None)
 @given(moves)
-async def test_nobody_waits_while_something_may_be_had(steps: list[tuple[str, Any]]) -> None:
+async def test_nobody_waits_while_something_may_be_had(
+    steps: list[tuple[str, tuple[Any, ...]]],
+) -> None:
     """Fault E4, laws 4, 5, 9, OPEN-F1, R8: after any history the books agree, and who waits has nothing to take."""
     history = History()
-    for move, what in steps:
-        await getattr(history, move)(what)
+    for move, values in steps:
+        await history.move(move, values)
         history.count()
     for _ in range(6):
         await hop()
