@@ -81,12 +81,6 @@ class Recorder:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """The time of the backend."""
-    return ManualClock()
-
-
-@pytest.fixture
 def recorder() -> Recorder:
     """A plugin that sees all."""
     return Recorder()

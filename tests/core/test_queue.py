@@ -21,12 +21,6 @@ pytestmark = pytest.mark.passing_time
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """The time of the backend."""
-    return ManualClock()
-
-
-@pytest.fixture
 def queue(clock: ManualClock) -> Queue:
     """A queue in memory."""
     return Queue(MemoryBackend(clock=clock))

@@ -17,12 +17,6 @@ HUNG = QueueSettings(max_processing_time=10, max_losses=1)
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """The time of the backend."""
-    return ManualClock()
-
-
-@pytest.fixture
 def store() -> DictStore:
     """The store below the backend."""
     return DictStore(Disk())

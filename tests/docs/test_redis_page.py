@@ -20,6 +20,7 @@ from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
 from taskqueue_redis.scripts import source
+from tests.binaries import curl
 from tests.docs.programs import PATIENCE, background
 from tests.ports import free_port
 from tests.redis.engines import OLDEST, find_engine
@@ -111,6 +112,7 @@ def at_port(command: str, environment: dict[str, str]) -> str:
 def test_set_up(server: str, shell: Shell, environment: dict[str, str], redis: RedisServer) -> None:
     """A1, G5: the two variables are all it takes, and the queue's durability is set as the page says."""
     assert "serving redis" in server
+    curl()
     (command,) = commands(containing="curl -X PUT")
     told = json.loads(shell(at_port(command, environment)))
     assert (told["version"], told["durability"]) == (1, "process")
