@@ -13,14 +13,8 @@ import msgspec
 
 from taskqueue_core.authoring import answer
 from taskqueue_core.errors import LeaseLost
-from taskqueue_core.tasks import (
-    Delivery,
-    Received,
-    Settled,
-)
-from tests.conformance.facade import (
-    FacadeSubscription,
-)
+from taskqueue_core.tasks import Delivery, Received, Settled
+from tests.conformance.facade import FacadeSubscription
 
 # Delivering
 

@@ -18,12 +18,7 @@ from taskqueue_core.tasks import (
     Task,
     WorkerInfo,
 )
-from tests.conformance.facade import (
-    Facade,
-    FacadeControl,
-    FacadeDeadLetters,
-    FacadePublisher,
-)
+from tests.conformance.facade import Facade, FacadeControl, FacadeDeadLetters, FacadePublisher
 
 # Publishing and retrying
 

@@ -28,13 +28,6 @@ def backend(clock: ManualClock, store: DictStore) -> RecordBackend:
     return RecordBackend("dict", store, clock, durable=True)
 
 
-async def state_of(backend: RecordBackend, task_id: str = "t") -> State:
-    """Where a task is."""
-    (status,) = await backend.control.statuses("k", task_id)
-    assert status is not None
-    return status.state
-
-
 async def test_who_waits_gets_what_hung(backend: RecordBackend, clock: ManualClock) -> None:
     """C18: a receive that waits wakes at that very moment, without any housekeeping."""
     await backend.control.configure("k", HUNG)
@@ -64,7 +57,9 @@ async def test_a_deadline_before_it(
     await clock.advance(10)
     await backend.publisher.publish(Task(key="k"))
     await backend.control.maintain()
-    assert await state_of(backend) is end
+    (status,) = await backend.control.statuses("k", "t")
+    assert status is not None
+    assert status.state is end
     assert (await backend.control.stats("k")).lost == (end is State.WAITING)
 
 

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import (
-    Confirmation,
     Ledger,
-    Published,
     Settled,
     State,
     Task,
@@ -234,23 +232,10 @@ def test_defaults() -> None:
     assert task.id != Task(key="k").id
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_live_states(state: State) -> None:
-    """Scheduled, waiting and in flight are live; the rest has ended."""
-    assert state.live == (state.value in {"scheduled", "waiting", "in_flight"})
-
-
 @pytest.mark.parametrize("settled", list(Settled))
 def test_settled(settled: Settled) -> None:
     """Only a lost lease means that nothing took effect (law 2)."""
     assert settled.ok == (settled is not Settled.LEASE_LOST)
-
-
-@pytest.mark.parametrize("status", list(Published))
-def test_stored(status: Published) -> None:
-    """A duplicate is in the store as much as an accepted task; a refused or conflicting one is not."""
-    stored = Confirmation(key="k", task_id="t", status=status).stored
-    assert stored == (status.value in {"accepted", "duplicate"})
 
 
 counts = st.integers(0, 10**9)
