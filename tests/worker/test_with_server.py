@@ -53,13 +53,15 @@ async def ended(queue: Queue, count: int) -> Ledger:
 
 
 def break_connection(worker: Worker) -> None:
-    """Break the worker's connection from its own side, as the network would."""
+    """Break the worker's connection from its own side, as the network would, when it has something to send."""
     link = worker._shift and worker._shift._link
     if isinstance(link, Link):
 
         def cut() -> None:
             if link._connection:
                 link._connection.abort()
+                link._session.ping()
+                link._connection.poke()
 
         with contextlib.suppress(RuntimeError):
             link._loop.call_soon_threadsafe(cut)
