@@ -76,5 +76,5 @@ def server() -> Iterator[str]:
         assert ready["pid"] == serving.pid
         yield ready["url"]
         serving.send_signal(signal.SIGTERM)
-        assert serving.wait(20) == 0
+        assert serving.wait(60) == 0
         assert serving.stdout.read() == b""

@@ -3,22 +3,28 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+
+from taskqueue_redis.watchdog import Watchdog
 
 ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
 def process(*words: str, stderr: int | None = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
-    """A command, as users start it for programs, which is killed if the test did not end it."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "taskqueue_core.cli", *words, "--json", "--log-level", "error"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        start_new_session=True,
-    ) as started:
+    """A command, as users start it for programs. It ends with the block at the latest, or if the tests are killed."""
+    with (
+        closing(Watchdog("KILL", group=True)) as watchdog,
+        subprocess.Popen(
+            [sys.executable, "-m", "taskqueue_core.cli", *words, "--json", "--log-level", "error"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        ) as started,
+    ):
+        watchdog.watch(started.pid)
         try:
             yield started
         finally:

@@ -13,15 +13,20 @@ class Shared(MemoryBackend):
         """Stay open for the next command."""
 
 
-_current: list[Shared] = []
+_current: dict[str, Shared] = {}
 
 
-def renew() -> Shared:
+def renew(name: str = "store") -> Shared:
     """Start anew and empty."""
-    _current[:] = [Shared()]
-    return _current[0]
+    _current[name] = Shared()
+    return _current[name]
 
 
 def create_backend() -> Shared:
     """Return the present one."""
-    return _current[0]
+    return _current["store"]
+
+
+def create_old() -> Shared:
+    """Return the one that a migration leaves."""
+    return _current["old"]

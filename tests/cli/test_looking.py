@@ -1,7 +1,6 @@
 """``taskqueue stats``, ``status``, ``result`` and ``dlq``."""
 
 import asyncio
-import dataclasses
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -175,22 +174,7 @@ def test_a_person_is_asked(
     answer: str, code: int, left: int, cli: Cli, worked: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a terminal, discarding waits for a yes."""
-    monkeypatch.setattr(sys, "stdin", Terminal(answer))
-    monkeypatch.setattr("builtins.input", lambda *_: answer.strip())
+    terminal = SimpleNamespace(isatty=lambda: True, readline=lambda: answer)
+    monkeypatch.setattr(sys, "stdin", terminal)
     assert cli("dlq", "discard", "k", "--all").code == code
     assert asyncio.run(worked.control.ledger("k")).dead == left
-
-
-@dataclasses.dataclass
-class Terminal:
-    """A stdin at which somebody sits."""
-
-    answer: str
-
-    def isatty(self) -> bool:
-        """Yes."""
-        return True
-
-    def readline(self) -> str:
-        """What is typed."""
-        return self.answer

@@ -9,8 +9,7 @@ from taskqueue_core.queue import open_backend
 from taskqueue_core.succession import MigratingBackend
 from taskqueue_core.tasks import Task
 from tests.cli.conftest import Cli
-from tests.cli.elsewhere import renew
-from tests.cli.shared import Shared
+from tests.cli.shared import Shared, renew
 
 KEY = "resize"
 
@@ -18,8 +17,8 @@ KEY = "resize"
 @pytest.fixture
 def old(monkeypatch: pytest.MonkeyPatch) -> Shared:
     """The empty store that is left for the one that commands share."""
-    monkeypatch.setenv("TASKQUEUE_MIGRATE_FROM", "tests.cli.elsewhere")
-    return renew()
+    monkeypatch.setenv("TASKQUEUE_MIGRATE_FROM", "tests.cli.shared:create_old")
+    return renew("old")
 
 
 def ledgers(*stores: Shared) -> list[Any]:

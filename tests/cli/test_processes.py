@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.cli.processes import process
+from tests.redis.servers import wait_until
 
 
 def worker(target: str, *words: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
@@ -17,11 +18,9 @@ def worker(target: str, *words: str) -> AbstractContextManager[subprocess.Popen[
 
 
 def wait_for(cli: Cli, server: str, key: str, task_id: str, state: str) -> None:
-    """Ask until a task is in a state; each question is a round trip, and there are not too many."""
-    for _ in range(400):
-        if cli("status", key, task_id, "--server", server, "--json").told.get("state") == state:
-            return
-    pytest.fail(f"{task_id} did not become {state}")
+    """Ask until a task is in a state."""
+    words = ("status", key, task_id, "--server", server, "--json")
+    wait_until(lambda: cli(*words).told.get("state") == state, f"{task_id} is {state}", seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_from_publish_to_result(number: signal.Signals, cli: Cli, server: str) -
         assert stats["ledger"]["balanced"]
         assert stats["subscribers"] == 1
         w.send_signal(number)
-        assert w.wait(20) == 0
+        assert w.wait(60) == 0
         assert w.stdout.read() == b""
 
 
@@ -54,7 +53,7 @@ def test_a_worker_that_only_fails_ends_with_3(cli: Cli, server: str) -> None:
     for n in range(6):
         cli("publish", "fails", "--id", f"f{n}", "--max-attempts", "1", "--server", server)
     with worker("failing", "--url", server, "--concurrency", "1") as w:
-        assert w.wait(20) == 3
+        assert w.wait(60) == 3
         assert w.stderr is not None
         last = w.stderr.read().decode().splitlines()[-1]
     assert last.startswith("error: ")

@@ -1,6 +1,10 @@
 """Workers for the tests of ``taskqueue worker``."""
 
+from collections.abc import Iterable
+
 from taskqueue_core.worker import Context, Quarantine, Worker
+from taskqueue_memory import MemoryBackend
+from taskqueue_memory.subscription import MemorySubscription
 
 worker = Worker("http://127.0.0.1:1", concurrency=2)
 failing = Worker(quarantine=lambda: Quarantine(2, cooldown=0.05, probes=1))
@@ -22,3 +26,12 @@ async def who(context: Context) -> dict[str, object]:
 def fails() -> None:
     """Fail."""
     raise ValueError("always")
+
+
+class Telling(MemoryBackend):
+    """A backend that prints when its worker has begun to serve."""
+
+    def subscribe(self, keys: Iterable[str], consumer: str) -> MemorySubscription:
+        """Print it."""
+        print("subscribed", flush=True)  # noqa: T201 - the test reads it
+        return super().subscribe(keys, consumer)

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
 """Backends that break one promise each about what hangs, what has moved, copies, and who waits for room."""
 
 from __future__ import annotations
@@ -17,29 +18,21 @@ from tests.conformance.facade import Facade, FacadeControl, FacadePublisher
 # What hangs
 
 
-class _PatientControl(LyingControl):
+class NeverEndsTheHung(LyingControl):
+    """What hangs is left alone."""
+
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
         return {"max_processing_time": None}
 
 
-class NeverEndsTheHung(Facade):
-    """What hangs is left alone."""
+class EndsTheHealthy(FacadeControl):
+    """A long task is ended although it reports its progress."""
 
-    control_type = _PatientControl
-
-
-class _DeafControl(FacadeControl):
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
         record = self.facade.inner._store.receipts.get(delivery.receipt)
         if record is not None:
             record.progress = value
         return record is not None
-
-
-class EndsTheHealthy(Facade):
-    """A long task is ended although it reports its progress."""
-
-    control_type = _DeafControl
 
 
 class HangsForNothing(Facade):
@@ -59,7 +52,9 @@ class HangsForNothing(Facade):
 # What has moved
 
 
-class _HopefulPublisher(FacadePublisher):
+class RaisesHopes(FacadePublisher):
+    """Who is refused by a queue that has moved is told to try again."""
+
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         answers = await super().publish(*tasks)
         return tuple(
@@ -70,13 +65,9 @@ class _HopefulPublisher(FacadePublisher):
         )
 
 
-class RaisesHopes(Facade):
-    """Who is refused by a queue that has moved is told to try again."""
+class MovesRetries(FacadePublisher):
+    """A queue that has moved takes no retries either."""
 
-    publisher_type = _HopefulPublisher
-
-
-class _BusyPublisher(FacadePublisher):
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         settings = queue_of(self.facade, task.key).settings
         if settings.moved_to is None:
@@ -86,17 +77,11 @@ class _BusyPublisher(FacadePublisher):
         )
 
 
-class MovesRetries(Facade):
-    """A queue that has moved takes no retries either."""
-
-    publisher_type = _BusyPublisher
-
-
 # Copies
 
 
-class _CopyingPublisher(FacadePublisher):
-    """Publishes each copy for itself."""
+class CopiesByHalves(FacadePublisher):
+    """Where one of the bound queues refuses, the others have their copy."""
 
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         """Return where a task goes."""
@@ -128,50 +113,34 @@ class _CopyingPublisher(FacadePublisher):
             queue.settings = before
 
 
-class CopiesByHalves(Facade):
-    """Where one of the bound queues refuses, the others have their copy."""
+class CopiesCopies(CopiesByHalves):
+    """A copy goes on to where its queue is bound to."""
 
-    publisher_type = _CopyingPublisher
-
-
-class _ChainingPublisher(_CopyingPublisher):
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         return () if depth > 2 else queue_of(self.facade, task.key).settings.bound_to
 
 
-class CopiesCopies(Facade):
-    """A copy goes on to where its queue is bound to."""
+class CopiesOnce(CopiesByHalves):
+    """One copy is for all."""
 
-    publisher_type = _ChainingPublisher
-
-
-class _FrugalPublisher(_CopyingPublisher):
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         return super().targets(task, depth)[:1]
 
 
-class CopiesOnce(Facade):
-    """One copy is for all."""
+class KeepsTheOriginal(CopiesByHalves):
+    """A queue that is bound to others keeps a copy itself."""
 
-    publisher_type = _FrugalPublisher
-
-
-class _KeepingPublisher(_CopyingPublisher):
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         targets = super().targets(task, depth)
         return tuple(dict.fromkeys((*targets, task.key))) if targets else ()
 
 
-class KeepsTheOriginal(Facade):
-    """A queue that is bound to others keeps a copy itself."""
-
-    publisher_type = _KeepingPublisher
-
-
 # Room
 
 
-class _QuietControl(FacadeControl):
+class CancelsInSilence(FacadeControl):
+    """Room that a cancelled task leaves rings for nobody."""
+
     async def cancel(self, key: str, task_id: str) -> bool:
         bells = self.facade.inner._store.bells
         heard, bells.open = bells.open, {}
@@ -180,12 +149,6 @@ class _QuietControl(FacadeControl):
             return cancelled
         finally:
             bells.open = heard
-
-
-class CancelsInSilence(Facade):
-    """Room that a cancelled task leaves rings for nobody."""
-
-    control_type = _QuietControl
 
 
 class _LateBell(MemoryRoomBell):
@@ -207,21 +170,13 @@ class _BellPublisher(FacadePublisher):
         return self.bell(self.facade.inner._store.bells, keys)
 
 
-class _LatePublisher(_BellPublisher):
+class MissesRings(_BellPublisher):
+    """Room that comes before somebody waits for it rings for nobody."""
+
     bell = _LateBell
 
 
-class MissesRings(Facade):
-    """Room that comes before somebody waits for it rings for nobody."""
-
-    publisher_type = _LatePublisher
-
-
-class _RestlessPublisher(_BellPublisher):
-    bell = _RestlessBell
-
-
-class RingsAllTheTime(Facade):
+class RingsAllTheTime(_BellPublisher):
     """Who waits for room asks again and again."""
 
-    publisher_type = _RestlessPublisher
+    bell = _RestlessBell

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
 """Backends that break one promise each about whose a slot is, when it is free again, and who is told."""
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from tests.conformance.facade import Facade, FacadeSlots
 # Whose a slot is
 
 
-class _Unfenced(FacadeSlots):
+class ReleasesByName(FacadeSlots):
+    """Who knows an endpoint may give its slot back: the token is not looked at."""
+
     def of_place(self, shown: SlotLease) -> Lease | None:
         """Return any lease of the endpoint, by whatever token."""
         place = self.pool.place(shown.model, shown.server)
@@ -27,25 +30,17 @@ class _Unfenced(FacadeSlots):
         return await self.inner.release(*found)
 
 
-class ReleasesByName(Facade):
-    """Who knows an endpoint may give its slot back: the token is not looked at."""
+class RenewsTheStale(FacadeSlots):
+    """A renewal always says yes."""
 
-    slots_type = _Unfenced
-
-
-class _RenewsAll(FacadeSlots):
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = await self.inner.renew(*leases, ttl=ttl)
         return tuple(one or shown for one, shown in zip(kept, leases, strict=True))
 
 
-class RenewsTheStale(Facade):
-    """A renewal always says yes."""
+class RenewalShortens(FacadeSlots):
+    """A renewal sets the time, also to less."""
 
-    slots_type = _RenewsAll
-
-
-class _Shortening(FacadeSlots):
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = await self.inner.renew(*leases, ttl=ttl)
         for lease in filter(None, kept):
@@ -54,13 +49,9 @@ class _Shortening(FacadeSlots):
         return tuple(one if isinstance(one, SlotLease) else None for one in found)
 
 
-class RenewalShortens(Facade):
-    """A renewal sets the time, also to less."""
+class EndsByArithmetic(FacadeSlots):
+    """A lease with a job ends by its time, whatever its server runs."""
 
-    slots_type = _Shortening
-
-
-class _EndsByArithmetic(FacadeSlots):
     async def look(self, model: str | None = None) -> PoolView:
         now = self.facade.now()
         for lease in tuple(self.pool.leases.values()):
@@ -69,13 +60,9 @@ class _EndsByArithmetic(FacadeSlots):
         return await self.inner.look(model)
 
 
-class EndsByArithmetic(Facade):
-    """A lease with a job ends by its time, whatever its server runs."""
+class LeaksAfterRelease(FacadeSlots):
+    """The slot of a job that was given back stays held."""
 
-    slots_type = _EndsByArithmetic
-
-
-class _Leaks(FacadeSlots):
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
         there = [self.pool.leases.get(lease.token) for lease in leases]
         gone = [lease.told() for lease in there if lease is not None and lease.job is None]
@@ -83,13 +70,9 @@ class _Leaks(FacadeSlots):
         return tuple(lease is not None for lease in there)
 
 
-class LeaksAfterRelease(Facade):
-    """The slot of a job that was given back stays held."""
+class TakeoverForgets(FacadeSlots):
+    """A job that has a slot gets another one."""
 
-    slots_type = _Leaks
-
-
-class _NoTakeover(FacadeSlots):
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
@@ -100,13 +83,9 @@ class _NoTakeover(FacadeSlots):
         return await self.inner.assign(*pairs, ttl=ttl)
 
 
-class TakeoverForgets(Facade):
-    """A job that has a slot gets another one."""
+class TakeoverLeaks(FacadeSlots):
+    """The slot that a job came with, and does not need, stays held."""
 
-    slots_type = _NoTakeover
-
-
-class _LeakyTakeover(FacadeSlots):
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
@@ -118,13 +97,9 @@ class _LeakyTakeover(FacadeSlots):
         return bound
 
 
-class TakeoverLeaks(Facade):
-    """The slot that a job came with, and does not need, stays held."""
+class TakeoverSharesTheSlot(FacadeSlots):
+    """Who had a job's slot before has it still."""
 
-    slots_type = _LeakyTakeover
-
-
-class _TwoHands(FacadeSlots):
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
@@ -136,13 +111,9 @@ class _TwoHands(FacadeSlots):
         return bound
 
 
-class TakeoverSharesTheSlot(Facade):
-    """Who had a job's slot before has it still."""
+class TakeoverForgetsNotes(FacadeSlots):
+    """A note that was left for the holder before is not told to the next one."""
 
-    slots_type = _TwoHands
-
-
-class _ForgetsNotes(FacadeSlots):
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
@@ -150,26 +121,18 @@ class _ForgetsNotes(FacadeSlots):
         return tuple(one and structs.replace(one, note=None) for one in bound)
 
 
-class TakeoverForgetsNotes(Facade):
-    """A note that was left for the holder before is not told to the next one."""
+class LosesThePool(FacadeSlots):
+    """What was lost with the pool is not made anew."""
 
-    slots_type = _ForgetsNotes
-
-
-class _LostForGood(FacadeSlots):
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         epoch = self.pool.epoch
         known = [one if one.token.startswith(epoch) else _nobodys(one) for one in leases]
         return await self.inner.renew(*known, ttl=ttl)
 
 
-class LosesThePool(Facade):
-    """What was lost with the pool is not made anew."""
+class RemakesAnything(FacadeSlots):
+    """Every token of a pool that is no more is worth a slot."""
 
-    slots_type = _LostForGood
-
-
-class _Generous(FacadeSlots):
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = list(await self.inner.renew(*leases, ttl=ttl))
         for number, lease in enumerate(leases):
@@ -180,16 +143,12 @@ class _Generous(FacadeSlots):
         return tuple(kept)
 
 
-class RemakesAnything(Facade):
-    """Every token of a pool that is no more is worth a slot."""
-
-    slots_type = _Generous
-
-
 # What servers say
 
 
-class _Hasty(FacadeSlots):
+class ClearsAtOnce(FacadeSlots):
+    """One look at an idle server ends its leases."""
+
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
@@ -197,13 +156,9 @@ class _Hasty(FacadeSlots):
         return first + await self.inner.reconcile(model, server, seen, settled=0)
 
 
-class ClearsAtOnce(Facade):
-    """One look at an idle server ends its leases."""
+class IgnoresSpacing(FacadeSlots):
+    """Two looks end a lease, however close to each other."""
 
-    slots_type = _Hasty
-
-
-class _Unspaced(FacadeSlots):
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
@@ -211,13 +166,9 @@ class _Unspaced(FacadeSlots):
         return await self.inner.reconcile(model, server, seen, settled=0)
 
 
-class IgnoresSpacing(Facade):
-    """Two looks end a lease, however close to each other."""
+class ForgetsTheContrary(FacadeSlots):
+    """What was missed once stays missed, though it was seen after."""
 
-    slots_type = _Unspaced
-
-
-class _Stubborn(FacadeSlots):
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
@@ -230,13 +181,9 @@ class _Stubborn(FacadeSlots):
         return ended
 
 
-class ForgetsTheContrary(Facade):
-    """What was missed once stays missed, though it was seen after."""
+class ClearsTheFresh(FacadeSlots):
+    """What was missed is noted for the slot, not for the lease on it."""
 
-    slots_type = _Stubborn
-
-
-class _MarksTheSlot(FacadeSlots):
     marks: dict[str, tuple[int, float]]
 
     def __init__(self, inner: Any, facade: Facade) -> None:
@@ -255,13 +202,9 @@ class _MarksTheSlot(FacadeSlots):
         return ended
 
 
-class ClearsTheFresh(Facade):
-    """What was missed is noted for the slot, not for the lease on it."""
+class ClearsTheUnassigned(FacadeSlots):
+    """A server that runs nothing frees the slots that wait for a job, too."""
 
-    slots_type = _MarksTheSlot
-
-
-class _MissesAll(FacadeSlots):
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
@@ -274,13 +217,9 @@ class _MissesAll(FacadeSlots):
         return ended
 
 
-class ClearsTheUnassigned(Facade):
-    """A server that runs nothing frees the slots that wait for a job, too."""
+class NeverReconciles(FacadeSlots):
+    """What a server says of its health counts, and nothing else."""
 
-    slots_type = _MissesAll
-
-
-class _Deaf(FacadeSlots):
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
@@ -290,13 +229,9 @@ class _Deaf(FacadeSlots):
         return ()
 
 
-class NeverReconciles(Facade):
-    """What a server says of its health counts, and nothing else."""
+class ClearsThoseInTime(FacadeSlots):
+    """Where less runs than is held, leases end that have not run out."""
 
-    slots_type = _Deaf
-
-
-class _EndsTheYoung(FacadeSlots):
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
@@ -310,13 +245,9 @@ class _EndsTheYoung(FacadeSlots):
         return ended
 
 
-class ClearsThoseInTime(Facade):
-    """Where less runs than is held, leases end that have not run out."""
+class LateNotesOverwrite(FacadeSlots):
+    """A note with a stale token takes the place of the good one."""
 
-    slots_type = _EndsTheYoung
-
-
-class _Overwriting(FacadeSlots):
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
         left = await self.inner.leave(model, job, token, note)
         if left is Left.LATE and (model, job) in self.pool.jobs:
@@ -324,13 +255,9 @@ class _Overwriting(FacadeSlots):
         return left
 
 
-class LateNotesOverwrite(Facade):
-    """A note with a stale token takes the place of the good one."""
+class HoardsLateNotes(FacadeSlots):
+    """Late notes are kept for ever."""
 
-    slots_type = _Overwriting
-
-
-class _Hoarding(FacadeSlots):
     notes: dict[tuple[str, str], list[bytes]]
 
     def __init__(self, inner: Any, facade: Facade) -> None:
@@ -347,27 +274,19 @@ class _Hoarding(FacadeSlots):
         return tuple(self.notes.get((model, job), ()))
 
 
-class HoardsLateNotes(Facade):
-    """Late notes are kept for ever."""
-
-    slots_type = _Hoarding
-
-
 # Who is told
 
 
-class _Silent(FacadeSlots):
+class NeverRingsForSlots(FacadeSlots):
+    """A bell that nobody rings."""
+
     def bell(self, *models: str) -> MemoryRoomBell:
         return MemoryRoomBell(Bells(self.facade.clock), models)
 
 
-class NeverRingsForSlots(Facade):
-    """A bell that nobody rings."""
+class ShowsTokens(FacadeSlots):
+    """Who looks at the pool is shown the tokens of others."""
 
-    slots_type = _Silent
-
-
-class _Talkative(FacadeSlots):
     async def look(self, model: str | None = None) -> PoolView:
         view = await self.inner.look(model)
         tokens = {lease.fence: token for token, lease in self.pool.leases.items()}
@@ -375,12 +294,6 @@ class _Talkative(FacadeSlots):
             structs.replace(o, token=tokens[o.fence]) for o in view.leases
         ]
         return structs.replace(view, leases=tuple(leases))
-
-
-class ShowsTokens(Facade):
-    """Who looks at the pool is shown the tokens of others."""
-
-    slots_type = _Talkative
 
 
 def _nobodys(lease: SlotLease) -> SlotLease:

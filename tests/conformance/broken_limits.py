@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
 """Backends that break one promise each about the limits of the flow."""
 
 from __future__ import annotations
@@ -23,32 +24,26 @@ def queue_of(facade: Facade, key: str) -> QueueState:
 # At the door
 
 
-class _CountingPublisher(FacadePublisher):
+class CountsRetries(FacadePublisher):
+    """Retries count against the capacity."""
+
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         queue_of(self.facade, task.key).fresh += 1
         return await super().schedule_retry(task, at, **options)
 
 
-class CountsRetries(Facade):
-    """Retries count against the capacity."""
+class RefusesRetries(FacadePublisher):
+    """A full queue refuses retries, too."""
 
-    publisher_type = _CountingPublisher
-
-
-class _StrictPublisher(FacadePublisher):
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         queue = queue_of(self.facade, task.key)
         refused = refusal(task, queue.settings, queue.fresh)
         return refused or await super().schedule_retry(task, at, **options)
 
 
-class RefusesRetries(Facade):
-    """A full queue refuses retries, too."""
+class RefusesDuplicates(FacadePublisher):
+    """There is room or there is not, whatever is known of the task."""
 
-    publisher_type = _StrictPublisher
-
-
-class _HastyPublisher(FacadePublisher):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         answers: list[Confirmation] = []
         for task in tasks:
@@ -58,13 +53,9 @@ class _HastyPublisher(FacadePublisher):
         return tuple(answers)
 
 
-class RefusesDuplicates(Facade):
-    """There is room or there is not, whatever is known of the task."""
+class RefusesTheBatch(FacadePublisher):
+    """A batch that does not fit is refused as a whole."""
 
-    publisher_type = _HastyPublisher
-
-
-class _WholePublisher(FacadePublisher):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         queue = queue_of(self.facade, tasks[0].key)
         refused = refusal(tasks[0], queue.settings, queue.fresh + len(tasks) - 1)
@@ -73,13 +64,9 @@ class _WholePublisher(FacadePublisher):
         return tuple(msgspec.structs.replace(refused, task_id=task.id) for task in tasks)
 
 
-class RefusesTheBatch(Facade):
-    """A batch that does not fit is refused as a whole."""
+class RefusesInSilence(FacadePublisher):
+    """A refusal has no reason."""
 
-    publisher_type = _WholePublisher
-
-
-class _SilentPublisher(FacadePublisher):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         return tuple(
             msgspec.structs.replace(answer, reason=None, retry_after=None)
@@ -87,13 +74,9 @@ class _SilentPublisher(FacadePublisher):
         )
 
 
-class RefusesInSilence(Facade):
-    """A refusal has no reason."""
+class KeepsTheRoom(FacadeControl):
+    """A cancelled task takes room still."""
 
-    publisher_type = _SilentPublisher
-
-
-class _KeepingControl(FacadeControl):
     async def cancel(self, key: str, task_id: str) -> bool:
         before = queue_of(self.facade, key).fresh
         cancelled: bool = await self.inner.cancel(key, task_id)
@@ -101,23 +84,13 @@ class _KeepingControl(FacadeControl):
         return cancelled
 
 
-class KeepsTheRoom(Facade):
-    """A cancelled task takes room still."""
+class DropsTheSurplus(FacadeControl):
+    """What a lowered capacity has no room for is dropped."""
 
-    control_type = _KeepingControl
-
-
-class _DroppingControl(FacadeControl):
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         if settings.capacity is not None and settings.capacity < queue_of(self.facade, key).fresh:
             await self.inner.purge(key)
         return await self.inner.configure(key, settings)
-
-
-class DropsTheSurplus(Facade):
-    """What a lowered capacity has no room for is dropped."""
-
-    control_type = _DroppingControl
 
 
 # Handing out
@@ -146,29 +119,23 @@ class LyingControl(FacadeControl, ABC):
         return self.facade.told.get(key) or await self.inner.settings(key)
 
 
-class _GenerousControl(LyingControl):
+class GivesOneTooMany(LyingControl):
+    """One more is in flight than may be."""
+
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         return {"max_inflight": settings.max_inflight and settings.max_inflight + 1}
 
 
-class GivesOneTooMany(Facade):
-    """One more is in flight than may be."""
+class HandsOutWhilePaused(LyingControl):
+    """A pause is confirmed, and that is all."""
 
-    control_type = _GenerousControl
-
-
-class _RestlessControl(LyingControl):
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
         return {"paused": False}
 
 
-class HandsOutWhilePaused(Facade):
-    """A pause is confirmed, and that is all."""
+class LimitsEachWorker(FacadeSubscription):
+    """Every worker has the limit in flight for itself."""
 
-    control_type = _RestlessControl
-
-
-class _ApartSubscription(FacadeSubscription):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         queue = queue_of(self.facade, self.inner.keys[0])
         others = queue.states[State.IN_FLIGHT] - len(self.inner.owned)
@@ -179,13 +146,9 @@ class _ApartSubscription(FacadeSubscription):
             queue.states[State.IN_FLIGHT] += others
 
 
-class LimitsEachWorker(Facade):
-    """Every worker has the limit in flight for itself."""
+class WakesNobody(FacadeSubscription):
+    """A place that comes free is found by the next receive, and by none that waits."""
 
-    subscription_type = _ApartSubscription
-
-
-class _MuteSubscription(FacadeSubscription):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
@@ -200,13 +163,9 @@ class _MuteSubscription(FacadeSubscription):
                 queue.waiting.update(some)
 
 
-class WakesNobody(Facade):
-    """A place that comes free is found by the next receive, and by none that waits."""
+class ChangesInSilence(FacadeControl):
+    """A limit that was raised or lifted wakes nobody."""
 
-    subscription_type = _MuteSubscription
-
-
-class _MuteControl(FacadeControl):
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         queue = queue_of(self.facade, key)
         sleepers = dict(queue.waiting)
@@ -216,13 +175,9 @@ class _MuteControl(FacadeControl):
         return confirmed
 
 
-class ChangesInSilence(Facade):
-    """A limit that was raised or lifted wakes nobody."""
+class TakesTheSurplusBack(FacadeControl):
+    """What runs beyond a lowered limit is taken from its workers."""
 
-    control_type = _MuteControl
-
-
-class _RevokingControl(FacadeControl):
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         confirmed = await self.inner.configure(key, settings)
         running = [r for r in queue_of(self.facade, key).records.values() if r.receipt]
@@ -231,13 +186,9 @@ class _RevokingControl(FacadeControl):
         return confirmed
 
 
-class TakesTheSurplusBack(Facade):
-    """What runs beyond a lowered limit is taken from its workers."""
+class NeverRests(FacadeSubscription):
+    """Work that a limit holds up is had by asking again and again."""
 
-    control_type = _RevokingControl
-
-
-class _BusySubscription(FacadeSubscription):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
         queues = [queue_of(self.facade, key) for key in self.inner.keys]
@@ -245,13 +196,9 @@ class _BusySubscription(FacadeSubscription):
         return msgspec.structs.replace(received, again=has_work)
 
 
-class NeverRests(Facade):
-    """Work that a limit holds up is had by asking again and again."""
+class OneHoldsUpAll(FacadeSubscription):
+    """A limited queue holds up the others of a subscription."""
 
-    subscription_type = _BusySubscription
-
-
-class _BlockedSubscription(FacadeSubscription):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         queues = [queue_of(self.facade, key) for key in self.inner.keys]
         if timeout == 0 and not all(queue.room(self.facade.now()).left for queue in queues):
@@ -259,16 +206,12 @@ class _BlockedSubscription(FacadeSubscription):
         return await super().receive(limit, timeout)
 
 
-class OneHoldsUpAll(Facade):
-    """A limited queue holds up the others of a subscription."""
-
-    subscription_type = _BlockedSubscription
-
-
 # Tokens
 
 
-class _RefundingSubscription(FacadeSubscription):
+class RefundsTokens(FacadeSubscription):
+    """What is handed back has cost no token."""
+
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         for delivery in deliveries:
             bucket = queue_of(self.facade, delivery.task.key).bucket
@@ -277,13 +220,9 @@ class _RefundingSubscription(FacadeSubscription):
         return await super().redeliver(*deliveries, lost=lost)
 
 
-class RefundsTokens(Facade):
-    """What is handed back has cost no token."""
+class ChargesTheExpired(FacadeSubscription):
+    """What expires has cost a token."""
 
-    subscription_type = _RefundingSubscription
-
-
-class _ChargingSubscription(FacadeSubscription):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
         for entry in received.expired:
@@ -293,13 +232,9 @@ class _ChargingSubscription(FacadeSubscription):
         return received
 
 
-class ChargesTheExpired(Facade):
-    """What expires has cost a token."""
+class FillsAtOnce(FacadeSubscription):
+    """The bucket is full again before its time, all at once."""
 
-    subscription_type = _ChargingSubscription
-
-
-class _WindowedSubscription(FacadeSubscription):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         queue = queue_of(self.facade, self.inner.keys[0])
         rate = queue.settings.rate_limit
@@ -308,46 +243,28 @@ class _WindowedSubscription(FacadeSubscription):
         return await super().receive(limit, timeout)
 
 
-class FillsAtOnce(Facade):
-    """The bucket is full again before its time, all at once."""
+class SleepsThroughTokens(FacadeSubscription):
+    """A token that comes is found by the next receive, and by none that waits."""
 
-    subscription_type = _WindowedSubscription
-
-
-class _TimelessSubscription(FacadeSubscription):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         for key in self.inner.keys:  # somebody else is said to wake
             queue_of(self.facade, key).alarm = self.inner
         return await super().receive(limit, timeout)
 
 
-class SleepsThroughTokens(Facade):
-    """A token that comes is found by the next receive, and by none that waits."""
+class HidesTheNextToken(FacadeSubscription):
+    """Nobody is told when there is a token again."""
 
-    subscription_type = _TimelessSubscription
-
-
-class _SecretiveSubscription(FacadeSubscription):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         return msgspec.structs.replace(await super().receive(limit, timeout), due_at=None)
 
 
-class HidesTheNextToken(Facade):
-    """Nobody is told when there is a token again."""
+class RefillsOnChange(FacadeControl):
+    """A changed limit comes with a full bucket."""
 
-    subscription_type = _SecretiveSubscription
-
-
-class _RefillingControl(FacadeControl):
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         confirmed = await self.inner.configure(key, settings)
         queue = queue_of(self.facade, key)
         if queue.bucket is not None and settings.rate_limit is not None:
             queue.bucket.tokens = settings.rate_limit.max_tokens
         return confirmed
-
-
-class RefillsOnChange(Facade):
-    """A changed limit comes with a full bucket."""
-
-    control_type = _RefillingControl

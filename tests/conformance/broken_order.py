@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
 """Backends that break one promise each about who is next."""
 
 from __future__ import annotations
@@ -29,26 +30,18 @@ _PLAIN: dict[str, Any] = {
 # Turns
 
 
-class _PlainControl(LyingControl):
+class ForgetsTenants(LyingControl):
+    """First in, first out, whatever the order is."""
+
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
         return _PLAIN
 
 
-class ForgetsTenants(Facade):
-    """First in, first out, whatever the order is."""
-
-    control_type = _PlainControl
-
-
-class _EvenControl(LyingControl):
-    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
-        return {"weights": {}}
-
-
-class IgnoresWeights(Facade):
+class IgnoresWeights(LyingControl):
     """All tenants weigh the same."""
 
-    control_type = _EvenControl
+    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
+        return {"weights": {}}
 
 
 class _CreditWalk(Walk[Any]):
@@ -56,7 +49,9 @@ class _CreditWalk(Walk[Any]):
         self._place(who, 0)
 
 
-class _CreditControl(FacadeControl):
+class SavesTurns(FacadeControl):
+    """Who comes back has all the turns that it did not use."""
+
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         confirmed: QueueSettings = await self.inner.configure(key, settings)
         if (fair := queue_of(self.facade, key).fair) is not None:
@@ -64,13 +59,9 @@ class _CreditControl(FacadeControl):
         return confirmed
 
 
-class SavesTurns(Facade):
-    """Who comes back has all the turns that it did not use."""
+class StartsAnew(FacadeSubscription):
+    """Each receive begins with the same tenant."""
 
-    control_type = _CreditControl
-
-
-class _FirstAgainSubscription(FacadeSubscription):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         for fair in _fair_ones(self):
             for priority, walk in fair._walks.items():
@@ -81,13 +72,9 @@ class _FirstAgainSubscription(FacadeSubscription):
         return await super().receive(limit, timeout)
 
 
-class StartsAnew(Facade):
-    """Each receive begins with the same tenant."""
+class ReturnedJumps(FacadeSubscription):
+    """A hand-back comes before the other tenants."""
 
-    subscription_type = _FirstAgainSubscription
-
-
-class _JumpingSubscription(FacadeSubscription):
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         answers = await super().redeliver(*deliveries, lost=lost)
         for record in _records(self.facade, *deliveries):
@@ -98,67 +85,47 @@ class _JumpingSubscription(FacadeSubscription):
         return answers
 
 
-class ReturnedJumps(Facade):
-    """A hand-back comes before the other tenants."""
+class DropsOnSwap(FacadeControl):
+    """Another order is another queue, and what waited in the former one is gone."""
 
-    subscription_type = _JumpingSubscription
-
-
-class _DrainingControl(FacadeControl):
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         if settings.order is not queue_of(self.facade, key).settings.order:
             await self.inner.purge(key)
         return await self.inner.configure(key, settings)
 
 
-class DropsOnSwap(Facade):
-    """Another order is another queue, and what waited in the former one is gone."""
+class SwapsLater(LyingControl):
+    """What waits is handed out in the order in which it came, fair or not."""
 
-    control_type = _DrainingControl
-
-
-class _LateControl(LyingControl):
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         changes = settings.order is not queue_of(self.facade, self.key).settings.order
         busy = queue_of(self.facade, self.key).states[State.WAITING]
         return _PLAIN if changes and busy else {}
 
 
-class SwapsLater(Facade):
-    """What waits is handed out in the order in which it came, fair or not."""
-
-    control_type = _LateControl
-
-
 # Tenants
 
 
-class _BlockingSubscription(FacadeSubscription):
+class TenantHoldsUpAll(FacadeSubscription):
+    """A tenant at its limit holds up the others."""
+
     async def receive(self, limit: int, timeout: float | None) -> Received:
         if timeout == 0 and any(fair.resting for fair in _fair_ones(self)):
             return Received()
         return await super().receive(min(limit, 1), timeout)
 
 
-class TenantHoldsUpAll(Facade):
-    """A tenant at its limit holds up the others."""
+class GivesTenantsOneTooMany(LyingControl):
+    """A tenant has one more in flight than it may."""
 
-    subscription_type = _BlockingSubscription
-
-
-class _RoomyControl(LyingControl):
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         bound = settings.tenant_max_inflight
         return {"tenant_max_inflight": bound and bound + 1}
 
 
-class GivesTenantsOneTooMany(Facade):
-    """A tenant has one more in flight than it may."""
+class RefundsTenants(FacadeSubscription):
+    """What is handed back has cost its tenant no token."""
 
-    control_type = _RoomyControl
-
-
-class _RefundingSubscription(FacadeSubscription):
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         for record in _records(self.facade, *deliveries):
             if record.account is not None and record.account.bucket is not None:
@@ -166,24 +133,16 @@ class _RefundingSubscription(FacadeSubscription):
         return await super().redeliver(*deliveries, lost=lost)
 
 
-class RefundsTenants(Facade):
-    """What is handed back has cost its tenant no token."""
+class UnboundedByTenants(LyingControl):
+    """Where each tenant has its capacity the queue has none."""
 
-    subscription_type = _RefundingSubscription
-
-
-class _EndlessControl(LyingControl):
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         return {} if settings.tenant_capacity is None else {"capacity": None}
 
 
-class UnboundedByTenants(Facade):
-    """Where each tenant has its capacity the queue has none."""
+class ChargesTenantsForRetries(FacadePublisher):
+    """A retry takes room of its tenant."""
 
-    control_type = _EndlessControl
-
-
-class _ChargingPublisher(FacadePublisher):
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         answer = await super().schedule_retry(task, at, **options)
         queue = queue_of(self.facade, task.key)
@@ -192,29 +151,21 @@ class _ChargingPublisher(FacadePublisher):
         return answer
 
 
-class ChargesTenantsForRetries(Facade):
-    """A retry takes room of its tenant."""
-
-    publisher_type = _ChargingPublisher
-
-
 # Entities
 
 
-class _KeylessPublisher(FacadePublisher):
+class ForgetsEntities(FacadePublisher):
+    """An ordering key is dropped without a word."""
+
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         return await super().publish(
             *(msgspec.structs.replace(task, ordering_key=None) for task in tasks)
         )
 
 
-class ForgetsEntities(Facade):
-    """An ordering key is dropped without a word."""
+class ReleasesOnHandBack(FacadeSubscription):
+    """A task that was handed back holds its ordering key no more."""
 
-    publisher_type = _KeylessPublisher
-
-
-class _FreeingSubscription(FacadeSubscription):
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         answers = await super().redeliver(*deliveries, lost=lost)
         for record in _records(self.facade, *deliveries):
@@ -222,23 +173,13 @@ class _FreeingSubscription(FacadeSubscription):
         return answers
 
 
-class ReleasesOnHandBack(Facade):
-    """A task that was handed back holds its ordering key no more."""
+class ReleasesOnRetry(FacadePublisher):
+    """A task whose retry is scheduled holds its ordering key no more."""
 
-    subscription_type = _FreeingSubscription
-
-
-class _FreeingPublisher(FacadePublisher):
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         answer = await super().schedule_retry(task, at, **options)
         _release(self.facade, queue_of(self.facade, task.key).records[task.id])
         return answer
-
-
-class ReleasesOnRetry(Facade):
-    """A task whose retry is scheduled holds its ordering key no more."""
-
-    publisher_type = _FreeingPublisher
 
 
 class _ClingingTurns(Turns):
@@ -266,41 +207,31 @@ class _OtherTurns(FacadePublisher):
         return await super().publish(*tasks)
 
 
-class _ClingingPublisher(_OtherTurns):
+class HoldsForTheDead(_OtherTurns):
+    """A dead task keeps its ordering key."""
+
     turns = _ClingingTurns
 
 
-class HoldsForTheDead(Facade):
-    """A dead task keeps its ordering key."""
-
-    publisher_type = _ClingingPublisher
-
-
-class _ClassyPublisher(_OtherTurns):
-    turns = _ClassyTurns
-
-
-class ReleasesByPriority(Facade):
+class ReleasesByPriority(_OtherTurns):
     """Of those that wait for an ordering key the highest priority is next."""
 
-    publisher_type = _ClassyPublisher
+    turns = _ClassyTurns
 
 
 # The lowest priority
 
 
-class _StrictControl(LyingControl):
+class Starves(LyingControl):
+    """As long as a higher priority waits a lower one has nothing."""
+
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
         return {"floor_share": 0.0}
 
 
-class Starves(Facade):
-    """As long as a higher priority waits a lower one has nothing."""
+class OwesTheAbsent(FacadeSubscription):
+    """The share of the lowest gathers while nothing of it is there."""
 
-    control_type = _StrictControl
-
-
-class _OwingSubscription(FacadeSubscription):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
         for key in self.inner.keys:
@@ -308,12 +239,6 @@ class _OwingSubscription(FacadeSubscription):
             if queue._floor is not None and not queue._choice:
                 queue._floor.owed += queue.settings.floor_share * len(received.deliveries)
         return received
-
-
-class OwesTheAbsent(Facade):
-    """The share of the lowest gathers while nothing of it is there."""
-
-    subscription_type = _OwingSubscription
 
 
 def _fair_ones(subscription: FacadeSubscription) -> Iterator[Tenants]:

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
 """Backends that break one promise each about who gets a slot."""
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class _Acquiring(FacadeSlots):
 # Who gets a slot
 
 
-class _GrantsTwice(_Acquiring):
+class GrantsTwice(_Acquiring):
+    """Where no slot is free it gives one that has a holder."""
+
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options)
         places = self.pool.models.get(model, {}).values()
@@ -39,13 +42,9 @@ class _GrantsTwice(_Acquiring):
         return given or tuple(held[: options.get("limit", 1)])
 
 
-class GrantsTwice(Facade):
-    """Where no slot is free it gives one that has a holder."""
+class ChecksThenTakes(_Acquiring):
+    """It looks for free slots first and takes them later, when they may be others'."""
 
-    slots_type = _GrantsTwice
-
-
-class _ChecksThenTakes(_Acquiring):
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         now, free = self.facade.now(), []
         for place in self.pool.models.get(model, {}).values():
@@ -55,13 +54,9 @@ class _ChecksThenTakes(_Acquiring):
         return tuple(self.pool.grant(one, holder, now, options["ttl"]).told() for one in free)
 
 
-class ChecksThenTakes(Facade):
-    """It looks for free slots first and takes them later, when they may be others'."""
+class LosesSlotsOnCancel(_Acquiring):
+    """A slot is taken for ever first, and for its ttl later."""
 
-    slots_type = _ChecksThenTakes
-
-
-class _LosesOnCancel(_Acquiring):
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options | {"ttl": _FOR_EVER})
         await asyncio.sleep(0)
@@ -70,13 +65,9 @@ class _LosesOnCancel(_Acquiring):
         return given
 
 
-class LosesSlotsOnCancel(Facade):
-    """A slot is taken for ever first, and for its ttl later."""
+class TakesTheBusy(_Acquiring):
+    """Who asks for idle slots gets those of running jobs."""
 
-    slots_type = _LosesOnCancel
-
-
-class _TakesTheBusy(_Acquiring):
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options)
         if options.get("idle") is None or len(given) >= options["limit"]:
@@ -85,12 +76,6 @@ class _TakesTheBusy(_Acquiring):
             for lease in place.with_job:
                 self.pool.end(lease)
         return given
-
-
-class TakesTheBusy(Facade):
-    """Who asks for idle slots gets those of running jobs."""
-
-    slots_type = _TakesTheBusy
 
 
 class _Upside(Place):
@@ -152,67 +137,45 @@ class _PlacesOf(FacadeSlots):
         return place.told(self.facade.now())
 
 
-class _UpsidePlaces(_PlacesOf):
+class InvertedEndpoints(_PlacesOf):
+    """The endpoint of the lowest priority comes first."""
+
     kind = _Upside
 
 
-class InvertedEndpoints(Facade):
-    """The endpoint of the lowest priority comes first."""
+class ForgetsWhatIsLoaded(_PlacesOf):
+    """It does not matter which model a server was given last."""
 
-    slots_type = _UpsidePlaces
-
-
-class _AnywherePlaces(_PlacesOf):
     kind = _Anywhere
 
 
-class ForgetsWhatIsLoaded(Facade):
-    """It does not matter which model a server was given last."""
+class GivesTheDraining(_PlacesOf):
+    """Endpoints that drain, or are removed, get jobs."""
 
-    slots_type = _AnywherePlaces
-
-
-class _CarelessPlaces(_PlacesOf):
     kind = _Careless
 
 
-class GivesTheDraining(Facade):
-    """Endpoints that drain, or are removed, get jobs."""
+class GivesTheResting(_PlacesOf):
+    """A rest ends when somebody wants a slot."""
 
-    slots_type = _CarelessPlaces
-
-
-class _RestlessPlaces(_PlacesOf):
     kind = _Restless
 
 
-class GivesTheResting(Facade):
-    """A rest ends when somebody wants a slot."""
+class IgnoresTogether(_PlacesOf):
+    """Models know nothing of the others of their server."""
 
-    slots_type = _RestlessPlaces
-
-
-class _AlonePlaces(_PlacesOf):
     kind = _Alone
 
 
-class IgnoresTogether(Facade):
-    """Models know nothing of the others of their server."""
+class GivesTheUnseen(_PlacesOf):
+    """Every endpoint is healthy."""
 
-    slots_type = _AlonePlaces
-
-
-class _TrustingPlaces(_PlacesOf):
     kind = _Trusting
 
 
-class GivesTheUnseen(Facade):
-    """Every endpoint is healthy."""
+class LowersByForce(FacadeSlots):
+    """Slots that are taken away are taken from their holders."""
 
-    slots_type = _TrustingPlaces
-
-
-class _LowersByForce(FacadeSlots):
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         await self.inner.register(endpoint)
         place = self.pool.models[endpoint.model][endpoint.server]
@@ -221,27 +184,17 @@ class _LowersByForce(FacadeSlots):
         return place.told(self.facade.now())
 
 
-class LowersByForce(Facade):
-    """Slots that are taken away are taken from their holders."""
-
-    slots_type = _LowersByForce
-
-
 class _Hoard(Pool):
     def clear(self, place: Place) -> None:
         """Do nothing."""
 
 
-class _KeepsTheUnused(FacadeSlots):
+class KeepsTheUnused(FacadeSlots):
+    """Slots that wait for their jobs are kept where no jobs may go."""
+
     def __init__(self, inner: MemorySlots, facade: Facade) -> None:
         super().__init__(inner, facade)
         self.pool.__class__ = _Hoard
-
-
-class KeepsTheUnused(Facade):
-    """Slots that wait for their jobs are kept where no jobs may go."""
-
-    slots_type = _KeepsTheUnused
 
 
 class _SweepsAll(Pool):
@@ -251,25 +204,17 @@ class _SweepsAll(Pool):
             self.end(lease)
 
 
-class _EndsTheUsed(FacadeSlots):
+class EndsTheUsed(FacadeSlots):
+    """Where no jobs may go those that run lose their slots."""
+
     def __init__(self, inner: MemorySlots, facade: Facade) -> None:
         super().__init__(inner, facade)
         self.pool.__class__ = _SweepsAll
 
 
-class EndsTheUsed(Facade):
-    """Where no jobs may go those that run lose their slots."""
+class SplitsNames(_Acquiring):
+    """A server is called what comes before the first dash."""
 
-    slots_type = _EndsTheUsed
-
-
-class _SplitsNames(_Acquiring):
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options)
         return tuple(structs.replace(one, server=one.server.split("-")[0]) for one in given)
-
-
-class SplitsNames(Facade):
-    """A server is called what comes before the first dash."""
-
-    slots_type = _SplitsNames

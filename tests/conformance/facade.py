@@ -1,4 +1,4 @@
-"""A backend around the memory backend: correct as it stands, and made to be broken by a subclass."""
+"""A backend around the memory backend: correct as it stands, and made to be broken by a subclass of it or of a part."""
 
 from __future__ import annotations
 
@@ -154,6 +154,25 @@ class Facade:
         """Close what was opened here."""
         for subscription in self.subscriptions:
             await subscription.close()
+
+
+Broken = type[Facade | Part | FacadeSubscription]
+"""A backend that breaks a promise, or the part of one that does."""
+_PARTS: dict[str, type[Part | FacadeSubscription]] = {
+    "publisher_type": FacadePublisher,
+    "subscription_type": FacadeSubscription,
+    "control_type": FacadeControl,
+    "dead_letters_type": FacadeDeadLetters,
+    "slots_type": FacadeSlots,
+}
+
+
+def backend_of(broken: Broken) -> type[Facade]:
+    """Return a backend, or one that has a part."""
+    if issubclass(broken, Facade):
+        return broken
+    (name,) = (name for name, part in _PARTS.items() if issubclass(broken, part))
+    return type(broken.__name__, (Facade,), {name: broken})
 
 
 class _LesserPublisher(FacadePublisher):

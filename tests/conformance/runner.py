@@ -13,12 +13,13 @@ import pytest
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import Bench, Harness
 from taskqueue_core.conformance.applying import missing
-from tests.conformance.facade import Facade
+from tests.conformance.facade import Broken, Facade, backend_of
 from tests.passing_time import PassingLoop
 
 
-def suite_on(backend: type[Facade], suite: type[Harness], *, patience: float = 5.0) -> Any:
+def suite_on(broken: Broken, suite: type[Harness], *, patience: float = 5.0) -> Any:
     """Return ``suite`` over a backend; little ``patience`` where what hangs is meant to."""
+    backend = backend_of(broken)
 
     class Suite(suite):  # type: ignore[misc, valid-type]
         async def open_backend(self, clock: ManualClock) -> Facade:

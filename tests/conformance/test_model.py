@@ -13,7 +13,7 @@ from taskqueue_core.conformance.machine import MachineSuite, QueueMachine
 from taskqueue_core.flow import RateLimit
 from tests.conformance import broken_flow as flow
 from tests.conformance import broken_order as order
-from tests.conformance.facade import Facade
+from tests.conformance.facade import Broken, Facade
 from tests.conformance.runner import suite_on
 
 FIELDS: dict[str, Any] = {
@@ -137,7 +137,7 @@ HISTORIES = (
     hold,
     hang,
 )
-FINDS: tuple[tuple[type[Facade], Callable[[QueueMachine], None], str], ...] = (
+FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (
     (order.StartsAnew, take_turns, "turns of 'a' while 'b' waits"),
     (order.ForgetsTenants, limit_tenants, "number 2 of the tenant 'a'"),
     (order.GivesTenantsOneTooMany, limit_tenants, "number 2 of the tenant 'a'"),
@@ -154,12 +154,12 @@ FINDS: tuple[tuple[type[Facade], Callable[[QueueMachine], None], str], ...] = (
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Facade]], QueueMachine]]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Broken], QueueMachine]]:
     """Drive a backend by hand."""
     monkeypatch.setattr(moves, "note", lambda _: None)
     made: list[QueueMachine] = []
 
-    def make(backend: type[Facade]) -> QueueMachine:
+    def make(backend: Broken) -> QueueMachine:
         by_hand = type("ByHand", (QueueMachine,), {"harness": suite_on(backend, MachineSuite)})
         made.append(by_hand())
         made[-1].open(({}, {}), (FIFO, FIFO))
@@ -172,7 +172,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Facade]]
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_nothing_is_wrong(
-    machine: Callable[[type[Facade]], QueueMachine], history: Callable[[QueueMachine], None]
+    machine: Callable[[Broken], QueueMachine], history: Callable[[QueueMachine], None]
 ) -> None:
     """The model finds nothing in a backend that keeps its promises (laws 4, 5, 6)."""
     state = machine(Facade)
@@ -182,8 +182,8 @@ def test_nothing_is_wrong(
 
 @pytest.mark.parametrize(("backend", "history", "told"), FINDS)
 def test_it_is_found(
-    machine: Callable[[type[Facade]], QueueMachine],
-    backend: type[Facade],
+    machine: Callable[[Broken], QueueMachine],
+    backend: Broken,
     history: Callable[[QueueMachine], None],
     told: str,
 ) -> None:

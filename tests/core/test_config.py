@@ -28,12 +28,6 @@ def test_defaults_need_nothing() -> None:
     assert (settings.backend, settings.host, settings.token) == ("memory", "127.0.0.1", None)
 
 
-def test_the_backend_is_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One variable names the backend, in one naming scheme."""
-    monkeypatch.setenv("TASKQUEUE_BACKEND", "taskqueue_redis")
-    assert load_settings(Settings).backend == "taskqueue_redis"
-
-
 def test_the_environment_comes_before_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Environment before .env before taskqueue.toml before the default."""
     (folder / "taskqueue.toml").write_text('backend = "a"\nport = 1\nlease = 7', encoding="utf-8")

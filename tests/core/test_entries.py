@@ -1,51 +1,16 @@
-"""The books of one task, without storage."""
+"""The books of one task, without storage, beside what the kit proves of them."""
 
-import pytest
-
-from taskqueue_core.entries import POISONED, Entry
-from taskqueue_core.tasks import Published, Settled, State, Task
+from taskqueue_core.entries import Entry
+from taskqueue_core.tasks import Settled, State, Task
 
 NOW = 1000.0
 
 
-def entry(state: State = State.IN_FLIGHT) -> Entry:
-    """An entry in some state, delivered once where that makes sense."""
-    made = Entry(task=Task.of("k", {"n": 1}, id="t"), state=state, updated_at=NOW)
-    if state is State.IN_FLIGHT:
-        made.hand_out("r1", NOW)
+def entry() -> Entry:
+    """An entry that was delivered once."""
+    made = Entry(task=Task(key="k", id="t"), state=State.IN_FLIGHT, updated_at=NOW)
+    made.hand_out("r1", NOW)
     return made
-
-
-@pytest.mark.parametrize("state", list(State))
-def test_recognising(state: State) -> None:
-    """Law 7: known while it lives, while it is dead, and for the window after its end; then new."""
-    known = entry(state)
-    other = Task.of("k", {"n": 2}, id="t")
-    assert known.recognise(known.task, NOW + 299, 300) is Published.DUPLICATE
-    assert known.recognise(other, NOW + 299, 300) is Published.CONFLICT
-    late = known.recognise(known.task, NOW + 300, 300)
-    assert late is (None if known.ended else Published.DUPLICATE)
-
-
-def test_settling_twice() -> None:
-    """Law 2: the same settlement again has the same answer, another one is stale."""
-    settled = entry()
-    settled.settle("ack")
-    assert settled.settled_before("r1", "ack") is Settled.OK
-    assert settled.settled_before("r1", "redeliver") is Settled.LEASE_LOST
-    assert settled.settled_before("r2", "ack") is Settled.LEASE_LOST
-
-
-def test_poison() -> None:
-    """Law 3: losses alone make poison; attempts play no part, and the last answer says so."""
-    lost = entry()
-    for loss in range(1, 4):
-        lost.hand_out(f"r{loss}", NOW)
-        lost.settle("lost")
-        assert lost.lose(2, NOW) is (loss == 3)
-    assert (lost.attempt, lost.reason) == (1, POISONED)
-    assert lost.settled_before("r3", "lost") is Settled.DEAD
-    assert [failure.attempt for failure in lost.history] == [1, 1, 1]
 
 
 def test_recovery_changes_no_answer() -> None:

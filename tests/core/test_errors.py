@@ -11,7 +11,6 @@ from taskqueue_core.errors import (
     InvalidInput,
     ProtocolViolation,
     PublishError,
-    QueueFull,
     TaskQueueError,
 )
 
@@ -83,9 +82,3 @@ def test_what_invalid_input_says() -> None:
     assert str(error) == "priority: got str; allowed: 0 to 9"
     assert (error.field, error.got, error.allowed) == ("priority", "str", "0 to 9")
     assert isinstance(error, ValueError)
-
-
-def test_what_a_full_queue_says() -> None:
-    """B13: a refusal carries the id and when room is likely."""
-    error = QueueFull("full", task_id="t1", retry_after=2.5)
-    assert (error.task_id, error.retry_after) == ("t1", 2.5)

@@ -139,6 +139,9 @@ def test_refusals() -> None:
     assert paused is not None
     assert (paused.code, paused.reason) == (Refusal.INTAKE_PAUSED, "the intake is paused")
     assert (paused.key, paused.task_id, paused.depth) == ("k", "t", None)
+    moved = refusal(TASK, QueueSettings(moved_to="k-2"), 0)
+    assert moved is not None
+    assert (moved.code, moved.reason) == (Refusal.MOVED, "the queue has moved to 'k-2'")
 
 
 def test_what_counts() -> None:

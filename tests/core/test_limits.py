@@ -23,37 +23,21 @@ from taskqueue_core.limits import (
 
 BAD_NAMES = [
     "",
-    " ",
     "a b",
     "x" * 10_000,
-    ".",
     "..",
     "../etc/passwd",
     "a/b",
     "a\\b",
     "*",
-    "a*",
-    "?",
-    "[a]",
     "{a}{b}",
-    "{a}",
-    "a}",
     "a\r\nb",
     "a\n",
-    "\na",
     "a\x00",
-    "\x00",
-    "a\tb",
     "-a",
-    "~a",
-    "@a",
     ":a",
-    "=a",
-    "+a",
     "a%00",
     "a,b",
-    "a;b",
-    "a'b",
     'a"b',
     "$a",
     "a\u200b",  # zero width space
@@ -61,18 +45,12 @@ BAD_NAMES = [
     "\ufeffa",  # byte order mark
     "\u0430",  # Cyrillic a
     "pa\u0443pal",  # Cyrillic u
-    "\uff41",  # full-width a
-    "\u0661",  # Arabic digit 1
-    "\u00e9",  # e with acute
     "e\u0301",  # the same in two code points
-    "\u0131",  # dotless i
     "\ud800",  # a lone surrogate
     None,
     1,
-    1.5,
     True,
     b"a",
-    ["a"],
     object(),
 ]
 GOOD_NAMES = [
@@ -159,19 +137,12 @@ def test_each_limit_is_exact(check: Callable[[int], None], longest: int) -> None
     "text",
     [
         b"",
-        b" ",
-        b"nul",
         b"NaN",
         b"Infinity",
-        b"-Infinity",
         b"{",
         b"[1,]",
-        b"{}x",
         b"1 2",
         b"01",
-        b".5",
-        b"+1",
-        b"'a'",
         b'"a',
         b'"\n"',
         b'"\\x41"',
@@ -184,12 +155,9 @@ def test_each_limit_is_exact(check: Callable[[int], None], longest: int) -> None
         b"{1:2}",
         b"// note\n1",
         b"[" * 100_000,
-        b"[" * 100_000 + b"]" * 100_000,
         "{}",
-        bytearray(b"{}"),
         memoryview(b"{}"),
         None,
-        {},
     ],
     ids=lambda text: shown(text)[:20],
 )

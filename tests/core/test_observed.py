@@ -53,9 +53,11 @@ class Recorder:
         self.seen.append(("settled", deliveries, verb, outcomes))
 
     @hookimpl
-    def retry_scheduled(self, task: Task, at: float, error: str, confirmation: Any) -> None:
+    def retry_scheduled(
+        self, task: Task, at: float, error: str, confirmation: Any, settles: Delivery | None
+    ) -> None:
         """Note it."""
-        self.seen.append(("retry_scheduled", task, at, error, confirmation.status))
+        self.seen.append(("retry_scheduled", task, at, error, confirmation.status, settles))
 
     @hookimpl
     def dead_lettered(self, delivery: Any, verdict: Bury) -> None:
@@ -67,16 +69,15 @@ class Recorder:
         """Note it."""
         self.seen.append(("expired", tasks))
 
+    @hookimpl
+    def maintained(self, done: Maintained | None) -> None:
+        """Note it."""
+        self.seen.append(("maintained", done))
+
     def take(self) -> list[tuple[Any, ...]]:
         """Return what was seen since the last time."""
         seen, self.seen = self.seen, []
         return seen
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """The time of the backend."""
-    return ManualClock()
 
 
 @pytest.fixture
@@ -165,18 +166,22 @@ async def test_lost_too_often_is_seen_as_a_death(
 
 
 async def test_a_retry_is_seen(backend: ObservedBackend, recorder: Recorder) -> None:
-    """A retry comes with its time, its error and the store's answer, also when it was known."""
+    """REV-E1: a retry comes with its time, its error, the store's answer, and the delivery that it settles, if any."""
     (task,) = tasks("a")
     await backend.publisher.publish(task)
     subscription = backend.subscribe(["k"], "w")
     (delivery,) = (await subscription.receive(1, 0)).deliveries
+    assert delivery.waiting_since is not None
+    assert delivery.waiting_since <= delivery.delivered_at
     recorder.take()
     at = backend.now() + 5
     for _ in range(2):
         await backend.publisher.schedule_retry(task, at, error="boom", settles=delivery)
+    await backend.publisher.schedule_retry(task, at, token="again")
     assert recorder.take() == [
-        ("retry_scheduled", task, at, "boom", Published.ACCEPTED),
-        ("retry_scheduled", task, at, "boom", Published.DUPLICATE),
+        ("retry_scheduled", task, at, "boom", Published.ACCEPTED, delivery),
+        ("retry_scheduled", task, at, "boom", Published.DUPLICATE, delivery),
+        ("retry_scheduled", task, at, None, Published.ACCEPTED, None),
     ]
 
 
@@ -203,7 +208,8 @@ async def test_expiry_is_seen_once(
         await subscription.receive(1, 0)
     await control_of(backend).maintain()
     await subscription.receive(1, 0)
-    assert recorder.take() == [("expired", (Expired("k", "a", 1),))]
+    seen = [call for call in recorder.take() if call[0] != "maintained"]
+    assert seen == [("expired", (Expired("k", "a", 1),))]
 
 
 async def test_a_stale_settlement_is_seen(backend: ObservedBackend, recorder: Recorder) -> None:
@@ -278,79 +284,20 @@ async def test_an_ordering_key_needs_an_order() -> None:
     assert ordered.calls == [("publish", "b"), ("publish", "c")]
 
 
-async def test_a_failing_plugin_changes_no_answer(clock: ManualClock) -> None:
-    """What a hook raises never reaches the one who publishes, receives or settles."""
-
-    class Failing:
-        @hookimpl
-        def published(self) -> None:
-            raise OSError
-
-        @hookimpl
-        def delivered(self) -> None:
-            raise OSError
-
-        @hookimpl
-        def settled(self) -> None:
-            raise OSError
-
-    hooks = Hooks()
-    hooks.register(Failing())
-    backend = ObservedBackend(MemoryBackend(clock=clock), hooks)
-    (confirmation,) = await backend.publisher.publish(*tasks("a"))
-    subscription = backend.subscribe(["k"], "w")
-    received = await subscription.receive(1, 0)
-    assert confirmation.stored
-    assert await subscription.ack(*received.deliveries) == (Settled.OK,)
-    await backend.aclose()
-
-
-async def test_passes_of_housekeeping(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_passes_of_housekeeping(
+    backend: ObservedBackend, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each is told, one that fails too; its error goes to who asked for it."""
-    seen: list[Maintained | None] = []
-
-    class Plugin:
-        """Notes passes."""
-
-        @hookimpl
-        def maintained(self, done: Maintained | None) -> None:
-            """Note it."""
-            seen.append(done)
-
-    hooks, inner = Hooks(), MemoryBackend()
-    hooks.register(Plugin())
-    control = ObservedBackend(inner, hooks).control
+    control = control_of(backend)
     done = await control.maintain()
 
     async def fail() -> Maintained:
         raise BackendUnavailable("away")
 
-    monkeypatch.setattr(inner.control, "maintain", fail)
+    monkeypatch.setattr(control_of(backend.inner), "maintain", fail)
     with pytest.raises(BackendUnavailable):
         await control.maintain()
-    assert seen == [done, None]
-
-
-async def test_a_retry_says_what_it_settles() -> None:
-    """REV-E1: who observes learns which delivery ended by a retry, if one did."""
-    seen: list[str | None] = []
-
-    class Plugin:
-        """Notes receipts."""
-
-        @hookimpl
-        def retry_scheduled(self, settles: Delivery | None) -> None:
-            """Note it."""
-            seen.append(settles.receipt if settles else None)
-
-    hooks = Hooks()
-    hooks.register(Plugin())
-    backend = ObservedBackend(MemoryBackend(), hooks)
-    task = Task(key="k", id="t")
-    await backend.publisher.publish(task)
-    (delivery,) = (await backend.subscribe(["k"], "w").receive(1, 0)).deliveries
-    assert delivery.waiting_since is not None
-    assert delivery.waiting_since <= delivery.delivered_at
-    await backend.publisher.schedule_retry(task, backend.now(), settles=delivery)
-    await backend.publisher.schedule_retry(task, backend.now(), token="again")
-    assert seen == [delivery.receipt, None]
+    assert [call for call in recorder.take() if call[0] == "maintained"] == [
+        ("maintained", done),
+        ("maintained", None),
+    ]

@@ -123,18 +123,10 @@ async def test_a_bad_name_is_refused_before_anything_is_read() -> None:
             '{"rate_limit":{"max_tokens":1,"s3cret":1}}',
             "rate_limit: got a field that is not known; allowed: max_tokens, interval, interval_unit",
         ),
-        (
-            '{"tenant_rate_limit":{"max_tokens":1,"s3cret":1}}',
-            "tenant_rate_limit: got a field that is not known; allowed: max_tokens, interval, interval_unit",
-        ),
         ('{"order":"lifo"}', "order: got str of length 4 out of range; allowed: 'fifo' or 'fair'"),
         (
             '{"weights":{"s3cret":1}}',
             "weights: got dict of length 1; allowed: its default, for it needs order 'fair'",
-        ),
-        (
-            '{"tenant_max_inflight":1,"order":"fifo"}',
-            "tenant_max_inflight: got int; allowed: its default, for it needs order 'fair'",
         ),
         (
             '{"order":"fair","weights":{"s3cret":0}}',

@@ -1,4 +1,4 @@
-"""What the record store does about hung deliveries, moved queues and publishers that wait for room."""
+"""What the record store does about hung deliveries and publishers that wait for room, beside what the kit proves."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ import pytest
 
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import BackendUnavailable, InvalidInput, LeaseLost
-from taskqueue_core.queue import Queue
+from taskqueue_core.errors import BackendUnavailable, InvalidInput
 from taskqueue_core.recordstore import RecordBackend
-from taskqueue_core.tasks import Published, Refusal, State, Task
+from taskqueue_core.tasks import State, Task
 from tests.core.dict_store import DictStore, Disk
 
 HUNG = QueueSettings(max_processing_time=10, max_losses=1)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """The time of the backend."""
-    return ManualClock()
 
 
 @pytest.fixture
@@ -33,46 +26,6 @@ def store() -> DictStore:
 def backend(clock: ManualClock, store: DictStore) -> RecordBackend:
     """An empty backend."""
     return RecordBackend("dict", store, clock, durable=True)
-
-
-async def state_of(backend: RecordBackend, task_id: str = "t") -> State:
-    """Where a task is."""
-    (status,) = await backend.control.statuses("k", task_id)
-    assert status is not None
-    return status.state
-
-
-async def test_a_hung_delivery_is_taken_back(backend: RecordBackend, clock: ManualClock) -> None:
-    """C18, laws 2 and 3: without progress for that long it is lost: once it comes back, then it is dead."""
-    await backend.control.configure("k", HUNG)
-    await backend.publisher.publish(Task(key="k", id="t"))
-    consumer = backend.subscribe(["k"], "w")
-    for last in (False, True):
-        (delivery,) = (await consumer.receive(1, 0)).deliveries
-        assert (delivery.attempt, delivery.losses) == (1, int(last))
-        await clock.advance(9.9)
-        assert (await backend.control.maintain()).recovered == 0
-        await clock.advance(0.1)
-        assert (await backend.control.maintain()).recovered == 1
-        assert await state_of(backend) is (State.DEAD if last else State.WAITING)
-        with pytest.raises(LeaseLost):
-            await consumer.ack(delivery)
-    stats = await backend.control.stats("k")
-    assert (stats.lost, stats.redelivered, stats.ledger.balanced) == (2, 2, True)
-
-
-async def test_progress_is_a_sign_of_life(backend: RecordBackend, clock: ManualClock) -> None:
-    """OPEN-C3: a long task that goes on telling of its progress is left alone, however long it takes."""
-    await backend.control.configure("k", HUNG)
-    await backend.publisher.publish(Task(key="k", id="t"))
-    consumer = backend.subscribe(["k"], "w")
-    (delivery,) = (await consumer.receive(1, 0)).deliveries
-    for step in range(10):
-        await clock.advance(9)
-        assert await backend.control.progress(delivery, step / 10)
-        assert (await backend.control.maintain()).recovered == 0
-    await consumer.ack(delivery)
-    assert await state_of(backend) is State.DONE
 
 
 async def test_who_waits_gets_what_hung(backend: RecordBackend, clock: ManualClock) -> None:
@@ -89,23 +42,8 @@ async def test_who_waits_gets_what_hung(backend: RecordBackend, clock: ManualClo
     await clock.advance(9.9)
     assert not waiting.done()
     await clock.advance(0.1)
-    (again,) = (await asyncio.wait_for(waiting, 5)).deliveries
+    (again,) = (await asyncio.wait_for(waiting, 30)).deliveries
     assert (again.losses, again.task.id) == (1, "t")
-
-
-async def test_a_change_acts_on_what_is_handed_out(
-    backend: RecordBackend, clock: ManualClock
-) -> None:
-    """C18, law 9: a delivery has the time that was in force when it was handed out."""
-    await backend.publisher.publish(Task(key="k", id="t"), Task(key="k", id="u"))
-    consumer = backend.subscribe(["k"], "w")
-    await consumer.receive(1, 0)
-    settings = await backend.control.configure("k", HUNG)
-    await consumer.receive(1, 0)
-    await backend.control.configure("k", QueueSettings(version=settings.version))
-    await clock.advance(10)
-    assert (await backend.control.maintain()).recovered == 1
-    assert [await state_of(backend, name) for name in "tu"] == [State.IN_FLIGHT, State.WAITING]
 
 
 @pytest.mark.parametrize(("deadline", "end"), [(10, State.EXPIRED), (11, State.WAITING)])
@@ -119,25 +57,10 @@ async def test_a_deadline_before_it(
     await clock.advance(10)
     await backend.publisher.publish(Task(key="k"))
     await backend.control.maintain()
-    assert await state_of(backend) is end
+    (status,) = await backend.control.statuses("k", "t")
+    assert status is not None
+    assert status.state is end
     assert (await backend.control.stats("k")).lost == (end is State.WAITING)
-
-
-async def test_a_moved_queue(backend: RecordBackend) -> None:
-    """A20, A19: it takes nothing new, says where to go, answers for what it knows, and runs empty."""
-    await backend.publisher.publish(Task(key="k", id="t"))
-    await backend.control.configure("k", QueueSettings(moved_to="k-2"))
-    known, new = await backend.publisher.publish(Task(key="k", id="t"), Task(key="k", id="new"))
-    assert (known.status, new.status) == (Published.DUPLICATE, Published.REFUSED)
-    assert (new.code, new.retry_after, new.reason) == (
-        Refusal.MOVED,
-        None,
-        "the queue has moved to 'k-2'",
-    )
-    consumer = backend.subscribe(["k"], "w")
-    (delivery,) = (await consumer.receive(9, 0)).deliveries
-    await backend.publisher.schedule_retry(delivery.task, backend.now(), settles=delivery)
-    assert len((await consumer.receive(9, 0)).deliveries) == 1
 
 
 @pytest.mark.parametrize(
@@ -195,18 +118,4 @@ async def test_the_bell_rings_for_room(backend: RecordBackend, store: DictStore)
         assert await rung()
     await consumer.receive(9, 0)
     assert not await rung(), "it is closed"
-    await asyncio.wait_for(bell.rung(0.001), 5)
-
-
-async def test_a_publisher_waits_for_room(
-    backend: RecordBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """B13: it gets in with the hand-out that makes room, whatever the hint is."""
-    monkeypatch.setattr("taskqueue_core.authoring._REFUSED_FOR", 600.0)
-    await backend.control.configure("k", QueueSettings(capacity=1))
-    await backend.publisher.publish(Task(key="k"))
-    late = asyncio.create_task(Queue(backend).publish("k", wait=60))
-    await asyncio.sleep(0.01)
-    assert not late.done()
-    await backend.subscribe(["k"], "w").receive(1, 0)
-    assert (await asyncio.wait_for(late, 5)).stored
+    await asyncio.wait_for(bell.rung(0.001), 30)

@@ -173,16 +173,6 @@ def test_losses_are_not_attempts() -> None:
     assert isinstance(decide(Failed("x"), delivery(1, losses=49), DEFAULT), ScheduleRetry)
 
 
-@given(attempt=st.integers(1, 60), source=unit)
-def test_decide_is_pure(attempt: int, source: float) -> None:
-    """The same question has the same answer, and nothing that was given is changed."""
-    given_delivery = delivery(attempt)
-    answers = {str(decide(Failed("x"), given_delivery, DEFAULT, lambda: source)) for _ in range(3)}
-    assert len(answers) == 1
-    assert given_delivery.attempt == attempt
-    assert RetryPolicy() == DEFAULT
-
-
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 1e300, True, "5"])
 def test_a_handler_asks_for_a_sane_delay(delay: float) -> None:
     """Fault K4: a delay that cannot be kept is refused where it is asked for, by name."""

@@ -37,6 +37,7 @@ async def test_each_verb_has_its_transition(verb: Verb, state: State, attempt: i
     (status,) = await backend.control.statuses("k", "t")
     assert status is not None
     assert (status.state, status.attempt) == (state, attempt)
+    assert await backend.control.results("k", "t") == (getattr(verb, "result", None),)
     assert (await backend.control.ledger("k")).balanced
     await backend.aclose()
 
@@ -55,37 +56,18 @@ async def test_the_same_verb_again_is_ok() -> None:
     await backend.aclose()
 
 
-async def test_results_are_stored() -> None:
-    """An ack takes the result along."""
-    backend = MemoryBackend(clock=ManualClock())
-    await backend.publisher.publish(Task(key="k", id="t"))
-    subscription = backend.subscribe(["k"], "w")
-    (delivery,) = (await subscription.receive(1, 0)).deliveries
-    await settle(backend, subscription, delivery, Ack(b'{"n":1}'))
-    assert await backend.control.results("k", "t") == (b'{"n":1}',)
-    await backend.aclose()
-
-
 def scripted(**options: Any) -> Any:
     """A backend that only notes what it is asked."""
     return ScriptedBackend(**options)
 
 
-async def test_one_step_where_the_backend_can() -> None:
-    """With ``atomic_retry`` the delivery goes along, and nothing is acked."""
-    backend = scripted(atomic_retry=True)
-    await settle(backend, backend, DELIVERY, ScheduleRetry(5, "boom"))
-    assert backend.calls == [("schedule_retry", "t", 1005.0, "boom", None, DELIVERY)]
-
-
-async def test_two_steps_where_it_cannot() -> None:
-    """The retry is stored first, and the delivery is acked only then."""
-    backend = scripted()
+@pytest.mark.parametrize("atomic", [True, False])
+async def test_as_few_steps_as_the_backend_can(*, atomic: bool) -> None:
+    """With ``atomic_retry`` the delivery goes along and nothing is acked; without, it is acked once that is stored."""
+    backend = scripted(atomic_retry=atomic)
     assert await settle(backend, backend, DELIVERY, ScheduleRetry(5, "boom")) is Settled.OK
-    assert backend.calls == [
-        ("schedule_retry", "t", 1005.0, "boom", None, DELIVERY),
-        ("ack", "r", ()),
-    ]
+    retry = ("schedule_retry", "t", 1005.0, "boom", None, DELIVERY)
+    assert backend.calls == ([retry] if atomic else [retry, ("ack", "r", ())])
 
 
 async def test_no_ack_without_a_stored_retry() -> None:

@@ -144,8 +144,8 @@ def test_closing_ends_calls_of_other_threads() -> None:
     with connect_sync(backend) as queue:
         caller = threading.Thread(target=publish, args=(queue,))
         caller.start()
-        assert backend.asked.wait(5)
-    caller.join(5)
+        assert backend.asked.wait(30)
+    caller.join(30)
     assert not caller.is_alive()
     assert [str(error) for error in errors] == ["the queue was closed before the call was answered"]
     assert backend.cancelled.is_set()
@@ -158,7 +158,7 @@ def test_an_interrupted_caller_takes_its_call_along(monkeypatch: pytest.MonkeyPa
     original = future.result
 
     def interrupted(self: Any, timeout: float | None = None) -> Any:
-        if backend.asked.wait(0.2):
+        if backend.asked.wait(30):
             raise KeyboardInterrupt
         return original(self, timeout)
 
@@ -167,7 +167,7 @@ def test_an_interrupted_caller_takes_its_call_along(monkeypatch: pytest.MonkeyPa
         with pytest.raises(KeyboardInterrupt):
             queue.publish("k")
         monkeypatch.undo()
-        assert backend.cancelled.wait(5)
+        assert backend.cancelled.wait(30)
 
 
 def test_calls_do_not_wait_for_each_other() -> None:

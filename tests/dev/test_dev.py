@@ -86,7 +86,7 @@ def test_a_hanging_shim_is_given_up(script: Script, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(dev, "PROBE_SECONDS", 0.2)
     start = time.monotonic()
     assert dev.probe(str(script("python3", "sleep 60; echo 3.13"))) is None
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
 
 
 def test_the_running_python_is_probed_truly() -> None:
@@ -354,7 +354,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """Help is what a bare call shows, and it names the commands."""
     assert dev.main([]) == dev.main(["--help"]) == 0
     said = capsys.readouterr().out
-    for name in (
+    for name in [
         "run",
         "report",
         "test",
@@ -365,7 +365,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "env",
         "lock",
         "clean",
-    ):
+    ]:
         assert said.count(f"\n  {name} ") == 2
 
 

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ import pytest
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.models import ModelConfig
 from tests.binaries import curl
+from tests.docs.programs import background, blocks, run
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "dispatcher.md").read_text()
-PATIENCE = 20
 FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
-(DOTENV,) = re.findall(r"^```ini\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+(DOTENV,) = blocks(PAGE, "ini")
 COMMANDS = re.findall(r"^\$ (.+)\n((?:(?!\$ |```).+\n)*)", PAGE, re.MULTILINE)
 
 
@@ -57,20 +57,13 @@ class Place:
             return [sys.executable, "-m", "taskqueue_core.cli", *rest]
         return [sys.executable if first == "python" else first, *rest]
 
-    def start(self, words: list[str], **more: Any) -> subprocess.Popen[str]:
-        """Start a program here."""
-        return subprocess.Popen(
-            words, cwd=self.folder, env=self.env, stdout=subprocess.PIPE, text=True, **more
-        )
+    def start(self, words: list[str], **more: Any) -> AbstractContextManager[subprocess.Popen[str]]:
+        """Run a program here until the end of the block."""
+        return background(words, cwd=self.folder, env=self.env, **more)
 
     def run(self, *words: str) -> str:
         """Run a program here; return what it prints."""
-        done = subprocess.run(
-            words, cwd=self.folder, env=self.env, capture_output=True, text=True,
-            timeout=PATIENCE, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return run(*words, cwd=self.folder, env=self.env)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +81,6 @@ def running(place: Place) -> Iterator[dict[str, subprocess.Popen[str]]]:
             if command.endswith("&"):
                 words = place.words(command.removesuffix("&"))
                 program = stack.enter_context(place.start(words, stderr=subprocess.DEVNULL))
-                stack.callback(program.terminate)
                 programs[shlex.split(command)[1]] = program
         for name in ("dispatch", "-m"):
             out = programs[name].stdout
@@ -131,12 +123,9 @@ def test_the_other_ways_to_submit(place: Place) -> None:
 def test_a_server_of_a_model(place: Place) -> None:
     """B9, C2: the component of the page is a server, and a slot of it is found in process."""
     port = str(free_port())
-    with place.start([sys.executable, "gpu.py", port]) as gpu:
-        try:
-            endpoint = f"http://127.0.0.1:{port}/generate"
-            assert place.run(sys.executable, "inside.py", endpoint) == "success\n"
-        finally:
-            gpu.terminate()
+    with place.start([sys.executable, "gpu.py", port]):
+        endpoint = f"http://127.0.0.1:{port}/generate"
+        assert place.run(sys.executable, "inside.py", endpoint) == "success\n"
 
 
 def table(first: str) -> dict[str, str]:

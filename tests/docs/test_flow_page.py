@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,13 +20,13 @@ from taskqueue_core.server.api.problems import refusal_status
 from taskqueue_core.tasks import Refusal
 from taskqueue_memory import MemoryBackend
 from tests.binaries import curl
+from tests.docs.programs import blocks, python, run
 from tests.server.in_thread import in_thread
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flow.md").read_text()
-PATIENCE = 20.0
-OPERATOR, HTTP, *ORDER = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-CODE, CAPACITY = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+OPERATOR, HTTP, *ORDER = blocks(PAGE, "console")
+CODE, CAPACITY = blocks(PAGE, "python")
 
 
 def commands(block: str) -> list[tuple[str, str]]:
@@ -54,16 +52,17 @@ def test_the_commands_and_the_code(port: str, capsys: pytest.CaptureFixture[str]
     """B13: each command does what the page shows; one that is shown to fail fails, and no other."""
     curl()
     follow(commands(OPERATOR)[1:], capsys)
-    told = [json.loads(run(*shlex.split(f"{one} -sS"), port=port)) for one, _ in commands(HTTP)]
+    asked = [f"{one} -sS".replace(":8420", f":{port}") for one, _ in commands(HTTP)]
+    told = [json.loads(run(*shlex.split(one))) for one in asked]
     assert [one["version"] for one in told] == [6, 7, 8, 9, 9, 10]
     assert [one["paused"] for one in told] == [True, False, False, False, False, False]
     assert [one["intake_paused"] for one in told] == [False, False, True, False, False, False]
     assert (told[3]["capacity"], told[3]["rate_limit"]["max_tokens"]) == (1000, 100)
     assert told[5] == QueueSettings(version=10).model_dump(mode="json")
-    assert run(sys.executable, "-c", CODE) == "accepted\n"
+    assert python(CODE) == "accepted\n"
     main(["queue", "pause", "resize", "--intake"])
     impatient = CODE.replace("wait=30", "wait=0.01")
-    assert run(sys.executable, "-c", impatient).startswith("intake_paused None ")
+    assert python(impatient).startswith("intake_paused None ")
 
 
 def test_order_and_copies(port: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +78,7 @@ def test_a_capacity_that_follows(port: str) -> None:
     """B4: the program sets what the page says."""
     assert port
     first, second = re.findall(r"prints `(.*?)` and `(.*?)`", PAGE)[0]
-    assert run(sys.executable, "-c", CAPACITY) == f"{first}\n{second}\n"
+    assert python(CAPACITY) == f"{first}\n{second}\n"
 
 
 def follow(shown: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,14 +89,6 @@ def follow(shown: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]) -> 
         out, err = capsys.readouterr()
         assert code == (1 if expected.startswith("error: ") else 0), err
         assert (err if code else out).split() == expected.split() or (out and not expected), command
-
-
-def run(*words: str, port: str = "") -> str:
-    """Run a program; return what it prints."""
-    here = [word.replace(":8420", f":{port}") for word in words]
-    done = subprocess.run(here, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_the_tables() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,22 +16,22 @@ from taskqueue_core.server import Server
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
 from tests.binaries import curl
+from tests.docs.programs import blocks, run
 from tests.server.in_thread import in_thread
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "http.md").read_text()
-BLOCKS = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [
     one
-    for block in BLOCKS
+    for block in blocks(PAGE, "console")
     for one in re.findall(r"^\$ (.+)\n((?:(?!\$ ).+\n)*)", block, re.MULTILINE)
 ]
 
 
 async def _bury(backend: MemoryBackend) -> None:
     """Make the dead letters that the page looks at."""
-    errors = {"r1": "timeout of the printer", "r2": "timeout", "r3": "timeout", "r4": "no paper"}
-    errors = {**errors, "r5": "a timeout"}
+    said = ("timeout of the printer", "timeout", "timeout", "no paper", "a timeout")
+    errors = {f"r{number}": error for number, error in enumerate(said, 1)}
     await backend.publisher.publish(*(Task(key="reports", id=i) for i in errors))
     subscription = backend.subscribe(["reports"], "w")
     for delivery in (await subscription.receive(len(errors), 0)).deliveries:
@@ -56,19 +55,11 @@ def test_the_commands(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for command, shown in COMMANDS:
         here = command.replace("localhost:8420", f"127.0.0.1:{port}")
         words = shlex.split(re.sub(r"\$('[^']*')", lambda m: m[1].replace("\\n", "\n"), here))
-        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
-        assert done.returncode == 0, done.stderr
+        printed = run(*words).strip()
         expected = ".*".join(re.escape(part) for part in shown.strip().split("..."))
-        assert re.fullmatch(expected, done.stdout.strip(), re.DOTALL), (command, done.stdout)
+        assert re.fullmatch(expected, printed, re.DOTALL), (command, printed)
 
 
 def test_the_table() -> None:
     """Every operation is on the page, with what it needs, and no other."""
-    done = subprocess.run(
-        [sys.executable, "tools/http_table.py", "--check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(sys.executable, "tools/http_table.py", "--check", cwd=ROOT)

@@ -4,58 +4,42 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.docs.programs import PATIENCE, background, blocks, run
 from tests.ports import free_port
 from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PATIENCE = 20.0
-
-
-def blocks(language: str) -> list[str]:
-    """Return the README's code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
 
 class Shell:
     """Runs the commands of a console block, those that end in ``&`` in the background."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self._folder = folder
-        self._environment = environment
-        self._background: list[subprocess.Popen[str]] = []
+        self._options: dict[str, Any] = {"cwd": folder, "env": environment}
+        self._background = ExitStack()
 
     def run(self, command: str) -> str:
         """Run one command; return what it prints, for a background one its first line."""
         words = shlex.split(command, comments=True)
-        background = words[-1] == "&"
-        words = [word for word in words if word != "&"]
         words = [sys.executable, *words[1:]] if words[0] == "python" else words
-        process = subprocess.Popen(
-            words,
-            cwd=self._folder,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        if background:
-            self._background.append(process)
-            assert process.stdout is not None
-            return process.stdout.readline()
-        out, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, err
-        return out
+        if words[-1] != "&":
+            return run(*words, **self._options)
+        quiet = {"stderr": subprocess.DEVNULL}
+        started = self._background.enter_context(background(words[:-1], **self._options, **quiet))
+        assert started.stdout is not None
+        return started.stdout.readline()
 
     def insist(self, command: str) -> str:
         """Run a command, again while it fails, within bounds: a result may not be there yet."""
@@ -70,16 +54,13 @@ class Shell:
 
     def close(self) -> None:
         """End what runs in the background, the last one first."""
-        while self._background:
-            process = self._background.pop()
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=PATIENCE)
+        self._background.close()
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     """A folder with the README's files, and a port of its own."""
-    for text in blocks("python"):
+    for text in blocks(README, "python"):
         name = text.splitlines()[0].removeprefix("# ")
         (tmp_path / name).write_text(text)
     port = free_port()
@@ -100,7 +81,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 def test_first_steps(shell: Shell) -> None:
     """E7, G5, G7: the README's commands do what it shows, from the server to the result."""
-    (session,) = (block for block in blocks("console") if "publish.py" in block)
+    (session,) = (block for block in blocks(README, "console") if "publish.py" in block)
     lines = [line for line in session.splitlines() if not line.startswith("$ pip install")]
     for line, following in zip(lines, [*lines[1:], "$ end"], strict=True):
         if line.startswith("$ "):
@@ -112,7 +93,7 @@ def test_first_steps(shell: Shell) -> None:
 def test_durable_servers(shell: Shell, tmp_path: Path) -> None:
     """G5: each of the two ways to Redis is one command."""
     engine = find_engine()
-    (session,) = (block for block in blocks("console") if "--embedded-redis" in block)
+    (session,) = (block for block in blocks(README, "console") if "--embedded-redis" in block)
     embedded, real = re.findall(r"^\$ (.+)$", session, flags=re.MULTILINE)
     assert "embedded Valkey 9." in _plain(shell.run(f"{embedded.partition('#')[0]} &"))
     shell.close()
@@ -124,7 +105,7 @@ def test_durable_servers(shell: Shell, tmp_path: Path) -> None:
 
 def test_the_two_commands_are_the_only_set_up() -> None:
     """G1: the first screen names the two commands, and dev.py has them."""
-    first = blocks("console")[0]
+    first = blocks(README, "console")[0]
     assert re.findall(r"^\$ python3 dev.py (\w+)", first, flags=re.MULTILINE) == [
         "run",
         "test",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +15,11 @@ from taskqueue_core import Reconciled
 from taskqueue_core.config import Settings
 from taskqueue_core.server import Server
 from taskqueue_memory import MemoryBackend
+from tests.docs.programs import blocks, python
 from tests.server.in_thread import in_thread
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reconciling.md").read_text()
-PATIENCE = 20.0
-(CODE,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+(CODE,) = blocks(PAGE, "python")
 
 
 @pytest.fixture
@@ -34,21 +32,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 def test_the_program(tmp_path: Path, environment: dict[str, str]) -> None:
     """D1: it publishes the rows that are old enough and not done, once, however often it runs."""
-
-    def run() -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", CODE],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert run() == "0 0 0 0 0\n"
+    assert python(CODE, tmp_path, environment) == "0 0 0 0 0\n"
     old, now = time.time() - 61, time.time()
     rows = [("a", old, False), ("b", old, False), ("done", old, True), ("new", now, False)]
     with sqlite3.connect(tmp_path / "shop.db") as database:
@@ -57,8 +41,8 @@ def test_the_program(tmp_path: Path, environment: dict[str, str]) -> None:
             [(one, at, is_) for one, at, is_ in rows],
         )
     database.close()
-    assert run() == "2 2 2 0 0\n"
-    assert run() == "2 0 0 0 0\n"
+    assert python(CODE, tmp_path, environment) == "2 2 2 0 0\n"
+    assert python(CODE, tmp_path, environment) == "2 0 0 0 0\n"
 
 
 def test_the_table() -> None:

@@ -20,13 +20,14 @@ from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
 from taskqueue_redis.scripts import source
+from tests.binaries import curl
+from tests.docs.programs import PATIENCE, background
 from tests.ports import free_port
 from tests.redis.engines import OLDEST, find_engine
 from tests.redis.servers import RedisServer, wait_until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "redis.md").read_text()
-PATIENCE = 20.0
 KEY = "resize"
 SHARED = "shared"
 
@@ -96,18 +97,11 @@ def shell(tmp_path: Path, environment: dict[str, str]) -> Shell:
 def server(tmp_path: Path, environment: dict[str, str], redis: RedisServer) -> Iterator[str]:
     """The page's server, on the test's Redis; gives what it says first."""
     (command,) = commands(containing="TASKQUEUE_REDIS_URL=redis://127.0.0.1:6379 taskqueue serve")
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", f"exec env {command.replace(':6379', f':{redis.port}')}"],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    yield process.stdout.readline()
-    process.terminate()
-    process.communicate(timeout=PATIENCE)
+    words = ["/bin/sh", "-c", f"exec env {command.replace(':6379', f':{redis.port}')}"]
+    quiet = {"stderr": subprocess.DEVNULL}
+    with background(words, cwd=tmp_path, env=environment, **quiet) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline()
 
 
 def at_port(command: str, environment: dict[str, str]) -> str:
@@ -118,6 +112,7 @@ def at_port(command: str, environment: dict[str, str]) -> str:
 def test_set_up(server: str, shell: Shell, environment: dict[str, str], redis: RedisServer) -> None:
     """A1, G5: the two variables are all it takes, and the queue's durability is set as the page says."""
     assert "serving redis" in server
+    curl()
     (command,) = commands(containing="curl -X PUT")
     told = json.loads(shell(at_port(command, environment)))
     assert (told["version"], told["durability"]) == (1, "process")

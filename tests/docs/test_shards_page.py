@@ -3,8 +3,6 @@
 import asyncio
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,18 +12,15 @@ from taskqueue_core.cli import main
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.succession.names import LONGEST
 from tests.cli.shared import renew
+from tests.docs.programs import blocks, python
 
 PAGE = (Path(__file__).parents[2] / "docs" / "shards.md").read_text()
 
 
 def test_its_code(tmp_path: Path) -> None:
     """A18, A19: a worker is told of each change of the shard, which are few."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert 7 <= done.stdout.count("another shard") <= 40
+    (code,) = blocks(PAGE, "python")
+    assert 7 <= python(code, tmp_path).count("another shard") <= 40
 
 
 def test_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

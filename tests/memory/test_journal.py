@@ -7,7 +7,6 @@ import os
 import random
 import stat
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,13 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import ConfigurationError, InvalidInput, LeaseLost
+from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import Delivery, Ledger, State, Task
+from taskqueue_core.tasks import Ledger, State, Task
 from taskqueue_memory import MemoryBackend, MemorySettings, create_backend
 from taskqueue_memory.journal import JOURNAL_VERSION, Line
+from tests.memory.histories import History, some_moves
+from tests.memory.test_wakeups import hop
 
 KEYS = ("a", "b")
 
@@ -135,87 +136,14 @@ async def test_the_form_of_a_line(path: Path, clock: ManualClock) -> None:
     assert line["v"] == JOURNAL_VERSION == 2
 
 
-class Life:
-    """A random life with every verb."""
-
-    def __init__(self, backend: MemoryBackend, clock: ManualClock, source: random.Random) -> None:
-        """Let ``source`` decide."""
-        self.backend = backend
-        self.clock = clock
-        self.source = source
-        self.subscriptions = [backend.subscribe(KEYS, f"w{n}") for n in range(3)]
-        self.tasks = [Task(key=key) for key in KEYS]
-        self.held: list[Delivery] = []
-
-    async def live(self, steps: int) -> None:
-        """Make a number of moves."""
-        settings = QueueSettings(max_losses=1, dedupe_window=5)
-        await self.backend.control.configure(KEYS[0], settings)
-        moves = [
-            *[self.publish] * 3,
-            *[self.receive] * 3,
-            *[self.settle] * 4,
-            self.operate,
-            self.age,
-        ]
-        for _ in range(steps):
-            await self.source.choice(moves)()
-
-    async def publish(self) -> None:
-        """Publish a new task and an old one."""
-        dates = [None, self.clock.now() + self.source.random() * 3]
-        fields = {name: self.source.choice(dates) for name in ("not_before", "deadline")}
-        task = Task(key=self.source.choice(KEYS), **fields)  # type: ignore[arg-type]
-        await self.backend.publisher.publish(task, self.source.choice(self.tasks))
-        self.tasks.append(task)
-
-    async def receive(self) -> None:
-        """Take what is there."""
-        received = await self.source.choice(self.subscriptions).receive(2, 0)
-        self.held += received.deliveries
-
-    async def settle(self) -> None:
-        """End a delivery that may be stale."""
-        if not self.held:
-            return
-        delivery = self.held.pop(self.source.randrange(len(self.held)))
-        subscription = self.source.choice(self.subscriptions)
-        at = self.clock.now() + 1
-        verbs: list[Callable[[], Awaitable[object]]] = [
-            lambda: subscription.ack(delivery),
-            lambda: subscription.redeliver(delivery),
-            lambda: subscription.redeliver(delivery, lost=True),
-            lambda: subscription.dead_letter(delivery, "bad"),
-            lambda: self.backend.publisher.schedule_retry(delivery.task, at, settles=delivery),
-        ]
-        with suppress(LeaseLost):
-            await self.source.choice(verbs)()
-
-    async def operate(self) -> None:
-        """Do what operators and orchestrators do."""
-        task, key = self.source.choice(self.tasks), self.source.choice(KEYS)
-        token, at = str(self.source.randrange(40)), self.clock.now() + 1
-        verbs: list[Callable[[], Awaitable[object]]] = [
-            lambda: self.backend.publisher.schedule_retry(task, at, token=token),
-            lambda: self.backend.control.cancel(task.key, task.id),
-            lambda: self.backend.dead_letters.redrive(key),
-            lambda: self.backend.dead_letters.discard(key),
-        ]
-        await self.source.choice(verbs)()
-
-    async def age(self) -> None:
-        """Let time pass."""
-        await self.clock.advance(self.source.random())
-        await self.backend.control.maintain()
-        if self.source.random() < 0.1:
-            await self.backend.control.purge(self.source.choice(KEYS))
-
-
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_journal_tells_the_books(seed: int, path: Path, clock: ManualClock) -> None:
     """Law 1, G9: replaying the lines gives the very ledgers of the queues, and no line is missing."""
     backend = journaled(path, clock)
-    await Life(backend, clock, random.Random(seed)).live(1500)
+    history = History(backend, clock)
+    for move, values in some_moves(random.Random(seed), 1500):
+        await history.move(move, values)
+        await hop()
     ledgers = {key: await backend.control.ledger(key) for key in KEYS}
     await backend.aclose()
     lines = read(path)

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.flow import RateLimit
-from taskqueue_core.tasks import State, Task
+from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
-from tests.memory.test_wakeups import (
-    HISTORIES,
-    KEYS,
-    History,
-    counted_looks,
-    hop,
-    stop,
-    waiting,
-)
+from tests.memory.test_wakeups import counted_looks, hop, stop, waiting
 
 
 async def looks_during(
@@ -76,76 +65,6 @@ async def test_a_place_wakes_one_of_many(
     assert await looks_during(monkeypatch, ack) == 1
     assert sum(receive.done() for receive in receives) == 1
     await stop(*receives)
-
-
-LIMITS: tuple[dict[str, Any], ...] = (
-    {},
-    {"max_inflight": 1},
-    {"max_inflight": 2, "rate_limit": RateLimit(max_tokens=2, interval=4)},
-    {"rate_limit": RateLimit(max_tokens=1)},
-    {"paused": True},
-)
-moves = st.lists(
-    st.one_of(
-        st.tuples(st.just("publish"), st.sampled_from("abc")),
-        st.tuples(st.just("publish"), st.sampled_from("abc")),
-        st.tuples(st.just("receive"), st.integers(0, 3)),
-        st.tuples(st.just("receive"), st.integers(0, 3)),
-        st.tuples(st.just("cancel"), st.integers(0, 3)),
-        st.tuples(st.just("close"), st.integers(0, 3)),
-        st.tuples(st.just("hand_back"), st.integers(0, 3)),
-        st.tuples(st.just("ack"), st.integers(0, 3)),
-        st.tuples(st.just("hop"), st.just(0)),
-        st.tuples(st.just("limit"), st.tuples(st.sampled_from("abc"), st.sampled_from(LIMITS))),
-        st.tuples(st.just("advance"), st.sampled_from([0.5, 1.0, 3.0])),
-    ),
-    max_size=60,
-)
-
-
-class LimitedHistory(History):
-    """One in which limits come and go, and time passes."""
-
-    async def ack(self, number: int) -> None:
-        """Settle all."""
-        for record in list(self.subscriptions[number].owned.values()):
-            await self.subscriptions[number].ack(record.delivery)
-
-    async def limit(self, what: tuple[str, dict[str, Any]]) -> None:
-        """Put other limits in force."""
-        key, limits = what
-        present = await self.backend.control.settings(key)
-        changed = QueueSettings(version=present.version, **limits)
-        await self.backend.control.configure(key, changed)
-
-    async def advance(self, seconds: float) -> None:
-        """Let time pass."""
-        clock = self.backend._store.clock
-        assert isinstance(clock, ManualClock)
-        await clock.advance(seconds)
-
-    def check(self) -> None:
-        """Nobody may wait while there is work that may be had."""
-        for number, receive in self.receives.items():
-            for key in KEYS[number]:
-                queue = self.backend._store.queue(key)
-                if not receive.done() and queue.states[State.WAITING]:
-                    assert not queue.room(self.backend.now()).left, f"{number} sleeps on {key}"
-
-
-@settings(max_examples=HISTORIES, deadline=None)
-@given(moves)
-async def test_nobody_waits_while_there_is_room(steps: list[tuple[str, Any]]) -> None:
-    """Fault E4, laws 5, 9: after any history who waits has nothing to take, then and when tokens come by themselves."""
-    history = LimitedHistory()
-    for move, what in steps:
-        await getattr(history, move)(what)
-    for _ in range(6):
-        await hop()
-        history.check()
-        await history.advance(0.5)
-    await history.backend.aclose()
-    await hop()
 
 
 class PassingClock(ManualClock):

@@ -54,20 +54,6 @@ async def test_ended_tasks_are_forgotten(
     assert await backend.control.ledger("k") == Ledger(published=500, done=500)
 
 
-async def test_results_outlive_the_window(backend: MemoryBackend, clock: ManualClock) -> None:
-    """A result is kept for its own time, and the task with it, though its id is free again."""
-    await backend.control.configure("k", QueueSettings(dedupe_window=10, result_ttl=100))
-    await backend.publisher.publish(Task(key="k", id="t"))
-    subscription = backend.subscribe(["k"], "w")
-    await subscription.ack(*(await subscription.receive(1, 0)).deliveries, results=[b"1"])
-    await clock.advance(50)
-    assert (await backend.control.maintain()).forgotten == 0
-    assert await backend.control.results("k", "t") == (b"1",)
-    await clock.advance(50)
-    assert (await backend.control.maintain()).forgotten == 1
-    assert await backend.control.results("k", "t") == (None,)
-
-
 async def test_publishing_forgets_along_the_way(backend: MemoryBackend, clock: ManualClock) -> None:
     """Where nobody does housekeeping, each publish forgets more than it adds, and never a lot at once."""
     await work(backend, 300)

@@ -10,8 +10,9 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.flow import RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
+from tests.memory.histories import FAIR
 from tests.memory.test_edges import one
-from tests.memory.test_order import FAIR, configure
+from tests.memory.test_order import configure
 from tests.memory.test_wakeups import counted_looks, hop, ids, stop, waiting
 
 

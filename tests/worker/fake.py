@@ -43,7 +43,8 @@ from taskqueue_core.protocol.frames import (
 from taskqueue_core.worker import Worker
 
 F = TypeVar("F", bound=ClientFrame)
-PATIENCE = 5.0
+PATIENCE = 30.0
+"""seconds that end a test that hangs"""
 _numbers = itertools.count(1)
 
 
@@ -237,10 +238,10 @@ async def running(worker: Worker) -> AsyncIterator[Future[None]]:
         yield ended
     finally:
         worker.stop(now=True)
-        await asyncio.to_thread(thread.join, 15)
+        await asyncio.to_thread(thread.join, PATIENCE)
         assert not thread.is_alive()
 
 
 async def outcome(ended: Future[None]) -> BaseException | None:
     """Wait for the worker's end; return its error."""
-    return await asyncio.to_thread(ended.exception, PATIENCE * 2)
+    return await asyncio.to_thread(ended.exception, PATIENCE)

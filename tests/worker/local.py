@@ -11,8 +11,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.tasks import Ledger, TaskStatus
 from taskqueue_core.worker import LocalWorker
-
-PATIENCE = 10.0
+from tests.worker.fake import PATIENCE
 
 
 @asynccontextmanager

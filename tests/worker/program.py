@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 
-from taskqueue_core.worker import Worker
+from taskqueue_core.worker import Context, Worker
 
 logging.basicConfig(level=logging.INFO)
 worker = Worker(sys.argv[1], grace=float(sys.argv[2]) if len(sys.argv) > 2 else 5.0)
@@ -20,10 +21,10 @@ def exit_hard() -> None:
     os._exit(9)
 
 
-@worker.task("abort")
-def abort() -> None:
-    """End like a segmentation fault."""
-    os.abort()
+@worker.task("kill")
+def kill() -> None:
+    """End as by the kernel."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @worker.task("sys.exit")
@@ -45,15 +46,17 @@ async def interrupt() -> None:
 
 
 @worker.task("sleep")
-async def sleep(seconds: float) -> str:
-    """Take a while."""
+async def sleep(seconds: float, context: Context) -> str:
+    """Take a while, and say when it begins."""
+    context.progress(0)
     await asyncio.sleep(seconds)
     return "slept"
 
 
 @worker.task("hang")
-def hang() -> None:
-    """Never end."""
+def hang(context: Context) -> None:
+    """Never end, and say when it begins."""
+    context.progress(0)
     time.sleep(3600)
 
 

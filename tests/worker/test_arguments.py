@@ -128,13 +128,8 @@ def test_partials_methods_and_callables_are_handlers_too() -> None:
         def __call__(self, n: int) -> int:
             return n
 
-    for function in (Service().method, Service(), partial(two, b="fixed")):
-        name = (
-            next(iter(Arguments(function).read(b'{"n":1}', CONTEXT)))
-            if not isinstance(function, partial)
-            else "a"
-        )
-        assert name in {"n", "a"}
+    for function in (Service().method, Service()):
+        assert read(function, {"n": 1}) == {"n": 1}
     assert read(partial(two, b="fixed"), {"a": 1}) == {"a": 1}
 
 

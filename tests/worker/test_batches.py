@@ -178,7 +178,7 @@ async def test_stopping_hands_back_batches() -> None:
 
     @worker.task("work", batch=4)
     def act(_items: list[int]) -> None:
-        hang.wait(10)
+        hang.wait(30)
 
     await publish(backend, *range(12))
     async with serving(worker) as ended:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import threading
 import time
-from itertools import pairwise
 
 import pytest
 
 from taskqueue_core.protocol.frames import Ack, Degraded, Ping, Pong
 from taskqueue_core.worker import Worker
-from tests.worker.fake import FakeServer, running, work
+from tests.worker.fake import PATIENCE, FakeServer, running, work
 
 LEASE = 0.3
 
@@ -21,10 +19,10 @@ LEASE = 0.3
 async def test_a_handler_that_blocks_its_loop_keeps_the_connection(
     server: FakeServer, *, sync: bool
 ) -> None:
-    """Fault A5: for more than two leases of pure computing, every ping goes out in time and every ping is answered."""
+    """Fault A5: for more than two leases of pure computing, pings go out in time and every ping is answered."""
     worker = Worker(server.url)
     enough = threading.Event()
-    times: list[float] = []
+    in_time = 0
 
     def compute() -> str:
         while not enough.is_set():
@@ -43,16 +41,17 @@ async def test_a_handler_that_blocks_its_loop_keeps_the_connection(
         peer = await server.welcomed(lease=LEASE)
         await peer.deliver(task := work())
         try:
-            for _ in range(8):  # a third of a lease from one to the next
-                await peer.send(Ping(n=1))
-                await peer.next(Pong)
-                await peer.next(Ping)
-                times.append(time.perf_counter())
+            async with asyncio.timeout(PATIENCE):
+                while in_time < 7:  # a third of a lease from one to the next
+                    before = time.perf_counter()
+                    await peer.send(Ping(n=1))
+                    await peer.next(Pong)
+                    await peer.next(Ping)
+                    in_time += time.perf_counter() - before < LEASE * 2 / 3
         finally:
             enough.set()
         assert (await peer.next(Ack)).receipts == [task.receipt]
         assert not peer.ended.is_set()
-        assert statistics.median(b - a for a, b in pairwise(times)) < LEASE
 
 
 async def test_a_silent_server_is_given_up(server: FakeServer) -> None:
@@ -72,8 +71,11 @@ async def test_a_silent_server_is_given_up(server: FakeServer) -> None:
         await silent.deliver(task := work())
         await silent.next(Ping)
         silent.pongs = False
+        before, pings = time.perf_counter(), silent.count(Ping)
+        await silent.heard()
         peer = await server.welcomed()
-        assert silent.count(Ping) >= 3  # a lease has as many
+        assert time.perf_counter() - before >= LEASE
+        assert silent.count(Ping) - pings <= 5  # three in a lease, and one where this machine slept
         assert peer.hello.holding == [task.receipt]
         assert not cancelled.is_set()
 

@@ -149,11 +149,11 @@ async def test_progress_is_noted() -> None:
     @worker.task("work")
     def half(context: Context) -> None:
         context.progress(0.5)
-        assert go_on.wait(5)
+        assert go_on.wait(30)
 
     (one,) = await publish(backend, None)
     async with serving(worker):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await status(backend, one)).progress != 0.5:  # noqa: ASYNC110 - it rings no bell
                 await asyncio.sleep(0.001)
         go_on.set()
@@ -185,6 +185,7 @@ async def test_progress_that_nobody_can_be_told_is_not_kept() -> None:
         assert not worker._shift._link._progress
 
 
+@pytest.mark.passing_time
 async def test_acks_are_gathered_and_a_lone_one_goes_at_once() -> None:
     """What ends while a settlement is under way goes together in the next one."""
     backend = Flaky(slowness=0.02)
@@ -243,7 +244,7 @@ async def test_it_keeps_house(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend.control, "maintain", maintain)
     worker.task("work")(lambda: None)
     async with serving(worker):
-        await asyncio.wait_for(passes.wait(), 5)
+        await asyncio.wait_for(passes.wait(), 30)
 
 
 async def test_backends_that_will_not_do_are_refused() -> None:
@@ -278,7 +279,7 @@ async def test_the_handlers_of_another_worker() -> None:
     worker = LocalWorker.of(remote)
     worker.configure(backend=backend)
     async with serving(worker):
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), 30)
         with pytest.raises(ConfigurationError, match="serving already"):
             worker.configure(concurrency=2)
         with pytest.raises(ConfigurationError, match="serving already"):

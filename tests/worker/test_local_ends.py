@@ -57,7 +57,7 @@ async def test_what_outlasts_the_grace_is_handed_back(*, cancel: bool) -> None:
     @worker.task("sync")
     def block() -> None:
         started.append("sync")
-        hang.wait(10)
+        hang.wait(30)
 
     await publish(backend, None)
     await publish(backend, None, key="sync")
@@ -103,6 +103,7 @@ async def test_a_handler_that_ends_the_process(error: BaseException, lost: int) 
     assert (found.state, found.attempt, found.losses) == (State.WAITING, 1, lost)
 
 
+@pytest.mark.passing_time
 async def test_outages_only_delay(caplog: pytest.LogCaptureFixture) -> None:
     """Fault B1, fault E2: what was executed while the store was away is acked once it is back, and not run again."""
     backend = Flaky()
@@ -146,7 +147,7 @@ async def test_stopping_does_not_wait_for_a_store_that_is_gone(
     async with serving(worker) as ended:
         await backend.down.wait()
         worker.stop()
-        await asyncio.wait_for(ended, 5)
+        await asyncio.wait_for(ended, 30)
 
 
 async def test_a_closed_backend_ends_the_worker() -> None:

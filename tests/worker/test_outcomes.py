@@ -54,15 +54,6 @@ def test_values(value: object, expected: Outcome) -> None:
     assert of_value(value, limit) == expected
 
 
-def test_a_value_that_contains_itself_is_rejected() -> None:
-    """Not even a cycle stops the worker."""
-    value: list[object] = []
-    value.append(value)
-    outcome = of_value(value, LIMITS.result)
-    assert isinstance(outcome, Rejected)
-    assert outcome.reason == "invalid_result"
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -91,17 +91,17 @@ def test_threads_are_started_when_needed_and_end() -> None:
 
     def meet() -> None:
         names.add(threading.current_thread().name)
-        ready.wait(5)
+        ready.wait(30)
 
     for _ in range(3):
         threads.submit(meet)
-    ready.wait(5)
+    ready.wait(30)
     assert len(names) == 3
     running = [t for t in threading.enumerate() if t.name in names]
     assert all(thread.daemon for thread in running)
     threads.close()
     for thread in running:
-        thread.join(5)
+        thread.join(30)
         assert not thread.is_alive()
 
 

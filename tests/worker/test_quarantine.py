@@ -11,7 +11,7 @@ from taskqueue_core.protocol.frames import Ack, Bye, Credit, DeadLetter, Redeliv
 from taskqueue_core.worker import Quarantine, Reject, Worker, WorkerQuarantined
 from taskqueue_core.worker import Retry as Again
 from taskqueue_core.worker.quarantine import Phase
-from tests.worker.fake import FakeServer, Peer, outcome, running, work
+from tests.worker.fake import FakeServer, outcome, running, work
 from tests.worker.local import until
 
 
@@ -84,14 +84,6 @@ def small() -> Quarantine:
     return Quarantine(3, cooldown=0.05, longest=0.05, probes=2)
 
 
-async def fail_until_rest(peer: Peer) -> None:
-    """Let a worker with one slot fail three times; return when it asks for its probe."""
-    for _ in range(3):
-        await peer.deliver(work())
-        await peer.next(Retry)
-        await peer.next(Credit)
-
-
 async def test_a_failing_worker_rests_and_recovers(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,9 +145,9 @@ async def test_a_worker_that_does_not_recover_ends(server: FakeServer) -> None:
 
     async with running(worker) as ended:
         peer = await server.welcomed()
-        await fail_until_rest(peer)
-        await peer.deliver(work())
-        await peer.next(Credit)
+        for _ in range(4):  # three failures, and a probe
+            await peer.deliver(work())
+            await peer.next(Credit)
         await peer.deliver(work())
         await peer.next(Bye)
         error = await outcome(ended)

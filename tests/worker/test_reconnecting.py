@@ -150,23 +150,6 @@ async def test_tasks_finish_while_the_server_is_away(
     assert states[0].startswith("lost the server")
 
 
-async def test_a_restarting_server_is_found_again(server: FakeServer) -> None:
-    """Fault A6, G13: closed with 1012, gone, and back on the same port."""
-    worker = Worker(server.url)
-    gate = Gate(worker)
-    gate.open()
-    async with running(worker):
-        peer = await server.welcomed()
-        server.refuse = HTTPStatus.SERVICE_UNAVAILABLE
-        await peer.socket.close(CLOSE_RESTART, "restart")
-        await server.close()
-        server.refuse = None
-        await server.start()
-        peer = await server.welcomed()
-        await peer.deliver(work(1))
-        await peer.next(Ack)
-
-
 async def test_a_worker_may_start_before_its_server(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:

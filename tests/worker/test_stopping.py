@@ -10,7 +10,7 @@ import pytest
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.frames import Ack, Bye, Credit, Redeliver, Retry
 from taskqueue_core.worker import Worker
-from tests.worker.fake import FakeServer, outcome, running, work
+from tests.worker.fake import PATIENCE, FakeServer, outcome, running, work
 from tests.worker.local import until
 
 
@@ -28,7 +28,7 @@ class Handlers:
     def block(self) -> str:
         """Block."""
         self.entered.release()
-        assert self.gate.wait(10)
+        assert self.gate.wait(30)
         return "sync"
 
     async def wait(self) -> str:
@@ -45,7 +45,7 @@ class Handlers:
     async def both_entered(self) -> None:
         """Wait for both."""
         for _ in range(2):
-            assert await asyncio.to_thread(self.entered.acquire, timeout=5)
+            assert await asyncio.to_thread(self.entered.acquire, timeout=30)
 
 
 async def test_running_tasks_are_given_time(server: FakeServer) -> None:
@@ -80,55 +80,32 @@ async def test_running_tasks_are_given_time(server: FakeServer) -> None:
         assert peer.count(Credit) == 0
 
 
-async def test_after_the_grace_the_rest_is_handed_back(server: FakeServer) -> None:
-    """An async handler is cancelled and cleans up first; a blocked thread is left behind, its result discarded."""
-    worker = Worker(server.url, grace=0.05)
-    handlers = Handlers(worker)
-    async with running(worker) as ended:
-        peer = await server.welcomed()
-        tasks = [work(key="sync"), work(key="async")]
-        await peer.deliver(*tasks)
-        await handlers.both_entered()
-        worker.stop()
-        await peer.next(Bye)
-        assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
-        assert peer.count(Redeliver) == len(peer.log) - peer.count(Bye) - peer.count(Credit)
-        assert handlers.cancelled == 1
-        assert await outcome(ended) is None
-    handlers.gate.set()
+@pytest.mark.parametrize("way", ["after the grace", "at a second stop", "when cancelled"])
+async def test_the_rest_is_handed_back(server: FakeServer, way: str) -> None:
+    """An async handler is cancelled and cleans up first; a blocked thread is left behind, its result discarded.
 
-
-async def test_a_second_stop_does_not_wait(server: FakeServer) -> None:
-    """Everything goes back at once, whatever grace was promised."""
-    worker = Worker(server.url, grace=60)
-    handlers = Handlers(worker)
-    async with running(worker) as ended:
-        peer = await server.welcomed()
-        tasks = [work(key="sync"), work(key="async")]
-        await peer.deliver(*tasks)
-        await handlers.both_entered()
-        worker.stop()
-        worker.stop(now=True)
-        await peer.next(Bye)
-        assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
-        assert await outcome(ended) is None
-    handlers.gate.set()
-
-
-async def test_cancelling_serve_hands_everything_back(server: FakeServer) -> None:
-    """An application that embeds the worker may simply cancel it."""
-    worker = Worker(server.url, grace=60)
+    A second stop, or an application that cancels its worker, waits for no grace, whatever was promised.
+    """
+    worker = Worker(server.url, grace=0.05 if way == "after the grace" else 3600)
     handlers = Handlers(worker)
     serving = asyncio.create_task(worker.serve())
     peer = await server.welcomed()
     tasks = [work(key="sync"), work(key="async")]
     await peer.deliver(*tasks)
     await handlers.both_entered()
-    serving.cancel()
+    if way == "when cancelled":
+        serving.cancel()
+    else:
+        worker.stop()
+    if way == "at a second stop":
+        worker.stop(now=True)
     await peer.next(Bye)
     assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
-    await asyncio.wait([serving], timeout=5)
-    assert serving.cancelled()
+    assert peer.count(Redeliver) == len(peer.log) - peer.count(Bye) - peer.count(Credit)
+    await asyncio.wait([serving], timeout=PATIENCE)
+    assert serving.cancelled() == (way == "when cancelled")
+    assert serving.done()
+    assert handlers.cancelled == 1
     handlers.gate.set()
 
 
@@ -159,7 +136,7 @@ async def test_stopping_without_a_server_ends(server: FakeServer) -> None:
     serving = asyncio.create_task(worker.serve())
     await asyncio.sleep(0.05)
     worker.stop()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await serving
 
 
@@ -172,13 +149,13 @@ async def test_a_handler_that_fails_while_stopping_is_retried(server: FakeServer
     @worker.task("work")
     def fail() -> None:
         entered.set()
-        gate.wait(5)
+        gate.wait(30)
         raise ValueError("x")
 
     async with running(worker) as ended:
         peer = await server.welcomed()
         await peer.deliver(work())
-        assert await asyncio.to_thread(entered.wait, 5)
+        assert await asyncio.to_thread(entered.wait, 30)
         worker.stop()
         gate.set()
         assert (await peer.next(Retry)).error == "ValueError: x"

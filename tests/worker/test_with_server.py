@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 import time
-from asyncio.subprocess import DEVNULL
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -24,10 +21,9 @@ from taskqueue_core.server import Server
 from taskqueue_core.tasks import Ledger
 from taskqueue_core.worker import Context, Worker
 from taskqueue_core.worker.link import Link
-from tests.worker.fake import running
+from tests.worker.fake import PATIENCE, running
 from tests.worker.local import until
-
-PROGRAM = Path(__file__).with_name("program.py")
+from tests.worker.processes import program
 
 
 @asynccontextmanager
@@ -45,9 +41,9 @@ async def serving(*, lease: float = 15.0, grace: float = 0.5) -> AsyncIterator[t
         await running_server
 
 
-async def ended(queue: Queue, count: int, seconds: float = 15.0) -> Ledger:
+async def ended(queue: Queue, count: int) -> Ledger:
     """Wait until so many tasks are done or dead; return the ledger, which must balance at every look."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(PATIENCE):
         while True:
             ledger = await queue.ledger()
             assert ledger.balanced
@@ -57,13 +53,15 @@ async def ended(queue: Queue, count: int, seconds: float = 15.0) -> Ledger:
 
 
 def break_connection(worker: Worker) -> None:
-    """Break the worker's connection from its own side, as the network would."""
+    """Break the worker's connection from its own side, as the network would, when it has something to send."""
     link = worker._shift and worker._shift._link
     if isinstance(link, Link):
 
         def cut() -> None:
             if link._connection:
                 link._connection.abort()
+                link._session.ping()
+                link._connection.poke()
 
         with contextlib.suppress(RuntimeError):
             link._loop.call_soon_threadsafe(cut)
@@ -131,14 +129,14 @@ async def test_broken_connections_repeat_nothing_and_lose_nothing(cuts: int) -> 
 
 async def test_a_blocked_loop_is_no_lost_worker() -> None:
     """Fault A5: two leases of computing in the event loop, one delivery, no loss."""
-    async with serving(lease=0.3) as (queue, url):
+    async with serving(lease=0.6) as (queue, url):
         worker = Worker(url)
         runs = []
 
         @worker.task("work")
         async def block(context: Context) -> None:
             runs.append((context.attempt, context.losses))
-            end = time.perf_counter() + 0.65
+            end = time.perf_counter() + 1.3
             while time.perf_counter() < end:
                 sum(range(1000))
 
@@ -156,41 +154,13 @@ async def test_a_task_that_kills_its_workers_ends_among_the_dead() -> None:
         await control.configure("sys.exit", QueueSettings(max_losses=1))
         await queue.publish("sys.exit", id="poison")
         for _ in range(2):
-            child = await asyncio.create_subprocess_exec(
-                sys.executable, str(PROGRAM), url, stderr=DEVNULL
-            )
-            async with asyncio.timeout(15):
+            async with program(url) as child, asyncio.timeout(PATIENCE):
                 assert await child.wait() == 7
         ledger = await ended(queue, 1)
         assert ledger.dead == 1
         status = await queue.status("sys.exit", "poison")
         assert status is not None
         assert status.attempt == 1
-
-
-async def test_a_cancelled_task_is_stopped() -> None:
-    """Fault F21: the handler is cancelled, nothing is settled, and the worker goes on."""
-    async with serving() as (queue, url):
-        worker = Worker(url, concurrency=1)
-        started, stopped = threading.Event(), threading.Event()
-
-        @worker.task("work")
-        async def sleep(seconds: float) -> None:
-            started.set()
-            try:
-                await asyncio.sleep(seconds)
-            except asyncio.CancelledError:
-                stopped.set()
-                raise
-
-        await queue.publish("work", 60, id="long")
-        async with running(worker):
-            assert await asyncio.to_thread(started.wait, 5)
-            assert await control_of(queue.backend).cancel("work", "long")
-            assert await asyncio.to_thread(stopped.wait, 5)
-            await queue.publish("work", 0)
-            ledger = await ended(queue, 1)
-        assert (ledger.done, ledger.cancelled, ledger.in_flight) == (1, 1, 0)
 
 
 async def test_a_stopping_worker_hands_back_for_the_next() -> None:
@@ -212,7 +182,7 @@ async def test_a_stopping_worker_hands_back_for_the_next() -> None:
 
         await queue.publish("work")
         async with running(first):
-            assert await asyncio.to_thread(gate.wait, 5)
+            assert await asyncio.to_thread(gate.wait, 30)
             first.stop()
             async with running(second):
                 ledger = await ended(queue, 1)
