@@ -64,9 +64,10 @@ class Place:
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
-    def runs(self, *names: str, **parameters: Any) -> list[dict[str, Any]]:
-        """The parameters of runs that leave marks with these names."""
-        return [{"folder": str(self.marks), "name": name, **parameters} for name in names]
+    def runs(self, gates: dict[str, str]) -> list[dict[str, Any]]:
+        """The parameters of runs that leave marks with these names, once there is a file: their gate."""
+        folder = str(self.marks)
+        return [{"folder": folder, "name": name, "gate": gate} for name, gate in gates.items()]
 
     def give(self, *runs: dict[str, Any]) -> tuple[str, Any]:
         """Submit runs; return the key and the ids."""
@@ -77,6 +78,13 @@ class Place:
         """How often each was run."""
         counts = {file.name: len(file.read_text().split()) for file in self.marks.iterdir()}
         return {name: count for name, count in counts.items() if count}  # gates are empty
+
+    def status(self, key: str, run: str) -> dict[str, Any]:
+        """What the queue knows of a run."""
+        answer = self.client.get(f"/v1/tasks/{key}/{run}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
 
     def ledger(self, key: str) -> dict[str, int]:
         """The counts of a queue."""
@@ -171,11 +179,9 @@ def test_workers_survive_poison_and_restarts(place: Place, durable: str) -> None
     with Worker(place, "one") as one, Worker(place, "other") as other:
         with Server(place, durable) as server:
             names = [f"n{number}" for number in range(8)]
-            key, ids = place.give(
-                *place.runs(*names, gate="gate"),
-                *place.runs(*"abcd", gate="first"),
-                *place.runs(*"efghi", gate="second"),
-            )
+            later = {name: f"gate-{name}" for name in "abcdefghi"}
+            gates = dict.fromkeys(names, "gate") | later
+            key, ids = place.give(*place.runs(gates))
             # Each runs one, has given its ack for another, which waits inside it, and has not given it for a third.
             place.reaches(key, done=4, in_flight=2, waiting=11)
             for payload in ({"id": "x"}, {"task_key": key, "state": None}, "ack", None):
@@ -187,19 +193,33 @@ def test_workers_survive_poison_and_restarts(place: Place, durable: str) -> None
             for worker in (one, other):
                 assert ran.count(str(worker.pid)) >= 3
                 assert worker.is_well(), worker.log
+            # Which runs have an ack depends on who was quicker.
+            states = {
+                gate: place.status(key, run)["state"]
+                for gate, run in zip(gates.values(), ids, strict=True)
+                if gate != "gate"
+            }
+            acked = [gate for gate, state in states.items() if state == "done"]
+            assert len(acked) == 4
             server.kill()
         with Server(place, durable) as server:
             place.reaches(key, done=12, in_flight=0, waiting=5)
-            (place.marks / "first").touch()
+            for gate in acked:
+                (place.marks / gate).touch()
             place.reaches(key, done=16, in_flight=1)
+            (held,) = [run for run in ids if place.status(key, run)["state"] == "in_flight"]
+            before = place.status(key, held)
             assert server.stop() == 0
         with Server(place, durable):
             place.reaches(key, done=16, in_flight=0, waiting=1)
-            status = place.client.get(f"/v1/tasks/{key}/{ids[-1]}").json()
-            assert (status["attempt"], status["losses"]) == (1, 0)
-            (place.marks / "second").touch()
+            after = place.status(key, held)
+            counted = [(one["attempt"], one["losses"]) for one in (before, after)]
+            assert counted[0] == counted[1]
+            assert after["attempt"] == 1
+            for gate in later.values():
+                (place.marks / gate).touch()
             place.reaches(key, done=17)
-            everything = dict.fromkeys([*names, *"abcdefghi"], 1)
+            everything = dict.fromkeys(gates, 1)
             wait_until(lambda: place.marked() == everything, "all are run, once", seconds=SECONDS)
             assert (one.code, other.code) == (None, None)
 
