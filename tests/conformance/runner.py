@@ -14,7 +14,7 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import Bench, Harness
 from taskqueue_core.conformance.applying import missing
 from tests.conformance.facade import Facade
-from tests.passing_time import PassingLoop
+from tests.clock import JumpingLoop
 
 
 def suite_on(backend: type[Facade], suite: type[Harness], *, patience: float = 5.0) -> Any:
@@ -39,7 +39,7 @@ def outcomes(suite: Harness, *only: str) -> dict[str, str]:
     names = only or [name for name, test in found.items() if missing(type(suite), test) is None]
     told = {}
     for name in names:
-        with asyncio.Runner(loop_factory=PassingLoop) as runner:
+        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
             told[name] = runner.run(_outcome(suite, found[name]))
     return told
 
