@@ -99,62 +99,6 @@ class TestPages:
             assert await walk(client, "/v1/workers", "workers", "worker_id") == [["wa"]]
 
 
-class TestScopes:
-    """Security 2: every operation with a key refuses a token of another one, and those over all keys refuse it too."""
-
-    @pytest.mark.parametrize(
-        ("method", "url", "body"),
-        [
-            ("GET", "/v1/tasks/b/x", None),
-            ("GET", "/v1/tasks/b/x?wait=30", None),
-            ("GET", "/v1/tasks/b/x/result", None),
-            ("DELETE", "/v1/tasks/b/x", None),
-            ("POST", "/v1/tasks/b/x/retry", {"payload": 1}),
-            ("POST", "/v1/tasks", {"key": "b"}),
-            ("POST", "/v1/retries", {"task": {"key": "b", "id": "x"}, "delay": 0}),
-            ("POST", "/v1/queues/b/statuses", {"ids": ["x"]}),
-            ("POST", "/v1/queues/b/results", {"ids": ["x"]}),
-            ("GET", "/v1/queues/b", None),
-            ("GET", "/v1/queues/b/ledger", None),
-            ("GET", "/v1/queues/b/settings", None),
-            ("PUT", "/v1/queues/b/settings", {}),
-            ("DELETE", "/v1/queues/b/settings?version=0", None),
-            ("POST", "/v1/queues/b/pause", None),
-            ("POST", "/v1/queues/b/resume", None),
-            ("POST", "/v1/queues/b/purge?confirm=b", None),
-            ("GET", "/v1/queues/b/dead-letters", None),
-            ("GET", "/v1/queues/b/dead-letters/x", None),
-            ("DELETE", "/v1/queues/b/dead-letters/x", None),
-            ("POST", "/v1/queues/b/dead-letters/x/redrive", None),
-            ("POST", "/v1/queues/b/dead-letters/redrive", {"all": True}),
-            ("POST", "/v1/queues/b/dead-letters/discard?confirm=b", {"all": True}),
-            ("GET", "/v1/ledger", None),
-            ("POST", "/v1/maintain", None),
-            ("GET", "/v1/migration", None),
-            ("POST", "/v1/migration/start", None),
-            ("POST", "/v1/migration/finish", None),
-            ("POST", "/v1/migration/rollback", None),
-        ],
-    )
-    async def test_another_key(self, method: str, url: str, body: Any) -> None:
-        """403 with all verbs and another key, and nothing has changed."""
-        backend = MemoryBackend()
-        await backend.publisher.publish(Task(key="b", id="x"))
-
-        def know(token: str) -> Identity | None:
-            return Identity(name="a", keys=("a",)) if token == "a" else None
-
-        async with app_client(backend, know) as client:
-            answer = await client.request(method, url, json=body)
-            problem(answer, 401, "unauthenticated")
-            assert answer.headers["www-authenticate"] == "Bearer"
-            headers = {"authorization": "Bearer a"}
-            problem(await client.request(method, url, json=body, headers=headers), 403, "forbidden")
-            ledger = await backend.control.ledger("b")
-            assert (ledger.published, ledger.waiting) == (1, 1)
-            assert (await backend.control.settings("b")).version == 0
-
-
 class TestVersions:
     """Fault K6: settings as a resource with versions."""
 
