@@ -8,16 +8,17 @@ import pytest_asyncio
 
 import taskqueue_core.queue
 from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.config import Settings
 from taskqueue_core.errors import InvalidInput, QueueFull, SettingsConflict
 from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.operating import pause_queue
 from taskqueue_core.queue import Queue
 from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.server import Server
 from taskqueue_core.sifting import act_on_all
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task
 from taskqueue_memory import MemoryBackend
-from tests.server.support import running
 
 
 @pytest_asyncio.fixture
@@ -29,12 +30,18 @@ async def store() -> MemoryBackend:
 @pytest_asyncio.fixture
 async def remote(store: MemoryBackend) -> AsyncIterator[RemoteBackend]:
     """A backend that reaches the store through the server."""
-    async with running(store) as it:
-        backend = RemoteBackend(it.server.url)
-        try:
-            yield backend
-        finally:
-            await backend.aclose()
+    server = Server(store, Settings(port=0))
+    running = asyncio.create_task(server.run())
+    await asyncio.wait(
+        [running, asyncio.ensure_future(server.ready.wait())], return_when=asyncio.FIRST_COMPLETED
+    )
+    backend = RemoteBackend(server.url)
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+        server.stop()
+        await running
 
 
 async def test_publishing_is_idempotent(remote: RemoteBackend) -> None:
