@@ -13,8 +13,8 @@ import pytest
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.conformance import Bench, Harness
 from taskqueue_core.conformance.applying import missing
+from tests.clock import JumpingLoop
 from tests.conformance.facade import Broken, Facade, backend_of
-from tests.passing_time import PassingLoop
 
 
 def suite_on(broken: Broken, suite: type[Harness], *, patience: float = 5.0) -> Any:
@@ -40,7 +40,7 @@ def outcomes(suite: Harness, *only: str) -> dict[str, str]:
     names = only or [name for name, test in found.items() if missing(type(suite), test) is None]
     told = {}
     for name in names:
-        with asyncio.Runner(loop_factory=PassingLoop) as runner:
+        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
             told[name] = runner.run(_outcome(suite, found[name]))
     return told
 

@@ -32,7 +32,7 @@ from taskqueue_core.conformance.waiting import WaitingSuite
 from taskqueue_memory import MemoryBackend
 from tests.conformance.facade import Facade, Minimal, Replicated, TwoSteps
 from tests.conformance.runner import async_tests, laws, outcomes, suite_on
-from tests.passing_time import LoopClock
+from tests.clock import LoopClock
 
 if TYPE_CHECKING:
     from taskqueue_core.conformance.applying import Need

@@ -1,9 +1,10 @@
-"""The time of a backend. Tests with the mark ``passing_time`` do not wait."""
+"""The time of a backend. Tests with the mark ``fast_clock`` do not wait."""
 
 import pytest
 
 from taskqueue_core.clock import ManualClock
-from tests.passing_time import pytest_asyncio_loop_factories
+from tests.clock import pytest_asyncio_loop_factories
+
 
 __all__ = ["clock", "pytest_asyncio_loop_factories"]
 

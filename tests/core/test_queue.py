@@ -17,7 +17,7 @@ from taskqueue_core.tasks import Confirmation, Ledger, Published, State
 from taskqueue_memory import MemoryBackend
 from tests.core.fakes import ScriptedBackend
 
-pytestmark = pytest.mark.passing_time
+pytestmark = pytest.mark.fast_clock
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> int:
     return 3
 
 
-@pytest.mark.passing_time
+@pytest.mark.fast_clock
 class TestRecordStore(BackendSuite):
     """G6: whatever keeps the promises of `RecordStore` makes a backend that keeps those of the contract."""
 

@@ -16,9 +16,9 @@ from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 from tests.core.fakes import ScriptedBackend, accepted
-from tests.passing_time import LoopClock
+from tests.clock import LoopClock
 
-pytestmark = pytest.mark.passing_time
+pytestmark = pytest.mark.fast_clock
 
 
 class Door(ScriptedBackend):

@@ -24,7 +24,7 @@ from tests.server.support import Running, running
 
 PAGE = {"accept": "text/html"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
-SECONDS_MS = 15_000
+SECONDS_MS = 30_000
 expect.set_options(timeout=SECONDS_MS)
 _RAW = re.compile(r'data-ledger-([a-z-]+)="([0-9]+)"')
 

@@ -1,5 +1,5 @@
-"""Tests with the mark ``passing_time`` do not wait."""
+"""Tests with the mark ``fast_clock`` do not wait."""
 
-from tests.passing_time import pytest_asyncio_loop_factories
+from tests.clock import pytest_asyncio_loop_factories
 
 __all__ = ["pytest_asyncio_loop_factories"]

@@ -19,7 +19,7 @@ from taskqueue_core.succession.phases import MigrationUnfinished
 from taskqueue_core.tasks import Published, Refusal, Settled, Task
 from tests.flow.pairs import ACCEPTED, DUPLICATE, KEY, REFUSED, pair, take
 
-pytestmark = pytest.mark.passing_time
+pytestmark = pytest.mark.fast_clock
 
 
 async def test_from_one_side_to_the_other() -> None:

@@ -16,7 +16,7 @@ from taskqueue_core.flow import RateLimit
 from taskqueue_core.succession import MigratingBackend, MigrationMode, rollback, start
 from taskqueue_memory import MemoryBackend
 
-pytestmark = pytest.mark.passing_time
+pytestmark = pytest.mark.fast_clock
 
 
 class Pair:

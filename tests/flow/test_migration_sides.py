@@ -26,7 +26,7 @@ from taskqueue_memory import MemoryBackend
 from tests.core.dict_store import DictStore, Disk
 from tests.flow.pairs import ACCEPTED, DUPLICATE, KEY, pair, take
 
-pytestmark = pytest.mark.passing_time
+pytestmark = pytest.mark.fast_clock
 
 
 async def test_what_the_new_side_cannot_keep() -> None:

@@ -15,7 +15,7 @@ from taskqueue_core.tasks import Confirmation, Published, State
 from taskqueue_memory import MemoryBackend
 from tests.core.fakes import ScriptedBackend, accepted
 
-pytestmark = pytest.mark.passing_time
+pytestmark = pytest.mark.fast_clock
 
 
 class Counting(MemoryBackend):

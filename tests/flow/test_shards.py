@@ -20,9 +20,9 @@ from taskqueue_core.succession.names import Generation, Shard, shard_of
 from taskqueue_core.tasks import Delivery, Published, Refusal, Settled, State, Task
 from taskqueue_memory import MemoryBackend
 from tests.flow.pairs import take
-from tests.passing_time import LoopClock
+from tests.clock import LoopClock
 
-pytestmark = pytest.mark.passing_time
+pytestmark = pytest.mark.fast_clock
 
 KEY = "work"
 ACCEPTED, DUPLICATE = Published.ACCEPTED, Published.DUPLICATE

@@ -26,7 +26,7 @@ from taskqueue_core.conformance.waiting import WaitingSuite
 from taskqueue_core.succession import ShardedBackend
 from taskqueue_memory import MemoryBackend
 
-pytestmark = pytest.mark.passing_time
+pytestmark = pytest.mark.fast_clock
 
 _ALL = Capabilities(names=frozenset(Capability))
 

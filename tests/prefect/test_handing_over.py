@@ -27,7 +27,7 @@ class TestSerial:
 
     async def test_one_at_a_time(self) -> None:
         """E7: send, ack, send; what is acked is done, and nothing is sent before."""
-        async with running() as it, Taker(url_of(it)) as worker:
+        async with running(lease=60.0) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b", "c")
             for done, name in enumerate("abc"):
                 assert (await worker.receive())["name"] == name

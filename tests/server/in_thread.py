@@ -11,7 +11,7 @@ from taskqueue_core.server import Server
 
 __all__ = ["in_thread"]
 
-_SECONDS = 10.0
+_SECONDS = 60.0
 
 
 @contextmanager

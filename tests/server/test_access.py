@@ -171,7 +171,7 @@ class TestSocket:
         async with guarded(path) as it:
             strangers = [await it.socket() for _ in range(3)]
             async with it.socket() as late:
-                await asyncio.wait_for(late.wait_closed(), 3)
+                await asyncio.wait_for(late.wait_closed(), 30)
                 assert (late.close_code, late.close_reason) == (1013, "too_many")
             async with it.worker("w1", "a", headers=bearer(A)):
                 pass

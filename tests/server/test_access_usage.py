@@ -249,12 +249,12 @@ class TestServer:
         async with guarded(path) as it:
             async with it.worker("w1", "a", headers=bearer(A)):
                 async with it.socket(additional_headers=bearer(B)) as late:
-                    await asyncio.wait_for(late.wait_closed(), 3)
+                    await asyncio.wait_for(late.wait_closed(), 30)
                     assert (late.close_code, late.close_reason) == (1013, "too_many")
                 async with it.socket() as late:
                     hello = {"type": "hello", "worker_id": "w2", "keys": ["a"], "token": A}
                     await late.send(json.dumps(hello))
-                    await asyncio.wait_for(late.wait_closed(), 3)
+                    await asyncio.wait_for(late.wait_closed(), 30)
                     assert (late.close_code, late.close_reason) == (1013, "too_many")
                 async with it.worker("w3", "a", token=ADMIN), it.worker("w4", "a", token=ADMIN):
                     pass
@@ -268,7 +268,7 @@ class TestServer:
         async with guarded(path) as it, it.socket(additional_headers=bearer(A)) as silent:
             await eventually(lambda: it.hub.usage._sockets)
             async with it.socket(additional_headers=bearer(A)) as late:
-                await asyncio.wait_for(late.wait_closed(), 3)
+                await asyncio.wait_for(late.wait_closed(), 30)
                 assert late.close_code == 1013
             await silent.close()
             await eventually(lambda: not it.hub.usage._sockets)
@@ -300,7 +300,7 @@ class TestServer:
                             # by the header it is known at once
                             with contextlib.suppress(ConnectionClosed):
                                 await late.send("auth", token=A)
-                            await asyncio.wait_for(late.socket.wait_closed(), 3)
+                            await asyncio.wait_for(late.socket.wait_closed(), 30)
                             assert late.socket.close_code == 1013
                 await eventually(lambda: not it.hub.usage._sockets)
 
@@ -313,7 +313,7 @@ class TestServer:
                 it.worker("w1", KEY, token="good"),
                 it.socket(additional_headers=bearer("good")) as late,
             ):
-                await asyncio.wait_for(late.wait_closed(), 3)
+                await asyncio.wait_for(late.wait_closed(), 30)
                 assert late.close_code == 1013
 
     async def test_other_limits_end_nothing(self, path: Path) -> None:

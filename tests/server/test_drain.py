@@ -22,7 +22,7 @@ from tests.server.support import Worker, eventually, http, receipts, running
 PROGRAM = """
 from taskqueue_core.config import Settings
 from taskqueue_core.server import serve
-settings = Settings(port=0, drain={drain}, grace=0.2, lease=15)
+settings = Settings(port=0, drain={drain}, grace=0.2, lease=120)
 serve(settings, "taskqueue_memory", on_ready=lambda url: print(url, flush=True))
 print("ended", flush=True)
 """
@@ -81,7 +81,7 @@ async def child(drain: float = 2.0) -> AsyncIterator[Child]:
     )
     assert process.stdout
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), 20)
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
         yield Child(process, line.decode().strip())
     finally:
         if process.returncode is None:
@@ -223,7 +223,7 @@ class TestSignals:
                 await worker.send("ack", receipts=got)
                 assert await worker.settled(1) == (got, [])
                 assert await worker.closed() == 1012
-            assert await it.ended(3) == 0
+            assert await it.ended(30) == 0
             assert it.process.stdout
             assert (await it.process.stdout.read()).strip() == b"ended"
 
@@ -235,7 +235,7 @@ class TestSignals:
                 await worker.deliveries(1)
                 it.process.send_signal(signal.SIGINT)
                 assert await worker.closed() == 1012
-                assert await it.ended(5) == 0
+                assert await it.ended(30) == 0
 
     async def test_a_second_signal_ends_it_at_once(self) -> None:
         """Who cannot wait asks twice; there is no trace of an error all the same."""
@@ -246,7 +246,7 @@ class TestSignals:
                 it.process.send_signal(signal.SIGTERM)
                 await worker.frame("drain")
                 it.process.send_signal(signal.SIGTERM)
-                await it.ended(5)
+                await it.ended(30)
                 assert it.process.stderr
                 assert b"Traceback" not in await it.process.stderr.read()
 
@@ -258,7 +258,7 @@ class TestSignals:
             victim = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", WORKER, it.ws, stdout=asyncio.subprocess.PIPE
             )
-            await it.reaches(in_flight=2, seconds=15)
+            await it.reaches(in_flight=2, seconds=60)
             async with it.worker("heir", credit=2) as heir:
                 victim.kill()
                 again = await heir.deliveries(2)

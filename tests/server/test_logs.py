@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
-import os
 import signal
 import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +21,7 @@ from taskqueue_core.server.logs import FIELDS, formatter, set_up_logs
 from taskqueue_core.tasks import Task
 from tests.server.access import ADMIN, A, bearer, entry, everybody, write
 from tests.server.support import Running, eventually, http, running
+from tests.server.test_serve_reload import served
 
 SECRET = "c4nary"
 EVIL = "a\r\nb\x1b[2J\u2028\x7f\x00"
@@ -79,18 +77,28 @@ class TestJson:
 
     @pytest.mark.parametrize("form", ["json", "text", "people"])
     def test_nobody_forges_a_line(self, form: str) -> None:
-        """Security 15: in no format does a value begin a line, act on a terminal, or become another field."""
+        """Security 15: in no format does a value or trace begin a line, act on a terminal, or become a field."""
         shown = formatter(for_people=form == "people", as_json=form == "json")
-        record = logging.LogRecord("taskqueue.x", logging.INFO, "", 0, EVIL, (), None)
+        try:
+            int("x")
+        except ValueError:
+            failure = sys.exc_info()
+        record = logging.LogRecord("taskqueue.x", logging.INFO, "", 0, EVIL, (), failure)
+        record.token = SECRET
         for field in FIELDS:
             setattr(record, field, EVIL + '", "level": "critical' + "x" * 5000)
         text = shown.format(record)
         assert text.isascii()
         assert text.isprintable()
-        assert len(text) < 400 * (len(FIELDS) + 1)
+        assert SECRET not in text
+        assert "ValueError" in text
+        assert len(text) < 400 * (len(FIELDS) + 1) + 1000
         if form == "json":
-            assert json.loads(text)["level"] == "info"
-            assert json.loads(text)["event"] == r"a\r\nb\x1b[2J\u2028\x7f\x00"
+            line = json.loads(text)
+            assert (line["level"], line["event"]) == ("info", r"a\r\nb\x1b[2J\u2028\x7f\x00")
+            assert "ValueError" in line["exception"]
+        else:
+            assert "reason=" in text
 
     async def test_queues_that_nobody_takes(
         self, lines: Lines, monkeypatch: pytest.MonkeyPatch
@@ -103,15 +111,6 @@ class TestJson:
             (line,) = lines.of("tasks wait and nobody takes them")
         assert line["queues"].startswith("queue-0 queue-1 queue-10 ")
         assert len(line["queues"]) == 200
-
-    def test_a_trace_is_one_line(self, lines: Lines) -> None:
-        """Of a failure too."""
-        try:
-            int("x")
-        except ValueError:
-            logging.getLogger("taskqueue.server.test").exception("failed")
-        (line,) = lines.of("failed")
-        assert "ValueError" in line["exception"]
 
 
 @asynccontextmanager
@@ -189,6 +188,11 @@ class TestAccess:
                 await client.get("/v1/queues", headers={**shown, header: f"http://{SECRET}"})
             async with it.worker("w", credit=1, token=f"tq_{SECRET}") as worker:
                 (got,) = await worker.deliveries(1)
+                await worker.send("progress", receipt=got["receipt"], value=SECRET)
+                await worker.send("retry", receipt=got["receipt"], error=SECRET, delay=0)
+                await worker.settled(1)
+                await worker.send("credit", n=1)
+                (got,) = await worker.deliveries(1)
                 await worker.send("dead_letter", receipt=got["receipt"], reason=SECRET)
                 await worker.settled(1)
                 await worker.socket.send('{"type":"ack","receipts":"' + SECRET + '"}')
@@ -213,21 +217,13 @@ async def test_the_command(options: list[str], variables: dict[str, str], tmp_pa
 
     Security 3: open to everybody, it is on loopback, and says so to whoever started it.
     """
-    serving = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "taskqueue_core.cli", "serve", "--port", "0", "--json", *options),
-        cwd=tmp_path,
-        env={**os.environ, **variables},
-        stdout=PIPE,
-        stderr=PIPE,
-    )
-    assert serving.stdout is not None
-    url = json.loads(await serving.stdout.readline())["url"]
-    assert url.startswith("http://127.0.0.1:")
-    async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
-        await client.get(f"{url}/v1/queues")
-    serving.send_signal(signal.SIGTERM)
-    _, told = await serving.communicate()
-    assert serving.returncode == 0
+    async with served(tmp_path, variables, options=options) as it:
+        assert it.url.startswith("http://127.0.0.1:")
+        async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
+            await client.get(f"{it.url}/v1/queues")
+        it.process.send_signal(signal.SIGTERM)
+        _, told = await it.process.communicate()
+        assert it.process.returncode == 0
     found = [json.loads(line) for line in told.decode().splitlines()]
     events = [line["event"] for line in found]
     assert {"serving", "request"} <= set(events)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +23,7 @@ from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.hooks import Hooks, Identity, hookimpl
+from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.server import Server
 from taskqueue_core.server.api.openapi import document
@@ -33,7 +32,8 @@ from taskqueue_core.server.api.waiting import Waiters
 from taskqueue_core.server.hub import VERSION
 from taskqueue_core.succession import MigratingBackend
 from taskqueue_memory import MemoryBackend
-from tests.server.support import settings
+from tests.server.in_thread import in_thread
+from tests.server.support import Door, settings
 
 pytestmark = pytest.mark.long
 pytest_plugins = ["schemathesis.pytest.plugin"]  # no other file loads it: it takes a second
@@ -45,42 +45,28 @@ _session.trust_env = False
 load_all_checks()
 
 
-class _Tokens:
-    """One token, which may do everything."""
-
-    @hookimpl
-    def authenticate(self, token: str | None) -> Identity | None:
-        """Know it."""
-        return Identity(name="test") if token == TOKEN else None
-
-
 @contextmanager
 def _serving(backend: Backend, *plugins: object) -> Iterator[str]:
     """Run a server in a loop of its own, for schemathesis waits for its answers; its address."""
     hooks = Hooks()
     for plugin in plugins:
         hooks.register(plugin)
-    up = threading.Event()
-    one = Server(ObservedBackend(backend, hooks), settings(), on_ready=lambda _: up.set())
-    thread = threading.Thread(target=lambda: asyncio.run(one.run()))
-    thread.start()
-    assert up.wait(10)
-    assert one.hub is not None
-    over = asyncio.Event()
-    over.set()
-    one.hub.waiters = Waiters(one.hub.control, one.hub.hooks, over)  # nobody ends these tasks
-    try:
+    with in_thread(Server(ObservedBackend(backend, hooks), settings())) as one:
+        assert one.hub is not None
+        over = asyncio.Event()
+        over.set()
+        one.hub.waiters = Waiters(one.hub.control, one.hub.hooks, over)  # nobody ends these tasks
         yield one.url
-    finally:
-        one.stop()
-        thread.join(10)
-    assert not thread.is_alive()
+
+
+def _known(token: str) -> Identity | None:
+    return Identity(name="test") if token == TOKEN else None
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server with tokens."""
-    with _serving(MemoryBackend(), _Tokens()) as url:
+    with _serving(MemoryBackend(), Door(_known)) as url:
         yield url
 
 

@@ -18,7 +18,7 @@ from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.hooks import Connection, Hooks, hookimpl
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.server import Server, serve
-from taskqueue_core.server.logs import FIELDS, formatter, set_up_logs
+from taskqueue_core.server.logs import FIELDS, set_up_logs
 from taskqueue_core.server.racing import first, forever
 from taskqueue_core.server.sockets.registry import Registry
 from taskqueue_core.tasks import Expired
@@ -269,57 +269,11 @@ class TestLogs:
         assert "s3cret" not in lines.getvalue()
         assert not {"token", "payload", "error", "message"} & FIELDS
 
-    def test_people_get_fewer_words(self) -> None:
-        """On a terminal too, only listed fields are shown, and nothing acts on it."""
-        record = logging.LogRecord("taskqueue.x", logging.INFO, "", 0, "a\x1b[2J\nb", (), None)
-        record.reason, record.token = "r\n", "s3cret"
-        text = formatter(for_people=True).format(record)
-        assert "a\\x1b[2J\\nb" in text
-        assert "reason=r\\n" in text
-        assert "s3cret" not in text
-
-    def test_control_characters_are_escaped(self, lines: io.StringIO) -> None:
-        """Nobody writes a second line or colours a terminal."""
-        log = logging.getLogger("taskqueue.server.test")
-        log.warning("a\r\nb \x1b[31m", extra={"reason": "c\nd\x1b[2J\u2028e"})
-        log.warning("long", extra={"reason": "x" * 10_000})
-        text = lines.getvalue()
-        assert text.count("\n") == 2
-        assert not set("\r\x1b\u2028") & set(text)
-        assert len(text) < 1000
-
-    def test_a_failure_has_its_trace_on_one_line(self, lines: io.StringIO) -> None:
-        """A trace goes to the log, and to the log only."""
-        try:
-            int("x")
-        except ValueError:
-            logging.getLogger("taskqueue.server.test").exception("failed")
-        assert lines.getvalue().count("\n") == 1
-        assert "ValueError" in lines.getvalue()
-
     def test_what_was_set_up_before_stays(self, lines: io.StringIO) -> None:
         """A program with logs of its own keeps them."""
         set_up_logs(io.StringIO())
         logging.getLogger("taskqueue").warning("once")
         assert lines.getvalue().count("once") == 1
-
-    async def test_secrets_do_not_get_into_logs(self, lines: io.StringIO) -> None:
-        """Fault K1: payloads, tokens, results, errors and addresses with queries appear in no log line."""
-        logging.getLogger("taskqueue").setLevel(logging.DEBUG)
-        secret = "c4nary"
-        async with running(grace=0) as it, http(it) as client:
-            await client.get(f"/v1/{secret}?token={secret}", headers={"authorization": secret})
-            await client.post("/v1/tasks", json={"key": "k", "payload": secret, secret: 1})
-            await client.post("/v1/tasks", json={"key": "k", "payload": secret})
-            async with it.worker(credit=1, token=secret) as worker:
-                (got,) = await worker.deliveries(1)
-                await worker.send("progress", receipt=got["receipt"], value=secret)
-                await worker.send("retry", receipt=got["receipt"], error=secret)
-                await worker.settled(1)
-                await worker.socket.send('{"type":"ack","receipts":"' + secret + '"}')
-                await worker.closed()
-        assert "worker connected" in lines.getvalue()
-        assert secret not in lines.getvalue()
 
 
 class TestRacing:

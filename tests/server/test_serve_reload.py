@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -57,11 +57,14 @@ class Manager:
 
 @asynccontextmanager
 async def served(
-    folder: Path, more: Mapping[str, str] | None = None, stdin: int | None = None
+    folder: Path,
+    more: Mapping[str, str] | None = None,
+    stdin: int | None = None,
+    options: Sequence[str] = (),
 ) -> AsyncIterator[Child]:
     """``taskqueue serve`` in ``folder``; its log is on stderr."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "taskqueue_core.cli", "serve", "--port", "0", "--json"),
+        *(sys.executable, "-m", "taskqueue_core.cli", "serve", "--port", "0", "--json", *options),
         stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

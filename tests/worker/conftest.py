@@ -1,4 +1,4 @@
-"""A scripted server for the worker's tests. Those with the mark ``passing_time`` do not wait."""
+"""A scripted server for the worker's tests. Those with the mark ``fast_clock`` do not wait."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.passing_time import pytest_asyncio_loop_factories
+from tests.clock import pytest_asyncio_loop_factories
 from tests.worker.fake import FakeServer
 
 __all__ = ["pytest_asyncio_loop_factories", "server"]

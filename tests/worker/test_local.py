@@ -185,7 +185,7 @@ async def test_progress_that_nobody_can_be_told_is_not_kept() -> None:
         assert not worker._shift._link._progress
 
 
-@pytest.mark.passing_time
+@pytest.mark.fast_clock
 async def test_acks_are_gathered_and_a_lone_one_goes_at_once() -> None:
     """What ends while a settlement is under way goes together in the next one."""
     backend = Flaky(slowness=0.02)

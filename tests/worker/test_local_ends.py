@@ -103,7 +103,7 @@ async def test_a_handler_that_ends_the_process(error: BaseException, lost: int) 
     assert (found.state, found.attempt, found.losses) == (State.WAITING, 1, lost)
 
 
-@pytest.mark.passing_time
+@pytest.mark.fast_clock
 async def test_outages_only_delay(caplog: pytest.LogCaptureFixture) -> None:
     """Fault B1, fault E2: what was executed while the store was away is acked once it is back, and not run again."""
     backend = Flaky()
