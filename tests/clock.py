@@ -12,7 +12,7 @@ import selectors
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 import pytest
 
@@ -48,10 +48,10 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._returned)
         return future
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+    async def shutdown_default_executor(self, *timeout: Any) -> None:  # none in Python 3.11
         """Wait for the ends of the threads, in which the clock does not jump either."""
         self.in_threads += 1
-        await super().shutdown_default_executor(timeout)
+        await super().shutdown_default_executor(*timeout)
 
     def _returned(self, _: object) -> None:
         self.in_threads -= 1

@@ -30,9 +30,9 @@ from taskqueue_core.conformance.slots import SlotsSuite
 from taskqueue_core.conformance.tenants import TenantsSuite
 from taskqueue_core.conformance.waiting import WaitingSuite
 from taskqueue_memory import MemoryBackend
+from tests.clock import LoopClock
 from tests.conformance.facade import Facade, Minimal, Replicated, TwoSteps
 from tests.conformance.runner import async_tests, laws, outcomes, suite_on
-from tests.clock import LoopClock
 
 if TYPE_CHECKING:
     from taskqueue_core.conformance.applying import Need

@@ -5,7 +5,6 @@ import pytest
 from taskqueue_core.clock import ManualClock
 from tests.clock import pytest_asyncio_loop_factories
 
-
 __all__ = ["clock", "pytest_asyncio_loop_factories"]
 
 

@@ -15,8 +15,8 @@ from taskqueue_core.hooks import Hooks
 from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Refusal
-from tests.core.fakes import ScriptedBackend, accepted
 from tests.clock import LoopClock
+from tests.core.fakes import ScriptedBackend, accepted
 
 pytestmark = pytest.mark.fast_clock
 

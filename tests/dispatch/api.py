@@ -13,6 +13,7 @@ from taskqueue_core.server.hub import Hub
 from taskqueue_dispatch.api import part
 from taskqueue_dispatch.gpu.simulated import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
+from tests.dispatch.patience import PATIENCE
 from tests.dispatch.support import settings, until
 from tests.server.support import http, problem, running
 
@@ -45,7 +46,7 @@ class Api:
 
     async def state(self, job_id: str, wait: int = 0) -> dict[str, Any]:
         """Return what is said of a job."""
-        answer = await self.client.get(f"/queue/jobs/{job_id}?wait={wait}", timeout=wait + 5)
+        answer = await self.client.get(f"/queue/jobs/{job_id}?wait={wait}", timeout=wait + PATIENCE)
         assert answer.status_code == 200, answer.text
         return cast("dict[str, Any]", answer.json())
 

@@ -11,8 +11,8 @@ from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Published, Task
 from taskqueue_dispatch.callbacks import CallbackRecord, Sender, callback_task
 from taskqueue_dispatch.names import CALLBACKS, job_id, queue_of
+from tests.dispatch.patience import eventually
 from tests.dispatch.receivers import Call, Receiver
-from tests.server.support import eventually
 
 __all__ = ["CANARY", "QUICK", "ended", "failed_once", "ids", "job_for", "quick", "tell"]
 
@@ -41,7 +41,7 @@ async def quick(backend: Backend, **changes: Any) -> None:
     await control_of(backend).configure(CALLBACKS, settled)
 
 
-async def ended(sender: Sender, *jobs: Task, seconds: float = 5.0) -> list[CallbackRecord]:
+async def ended(sender: Sender, *jobs: Task) -> list[CallbackRecord]:
     """Wait until callbacks have ended."""
 
     async def records() -> list[CallbackRecord] | None:
@@ -49,7 +49,7 @@ async def ended(sender: Sender, *jobs: Task, seconds: float = 5.0) -> list[Callb
         whole = [one for one in found if one is not None and one.state != "pending"]
         return whole if len(whole) == len(jobs) else None
 
-    found: list[CallbackRecord] = await eventually(records, seconds)
+    found: list[CallbackRecord] = await eventually(records)
     return found
 
 

@@ -48,5 +48,6 @@ async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
         return
     server = request.getfixturevalue("redis_server")
     prefix = request.getfixturevalue("redis_prefix")
-    async with opened(server.url, prefix) as redis:
+    # A lease as long as a busy machine may stand still: whose process is killed opens its own.
+    async with opened(server.url, prefix, lease=10.0) as redis:
         yield redis

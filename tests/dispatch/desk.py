@@ -12,7 +12,7 @@ from taskqueue_core.errors import BackendUnavailable
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.registry import Registry
-from tests.redis.backends import until
+from tests.dispatch.patience import until
 
 __all__ = ["SPELLINGS", "URL", "Failing", "Servers", "free", "registry_of", "settings", "well"]
 

@@ -42,7 +42,7 @@ class Flaky:
         self._refused = refused
         self._cut = cut
         self._script = list(script)
-        self._random = random.Random(seed)
+        self._random, self._cuts = random.Random(seed), random.Random(seed)
         self._server: asyncio.Server | None = None
         self._at_work: set[asyncio.Task[None]] = set()
         self.count: Counter[str] = Counter()
@@ -97,13 +97,14 @@ class Flaky:
         self.count["requests"] += 1
         if self._script:
             return self._script.pop(0)
-        if self._random.random() < self._refused:
+        chance = self._random.random()
+        if chance < self._refused:
             self.count["refused"] += 1
             return reply(502, b"<html>Bad Gateway</html>")
         told = await self._answer(body)
-        if self._random.random() < self._cut:
+        if chance > 1 - self._cut:
             self.count["cut"] += 1
-            return self._random.choice(
+            return self._cuts.choice(
                 [CUT, told[:20], told[:-3].replace(b" Words", b" Words\r\nx-cut: 1")]
             )
         return told

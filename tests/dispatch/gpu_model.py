@@ -14,6 +14,7 @@ from taskqueue_dispatch.calling.client import Caller
 from taskqueue_dispatch.gpu.component import GpuServer
 from taskqueue_dispatch.gpu.jobs import Handler, Job, JobFailed, JobRefused
 from tests.dispatch.gpu_support import SYNC, calling, lease_of, served, task_of
+from tests.dispatch.patience import PATIENCE
 
 __all__ = ["Model", "Served", "serving"]
 
@@ -64,7 +65,7 @@ class Served:
     async def send(self, job: str = "job-1", payload: object = None, attempt: int = 1) -> Any:
         """A dispatcher's POST."""
         task = task_of(job, payload)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             return await self.caller.send(lease_of(self.url), task, SYNC, attempt=attempt)
 
     async def direct(self, job: str | None = None, payload: object = 0) -> httpx2.Response:

@@ -18,9 +18,7 @@ from tests.dispatch.desk import URL, Failing, Servers, settings, well
 __all__ = ["HOUR", "LEASE", "Desk", "is_healthy", "running"]
 
 
-LEASE = 30.0
-
-LEASE = 30.0
+LEASE = 300.0
 HOUR = 3600.0
 
 

@@ -15,8 +15,6 @@ __all__ = ["FLUX", "KEY", "counts", "desk", "hold", "take"]
 
 
 FLUX = Submission(model="flux", payload=b'{"prompt":"a sunset"}')
-
-FLUX = Submission(model="flux", payload=b'{"prompt":"a sunset"}')
 KEY = queue_of("flux")
 
 

@@ -19,7 +19,7 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_dispatch.status import JobState
 from taskqueue_dispatch.submit import NoSlots
-from tests.redis.backends import until
+from tests.dispatch.patience import PATIENCE, until
 
 __all__ = [
     "ASKED",
@@ -107,7 +107,10 @@ async def send(dispatcher: Dispatcher, model: str, number: int = 1, **fields: An
 
 
 async def ended(
-    dispatcher: Dispatcher, ids: Sequence[str], state: JobState = JobState.DONE, within: float = 10
+    dispatcher: Dispatcher,
+    ids: Sequence[str],
+    state: JobState = JobState.DONE,
+    within: float = PATIENCE,
 ) -> None:
     """Wait until every job has ended in a state."""
 

@@ -81,8 +81,6 @@ async def test_endpoints_that_are_allowed(url: str) -> None:
 
 
 ALLOWED = ("127.0.0.0/8", "10.0.0.0/8", "fd00::/8", "gpu.example.com", "*.Example.com")
-
-ALLOWED = ("127.0.0.0/8", "10.0.0.0/8", "fd00::/8", "gpu.example.com", "*.Example.com")
 ADDRESSES = {
     "public.example": ("8.8.8.8",),
     "mixed.example": ("10.0.0.1", "8.8.8.8"),

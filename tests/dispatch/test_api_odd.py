@@ -16,7 +16,7 @@ from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
 from taskqueue_dispatch.names import queue_of
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.api import problem, serving
-from tests.dispatch.receivers import Script, answer, receiving
+from tests.dispatch.receivers import Script, answer, raw, receiving
 from tests.dispatch.support import ledger_of, until
 
 CANARY = "s3cret-canary"
@@ -192,31 +192,22 @@ async def test_ids_of_no_job(backend: Backend) -> None:
                 assert told.status_code in {404, 422}, (method, where, told.text)
 
 
-async def test_tasks_of_other_queues_are_no_jobs(backend: Backend) -> None:
-    """By the operations of jobs nobody reaches what is in other queues, the callbacks among them (security 2)."""
-    async with serving(backend) as api:
-        task = {"key": "emails", "id": "0000000000-1", "payload": CANARY}
-        assert (await api.client.post("/v1/tasks", json=task)).status_code == 201
-        task["key"] = "dispatch.callbacks"
-        assert (await api.client.post("/v1/tasks", json=task)).status_code == 201
-        for where in ("/queue/jobs/0000000000-1", "/queue/jobs/0000000000-1/result"):
-            problem(await api.client.get(where), 404, "unknown_job")
-        problem(await api.client.delete("/queue/jobs/0000000000-1"), 404, "unknown_job")
-
-
 @pytest.mark.parametrize(
     ("script", "state", "http_status"),
     [
         (answer(200, CANARY.encode(), x_secret=CANARY), "delivered", 200),
         (answer(410, CANARY.encode()), "failed", None),
+        (answer(500, CANARY.encode(), x_secret=CANARY), "failed", None),
+        (raw(f"HTTP/1.1 502 {CANARY}\r\n{CANARY}: x\r\n\r\n{CANARY}".encode()), "failed", None),
+        (raw(f"{CANARY}\r\n\r\n".encode()), "failed", None),
         (answer(302, CANARY.encode(), location=f"http://{CANARY}.example/"), "failed", None),
     ],
-    ids=["taken", "gone", "redirect"],
+    ids=["taken", "gone", "failed", "proxy", "garbage", "redirect"],
 )
 async def test_answers_of_receivers_are_never_echoed(
     script: Script, state: str, http_status: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A job says that its callback was sent, and what came back but for its words (OPEN-C7, C7, security 8)."""
+    """A job says that its callback was sent, and what came back but for its words (OPEN-C7, C7, security 8, 15)."""
     caplog.set_level(logging.DEBUG)
     async with receiving(script) as receiver:
         hook = f"http://127.0.0.1:{receiver.port}/hook"
@@ -232,7 +223,7 @@ async def test_answers_of_receivers_are_never_echoed(
         ):
             await api.register("zimg", gpu)
             job_id = await api.submit("zimg", {"n": 1}, callback_url=hook)
-            assert (await api.state(job_id, wait=10))["state"] == "done"
+            assert (await api.state(job_id, wait=30))["state"] == "done"
 
             async def told() -> bool:
                 callback = (await api.state(job_id))["callback"]

@@ -13,9 +13,9 @@ import httpx2
 import pytest
 
 from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from tests.dispatch.patience import eventually
 from tests.redis.servers import RedisServer
 from tests.redis.serving import serving
-from tests.server.support import eventually
 
 _DISPATCH: dict[str, Any] = {
     "dispatch_health_interval": "0.2",
@@ -32,7 +32,7 @@ async def all_done(client: httpx2.AsyncClient, ids: list[str]) -> None:
             answer = await client.get(f"/queue/jobs/{job_id}?wait=5")
             return bool(answer.json()["state"] == "done")
 
-        await eventually(done, 30)
+        await eventually(done)
 
 
 async def submit(client: httpx2.AsyncClient, number: int) -> list[str]:
@@ -54,7 +54,7 @@ async def register(client: httpx2.AsyncClient, gpu: SimulatedGpu) -> None:
         answer = await client.get("/admin/endpoints")
         return answer.json()["models"][0]["usable"]
 
-    await eventually(well, 30)
+    await eventually(well)
 
 
 async def test_in_each_of_several_processes(
@@ -75,7 +75,7 @@ async def test_in_each_of_several_processes(
             base_url=it.url,
             trust_env=False,
             verify=False,
-            timeout=20,
+            timeout=60,
             limits=httpx2.Limits(max_keepalive_connections=0),
         ) as client,
     ):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ import httpx2
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import SlotLease
 from taskqueue_core.limits import LIMITS
-from taskqueue_dispatch.gpu.jobs import Job
 from taskqueue_dispatch.gpu.simulated import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from tests.dispatch.api import Api, problem, serving
-from tests.dispatch.support import ASKED, until
+from tests.dispatch.support import ASKED, Gate, until
 from tests.server.access import ADMIN, A, bearer, entry, write
 
 PUSHED = ModelConfig(
@@ -41,16 +40,6 @@ _NO_ENDS = [
 DONE = {"status": "success", "result": {"url": "x"}}
 
 
-def never() -> Callable[[Job], Awaitable[Any]]:
-    """A model that never ends a job."""
-    waiting = asyncio.Event()
-
-    async def handle(_: Job) -> Any:
-        await waiting.wait()
-
-    return handle
-
-
 async def begun(
     api: Api, gpu: SimulatedGpu, model: str = "zimg", config: ModelConfig = PUSHED
 ) -> tuple[str, SlotLease]:
@@ -70,6 +59,18 @@ async def begun(
     return job_id, found
 
 
+@asynccontextmanager
+async def running(
+    backend: Backend, config: ModelConfig = PUSHED
+) -> AsyncIterator[tuple[Api, str, SlotLease]]:
+    """Give a job that does not end by itself, with its lease."""
+    async with (
+        serving(backend) as api,
+        SimulatedGpu(name="a", asynchronous=True, handler=Gate()) as gpu,
+    ):
+        yield api, *await begun(api, gpu, config=config)
+
+
 async def push(api: Api, job_id: str, token: str | None, told: object = DONE) -> httpx2.Response:
     """Push the end of a job."""
     headers = {} if token is None else {"x-lease-token": token}
@@ -81,14 +82,10 @@ class TestPush:
 
     async def test_a_result_is_pushed(self, backend: Backend) -> None:
         """The job is done long before it would have been asked for, with the result that was pushed (C3, C7, B8)."""
-        async with (
-            serving(backend) as api,
-            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
-        ):
-            job_id, lease = await begun(api, gpu)
+        async with running(backend) as (api, job_id, lease):
             answer = await push(api, job_id, lease.token)
             assert (answer.status_code, answer.json()) == (200, {"outcome": "taken"})
-            assert (await api.state(job_id, wait=10))["state"] == "done"
+            assert (await api.state(job_id, wait=30))["state"] == "done"
             answer = await api.client.get(f"/queue/jobs/{job_id}/result")
             assert answer.json() == DONE["result"]
 
@@ -102,30 +99,22 @@ class TestPush:
             await api.register("zimg", gpu)
             ids = [await api.submit("zimg") for _ in range(3)]
             for job_id in ids:
-                assert (await api.state(job_id, wait=10))["state"] == "done"
+                assert (await api.state(job_id, wait=30))["state"] == "done"
             assert gpu.runs == dict.fromkeys(ids, 1)
 
     async def test_a_failure_is_pushed(self, backend: Backend) -> None:
         """It counts as one that was asked for, with its error (C4, C7, C16)."""
-        async with (
-            serving(backend) as api,
-            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
-        ):
-            config = PUSHED.model_copy(update={"max_retries": 0})
-            job_id, lease = await begun(api, gpu, config=config)
+        config = PUSHED.model_copy(update={"max_retries": 0})
+        async with running(backend, config) as (api, job_id, lease):
             told = {"status": "failed", "error": "out of memory"}
             assert (await push(api, job_id, lease.token, told)).status_code == 200
-            state = await api.state(job_id, wait=10)
+            state = await api.state(job_id, wait=30)
             assert state["state"] == "failed"
             assert "out of memory" in state["error"]
 
     async def test_what_is_late_changes_nothing_and_is_kept(self, backend: Backend) -> None:
         """A stale token is refused with 409, the job goes its way, and the note can be read (C7, OPEN-C4, fault H2)."""
-        async with (
-            serving(backend) as api,
-            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
-        ):
-            job_id, lease = await begun(api, gpu)
+        async with running(backend) as (api, job_id, lease):
             stale = lease.token[:-4] + "0000"
             for number in range(2):
                 problem(await push(api, job_id, stale, DONE | {"result": number}), 409, "late")
@@ -133,8 +122,10 @@ class TestPush:
             answer = await api.client.get(f"/admin/late/{job_id}")
             assert answer.json() == {"notes": [DONE | {"result": 0}, DONE | {"result": 1}]}
             assert (await push(api, job_id, lease.token)).status_code == 200
-            assert (await api.state(job_id, wait=10))["state"] == "done"
+            assert (await api.state(job_id, wait=30))["state"] == "done"
             problem(await push(api, job_id, lease.token, DONE | {"result": 2}), 409, "late")
+            answer = await api.client.get(f"/admin/late/{job_id}")
+            assert answer.json()["notes"][-1] == DONE | {"result": 2}
             answer = await api.client.get(f"/queue/jobs/{job_id}/result")
             assert answer.json() == DONE["result"]
 
@@ -144,11 +135,7 @@ class TestGuard:
 
     async def test_no_token_and_no_job(self, backend: Backend) -> None:
         """Neither tells whether there is such a job, and neither is read (security 1, 21)."""
-        async with (
-            serving(backend) as api,
-            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
-        ):
-            job_id, lease = await begun(api, gpu)
+        async with running(backend) as (api, job_id, lease):
             for token in (None, "", "a b", "x" * 201):
                 problem(await push(api, job_id, token), 401, "unauthenticated")
             raw = [(b"x-lease-token", b"\xe9"), (b"content-type", b"application/json")]
@@ -164,8 +151,8 @@ class TestGuard:
         """A token is of one job: with it no other one ends (security 2, OPEN-C4)."""
         async with (
             serving(backend) as api,
-            SimulatedGpu(name="a", asynchronous=True, handler=never()) as first,
-            SimulatedGpu(name="b", asynchronous=True, handler=never()) as second,
+            SimulatedGpu(name="a", asynchronous=True, handler=Gate()) as first,
+            SimulatedGpu(name="b", asynchronous=True, handler=Gate()) as second,
         ):
             mine, my_lease = await begun(api, first)
             theirs, their_lease = await begun(api, second, "flux")
@@ -176,11 +163,7 @@ class TestGuard:
 
     async def test_what_is_no_end(self, backend: Backend) -> None:
         """Whatever is no end of a job is refused, with the token too, and the job goes on (fault K2, security 12)."""
-        async with (
-            serving(backend) as api,
-            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
-        ):
-            job_id, lease = await begun(api, gpu)
+        async with running(backend) as (api, job_id, lease):
             headers = {"x-lease-token": lease.token, "content-type": "application/json"}
             where = f"/tasks/callback/{job_id}"
             for body, status in _NO_ENDS:
@@ -193,11 +176,7 @@ class TestGuard:
 
     async def test_a_huge_body_is_not_read_to_its_end(self, backend: Backend) -> None:
         """It is refused when it is too large, with or without saying so (security 12)."""
-        async with (
-            serving(backend) as api,
-            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
-        ):
-            job_id, lease = await begun(api, gpu)
+        async with running(backend) as (api, job_id, lease):
             sent = 0
 
             async def endless() -> Any:
@@ -225,7 +204,7 @@ class TestGuard:
         )
         async with (
             serving(backend, tokens=path) as api,
-            SimulatedGpu(name="a", asynchronous=True, handler=never()) as gpu,
+            SimulatedGpu(name="a", asynchronous=True, handler=Gate()) as gpu,
         ):
             api.client.headers.update(bearer(ADMIN))
             job_id, lease = await begun(api, gpu)
@@ -238,4 +217,4 @@ class TestGuard:
             assert json.loads(answer.content) == {"notes": [DONE]}
             assert (await push(api, job_id, lease.token)).status_code == 200
             api.client.headers.update(bearer(ADMIN))
-            assert (await api.state(job_id, wait=10))["state"] == "done"
+            assert (await api.state(job_id, wait=30))["state"] == "done"

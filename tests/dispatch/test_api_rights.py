@@ -146,7 +146,7 @@ async def test_lists_leave_out_what_is_anothers(backend: Backend, tmp_path: Path
             await api.client.put(f"/admin/model-configs/{model}", json={"max_retries": 0})
             await api.register(model, gpu)
             job_id = await api.submit(model, f"payload of {model}")
-            assert (await api.state(job_id, wait=10))["state"] == "failed"
+            assert (await api.state(job_id, wait=30))["state"] == "failed"
         for where in ("/admin/endpoints", "/admin/dlq"):
             told = (await api.client.get(where, headers=bearer(A))).text
             assert "mine" in told
@@ -191,7 +191,7 @@ async def test_models_of_any_spelling(backend: Backend) -> None:
             await api.register(model, gpu)
             assert set(await api.endpoints(model=model)) == {f"{model}/gpu é/1"}
             job_id = await api.submit(model, {"n": 1})
-            told = await api.state(job_id, wait=10)
+            told = await api.state(job_id, wait=30)
             assert (told["state"], told["model"]) == ("done", model)
             assert (await api.client.delete(path)).json()["poll_interval"] == 2
             named = {"model": model, "server": "gpu é/1"}
@@ -233,8 +233,8 @@ async def test_a_job_of_a_revoked_token(
         api.client.headers.update(bearer(ADMIN))
         await api.register("flux", gpu)
         job_id = await api.submit("flux")
-        where = f"/queue/jobs/{job_id}?wait=20"
-        waiting = asyncio.create_task(api.client.get(where, headers=bearer(A), timeout=30))
+        where = f"/queue/jobs/{job_id}?wait=30"
+        waiting = asyncio.create_task(api.client.get(where, headers=bearer(A), timeout=60))
         await until(lambda: len(api.hub.waiters) == 1)
         write(path, entry(ADMIN, "admin"))
-        problem(await asyncio.wait_for(waiting, 10), 401, "unauthenticated")
+        problem(await asyncio.wait_for(waiting, 20), 401, "unauthenticated")

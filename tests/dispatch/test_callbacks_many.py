@@ -16,9 +16,9 @@ from taskqueue_dispatch.callbacks import Sender
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.calling_back import CANARY, QUICK, ended, failed_once, ids, job_for, quick, tell
+from tests.dispatch.patience import eventually
 from tests.dispatch.receivers import OK, answer, fixed, hang, raw, receiving, sending, settings
 from tests.redis.backends import housekept
-from tests.server.support import eventually
 
 
 class TestMany:
@@ -37,7 +37,7 @@ class TestMany:
             told = settings(receiver, callback_attempts=4, callbacks_per_host=8)
             async with sending(backend, told) as sender:
                 await tell(backend, *jobs)
-                records = await ended(sender, *jobs, seconds=20)
+                records = await ended(sender, *jobs)
         assert {record.state for record in records} <= {"delivered", "failed"}
         assert ids(receiver.calls) == {record.webhook_id for record in records}
         by_id = {job.id: record for job, record in zip(jobs, records, strict=True)}
@@ -139,8 +139,9 @@ class TestSettings:
         first = await control.settings(CALLBACKS)
         assert (first.order, first.tenant_max_inflight) == (Order.FAIR, 4)
         assert (first.retry.base, first.result_ttl, first.version) == (5.0, 86_400.0, 1)
-        async with sending(backend, settings()):
-            await asyncio.sleep(0.05)
+        async with receiving() as receiver, sending(backend, settings(receiver)) as sender:
+            await tell(backend, job_for(receiver))
+            await ended(sender, job_for(receiver))
         assert await control.settings(CALLBACKS) == first
         changed = first.model_copy(update={"result_ttl": 60.0, "retry": QUICK})
         await control.configure(CALLBACKS, changed)

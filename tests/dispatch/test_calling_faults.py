@@ -25,6 +25,7 @@ from tests.dispatch.gpu_support import (
     task_of,
     trap,
 )
+from tests.dispatch.patience import PATIENCE
 
 CANARY = "canary-7f3a"
 SHORT = SYNC.model_copy(update={"max_poll_time": 0.3})
@@ -65,7 +66,7 @@ async def not_yet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None
 
 async def posted(talk: Talk | bytes, config: ModelConfig = SYNC) -> Answer:
     """What a POST comes to."""
-    async with trap(talk) as server, calling() as caller, asyncio.timeout(10):
+    async with trap(talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
         return await caller.send(lease_of(server.url), task_of(), config, attempt=1)
 
 
@@ -89,7 +90,7 @@ class TestTime:
     async def test_questions(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         """A question that is not answered is asked again, and leaves the job be (fault H5)."""
         monkeypatch.setattr(client, "_ASK", 0.3)
-        async with trap(talk) as server, calling() as caller, asyncio.timeout(10):
+        async with trap(talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
             answer = await caller.ask(server.url, "r-1", SYNC)
             assert answer == Unreachable("no whole answer within 0.3 s", sent=True)
 
@@ -99,7 +100,7 @@ class TestTime:
         async with (
             trap(talk) as server,
             calling(health_interval=0.3) as caller,
-            asyncio.timeout(3),
+            asyncio.timeout(4),  # seconds; by default a check may take five
         ):
             assert await caller.health(endpoint_of(server.url), ModelConfig()) is None
 
@@ -108,7 +109,7 @@ class TestTime:
         listener = socket.create_server(("127.0.0.1", 0), backlog=1)
         with listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-            async with calling() as caller, asyncio.timeout(10):
+            async with calling() as caller, asyncio.timeout(PATIENCE):
                 big = task_of(payload="x" * (LIMITS.payload - 10))
                 answer = await caller.send(lease_of(url), big, SHORT, attempt=1)
                 assert isinstance(answer, Failed)
@@ -314,7 +315,7 @@ class TestNotThere:
     )  # fmt: skip
     async def test_no_address(self, url: str) -> None:
         """An address that leads nowhere is an answer, not an error (fault H5)."""
-        async with calling() as caller, asyncio.timeout(20):
+        async with calling() as caller, asyncio.timeout(PATIENCE):
             answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
             assert isinstance(answer, Unreachable)
             assert not answer.sent
@@ -330,7 +331,7 @@ class TestNotThere:
                 for full in (one, two):  # nobody accepts: the next one waits for an answer
                     full.setblocking(False)  # noqa: FBT003 - it takes no keyword
                     full.connect_ex(address)
-                async with calling() as caller, asyncio.timeout(10):
+                async with calling() as caller, asyncio.timeout(PATIENCE):
                     url = f"http://127.0.0.1:{address[1]}/"
                     answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
                     assert answer == Unreachable("no connection (TimeoutError)", sent=False)

@@ -23,6 +23,7 @@ from tests.dispatch.gpu_support import (
     task_of,
     trap,
 )
+from tests.dispatch.patience import PATIENCE
 
 DONE = said(status="success", result=1)
 
@@ -60,7 +61,7 @@ async def test_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that was not used for some time is closed, and not used (fault H5)."""
     monkeypatch.setattr(transports, "_IDLE", 0.0)
     watched = Watched()
-    async with trap(watched.talk) as server, calling() as caller, asyncio.timeout(5):
+    async with trap(watched.talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
         for number in range(3):
             watched.ended.clear()
             assert await send(caller, server) == Done(b"1")
@@ -80,7 +81,7 @@ async def test_idle_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not await reader.read()
         await ended.wait()
 
-    async with trap(answer) as server, calling() as caller, asyncio.timeout(5):
+    async with trap(answer) as server, calling() as caller, asyncio.timeout(PATIENCE):
         await asyncio.gather(*(send(caller, server) for _ in range(4)))
         await asyncio.sleep(0.1)  # they are idle for too long now
         caller._health = 0.0
@@ -98,7 +99,7 @@ async def test_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept of a server that nobody calls any more (fault H5)."""
     left, other = Watched(), Watched()
     async with (
-        trap(left.talk) as one, trap(other.talk) as two, calling() as caller, asyncio.timeout(5)
+        trap(left.talk) as one, trap(other.talk) as two, calling() as caller, asyncio.timeout(PATIENCE)
     ):  # fmt: skip
         assert await send(caller, one) == Done(b"1")
         assert caller._transports._unused
@@ -117,7 +118,7 @@ async def test_servers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     slow.free.clear()
     async with (
         trap(slow.talk) as zero, trap(first.talk) as one, trap(last.talk) as two, calling() as caller,
-        asyncio.timeout(5),
+        asyncio.timeout(PATIENCE),
     ):  # fmt: skip
         call = asyncio.create_task(send(caller, zero))
         await slow.asked.wait()
@@ -146,7 +147,7 @@ async def test_closing_under_a_call() -> None:
     """A call that is under way is not cut off by it, and keeps nothing open (fault H2)."""
     watched = Watched()
     watched.free.clear()
-    async with trap(watched.talk) as server, calling() as caller, asyncio.timeout(5):
+    async with trap(watched.talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
         call = asyncio.create_task(send(caller, server))
         await watched.asked.wait()
         await caller.aclose()

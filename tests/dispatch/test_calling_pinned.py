@@ -31,7 +31,7 @@ from tests.dispatch.gpu_support import (
     trap,
 )
 from tests.dispatch.keepers import is_healthy, running
-from tests.redis.backends import until
+from tests.dispatch.patience import PATIENCE, until
 from tests.server.tls import Files, make_files
 
 WELL = said(status="success", result=1, active_jobs=0)
@@ -283,7 +283,7 @@ async def test_a_look_up_that_hangs() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with trap(ONCE) as server, calling(names) as caller, asyncio.timeout(5):
+    async with trap(ONCE) as server, calling(names) as caller, asyncio.timeout(PATIENCE):
         before = asyncio.all_tasks()
         caller._pins._recently = Recently(hang)
         calls = [asyncio.create_task(send(caller, named(server))) for _ in range(2)]

@@ -22,6 +22,7 @@ from tests.dispatch.gpu_support import (
     task_of,
     trap,
 )
+from tests.dispatch.patience import PATIENCE
 
 DONE = said(status="success", result=1)
 
@@ -136,7 +137,7 @@ class TestConnections:
             writer.write(DONE)
 
         async with trap(talk) as server, calling() as caller:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 answers = await asyncio.gather(
                     *(
                         caller.send(lease_of(server.url), task_of(f"j{n}"), SYNC, attempt=1)
@@ -184,22 +185,23 @@ class TestConnections:
 
     async def test_an_answer_to_nothing(self) -> None:
         """Nor what comes while nobody has asked (fault H5)."""
-        told, gone = asyncio.Event(), asyncio.Event()
+        idle, told, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(DONE)
             await writer.drain()
             if server.connections == 1:
-                await asyncio.sleep(0.05)  # in another turn than the answer: it is idle by then
+                await idle.wait()
                 writer.write(said(status="success", result="evil"))
                 told.set()
                 with contextlib.suppress(ConnectionError):
                     assert not await reader.read()
                 gone.set()
 
-        async with trap(talk) as server, calling() as caller, asyncio.timeout(5):
+        async with trap(talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
             sent = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
             assert sent == Done(b"1")
+            idle.set()
             await told.wait()
             sent = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
             assert sent == Done(b"1")
@@ -226,7 +228,7 @@ class TestConnections:
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await ended.wait()
             assert await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1) == Done(b"1")
 

@@ -27,6 +27,7 @@ from tests.dispatch.gpu_support import (
     task_of,
     trap,
 )
+from tests.dispatch.patience import PATIENCE
 from tests.server.tls import Files, make_files
 
 WELL = said(status="success", result=1, active_jobs=0)
@@ -139,7 +140,7 @@ async def test_cancelled_on_the_way(files: Files) -> None:
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     try:
-        async with calling(tls_ca=files.authority) as caller, asyncio.timeout(5):
+        async with calling(tls_ca=files.authority) as caller, asyncio.timeout(PATIENCE):
             call = asyncio.create_task(caller.send(lease_of(url), task_of(), SYNC, attempt=1))
             await began.wait()
             call.cancel()

@@ -13,7 +13,7 @@ from taskqueue_dispatch.keeping import Keeper
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Servers, registry_of, settings
 from tests.dispatch.keepers import LEASE, Desk, is_healthy, running
-from tests.redis.backends import until
+from tests.dispatch.patience import until
 
 
 @pytest.fixture

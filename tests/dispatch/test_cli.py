@@ -20,7 +20,7 @@ from taskqueue_dispatch.models import ModelConfig
 from tests.cli.conftest import Done
 from tests.cli.processes import process
 
-PATIENCE = 15.0
+PATIENCE = 30.0
 Cli = Callable[..., Done]
 
 
@@ -85,11 +85,11 @@ def test_from_registration_to_result(cli: Cli, gpu: str) -> None:
     """A model is registered, a job submitted, and its result there, as people and programs are told (C6, C12)."""
     assert "register MODEL SERVER URL" in cli("endpoints", "nobody").out
     registered(cli, "acme/zimg", gpu)
-    done = cli("submit", "acme/zimg", '{"prompt": "a boat"}', "--wait", "10")
+    done = cli("submit", "acme/zimg", '{"prompt": "a boat"}', "--wait", "30")
     assert done.code == 0, done.err
     assert done.told["server"] == "gpu"
     assert done.err.startswith("leased  ")
-    told = cli("submit", "acme/zimg", "1", "--wait", "10", "--json").told
+    told = cli("submit", "acme/zimg", "1", "--wait", "30", "--json").told
     assert (told["state"], told["result"]["job_id"]) == ("done", told["job_id"])
     shown = cli("job", told["job_id"])
     assert shown.code == 0
@@ -121,13 +121,16 @@ def test_watching(cli: Cli, gpu: str, server: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as watching:
-        assert watching.stdout is not None
-        for state in ("ready", "draining"):
-            while state not in (line := watching.stdout.readline()):
-                assert line
-            cli("drain", "watched", "gpu-1")
-        watching.send_signal(signal.SIGINT)
-        _, err = watching.communicate(timeout=PATIENCE)
+        try:
+            assert watching.stdout is not None
+            for state in ("ready", "draining"):
+                while state not in (line := watching.stdout.readline()):
+                    assert line
+                cli("drain", "watched", "gpu-1")
+            watching.send_signal(signal.SIGINT)
+            _, err = watching.communicate(timeout=PATIENCE)
+        finally:
+            watching.kill()
     assert (watching.returncode, err) == (0, "")
 
 
@@ -162,7 +165,7 @@ def test_a_job_that_fails(cli: Cli, gpu: str) -> None:
         try:
             assert running.stdout is not None
             registered(cli, "ill", json.loads(running.stdout.readline())["url"])
-            done = cli("submit", "ill", "--wait", "10", "--json")
+            done = cli("submit", "ill", "--wait", "30", "--json")
         finally:
             running.kill()
     assert done.code == 1

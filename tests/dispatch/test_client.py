@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from email.utils import formatdate
 from typing import Any
 
@@ -28,6 +27,7 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.submit import Estimates, NoSlots, Submitter
 from tests.dispatch.desk import URL, registry_of, well
 from tests.dispatch.fronts import CUT, Flaky, Reply, reply
+from tests.dispatch.patience import PATIENCE
 
 JOB = {"model": "flux", "payload": {"prompt": "a sunset"}}
 
@@ -70,34 +70,6 @@ def answering(submitter: Submitter) -> Any:
         return reply(200, msgspec.json.encode({"job_id": outcome.job_id}))
 
     return answer
-
-
-@pytest.mark.parametrize("number", [500, pytest.param(50_000, marks=pytest.mark.soak)])
-async def test_a_burst_loses_nothing(backend: Backend, number: int) -> None:
-    """A burst through a front that answers 502 to 5 % and cuts 1 % of the replies: 0 lost, 0 doubled (OPEN-C1, C25)."""
-    answer = answering(await desk(backend))
-    todo, confirmed = iter(range(number)), dict[int, Confirmed]()
-    sleeps = Sleeps()
-    async with (
-        Flaky(answer, refused=0.05, cut=0.01) as front,
-        httpx2.AsyncClient(trust_env=False, verify=False) as client,
-    ):
-
-        async def some() -> None:
-            for place in todo:
-                job = JOB | {"payload": place}
-                confirmed[place] = await submit_until_confirmed(
-                    client, front.url, job, sleep=sleeps, deadline=1e9
-                )
-
-        await asyncio.gather(*(some() for _ in range(32)))
-        assert front.count["refused"] > number / 30
-        assert front.count["cut"] > number / 200
-    ids = {one.answer["job_id"] for one in confirmed.values()}
-    assert len(ids) == len(confirmed) == number
-    ledger = await control_of(backend).ledger(queue_of("flux"))
-    assert (ledger.published, ledger.waiting) == (number, number)
-    assert ledger.balanced
 
 
 async def test_the_same_through_threads(backend: Backend) -> None:
@@ -209,7 +181,7 @@ async def test_a_silent_server() -> None:
         async with (
             Flaky(hang) as front,
             httpx2.AsyncClient(trust_env=False, verify=False, timeout=None) as patient,
-            asyncio.timeout(10),
+            asyncio.timeout(PATIENCE),
         ):
             with pytest.raises(PublishUnconfirmed):
                 await submit_until_confirmed(patient, front.url, JOB, attempts=1, deadline=0.2)
@@ -217,16 +189,18 @@ async def test_a_silent_server() -> None:
 
 async def test_a_server_that_drips() -> None:
     """One try has its end without an event loop too, though the answer goes on without one (OPEN-C1)."""
+    to_the_end: list[bool] = []
     drops = reply(200, b"")[:-4].replace(b"length: 0", b"length: 60000") + b"\r\n\r\n"
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(drops)
         with contextlib.suppress(OSError):
-            for _ in range(500):
+            for _ in range(3000):
                 writer.write(b" ")
                 await writer.drain()
                 await asyncio.sleep(0.01)
+            to_the_end.append(True)
         writer.close()
 
     def submitted(url: str) -> None:
@@ -235,10 +209,9 @@ async def test_a_server_that_drips() -> None:
 
     async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        began = time.monotonic()
         with pytest.raises(PublishUnconfirmed):
             await asyncio.to_thread(submitted, f"http://127.0.0.1:{port}/")
-        assert time.monotonic() - began < 4
+        assert not to_the_end
 
 
 async def test_it_ends_in_time() -> None:

@@ -20,7 +20,7 @@ from tests.dispatch.support import (
 )
 
 POLLED = ModelConfig(
-    model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=5
+    model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=60
 )
 
 

@@ -18,9 +18,9 @@ from taskqueue_dispatch.egress.addresses import may_be_reached
 from taskqueue_dispatch.egress.urls import read_url
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_memory import MemoryBackend
+from tests.dispatch.patience import PATIENCE, eventually
 from tests.dispatch.receivers import connections, receiving, sending, settings
 from tests.dispatch.spellings import HOSTS, WHOLE
-from tests.server.support import eventually
 
 NAMES = {
     "localhost": ("127.0.0.1", "::1"),
@@ -321,7 +321,7 @@ async def test_threads_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def hangs(*_: object, **__: object) -> list[object]:
         inside[0] += 1
-        go.wait(5)
+        go.wait(PATIENCE)
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)

@@ -23,6 +23,7 @@ from taskqueue_dispatch.egress import (
     post,
     trusted,
 )
+from tests.dispatch.patience import PATIENCE, eventually
 from tests.dispatch.receivers import (
     OK,
     Receiver,
@@ -36,7 +37,6 @@ from tests.dispatch.receivers import (
     receiving,
     settings,
 )
-from tests.server.support import eventually
 from tests.server.tls import Files, make_files
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -59,7 +59,7 @@ def policy(*receivers: Receiver) -> Policy:
 async def send(
     receiver: Receiver,
     *,
-    within: float = 5.0,
+    within: float = PATIENCE,
     scheme: str = "http",
     host: str = NAME,
     tls: ssl.SSLContext | None = None,
@@ -70,7 +70,8 @@ async def send(
     url = f"{scheme}://{host}:{receiver.port}/a?b=c"
     resolve = resolve or fixed(hooks="127.0.0.1", other="127.0.0.1")
     checked = await check_url(url, policy(receiver), resolve=resolve)
-    return await post(checked, body, {"webhook-id": "x"}, tls=tls or NOBODY, within=within)
+    async with asyncio.timeout(PATIENCE):
+        return await post(checked, body, {"webhook-id": "x"}, tls=tls or NOBODY, within=within)
 
 
 async def test_what_is_sent() -> None:
@@ -206,11 +207,9 @@ class TestRude:
     async def test_no_answer(self, script: Script, error: str) -> None:
         """It is one error with a reason, in time, and never a word of what was said (fault I1)."""
         async with receiving(script) as receiver:
-            began = time.monotonic()
             with pytest.raises(NotReached) as caught:
-                await send(receiver, within=0.3)
+                await send(receiver, within=0.3 if "time" in error else PATIENCE)
         assert str(caught.value) == error
-        assert time.monotonic() - began < 2
 
     async def test_nobody_listens(self) -> None:
         """A refused connection is told apart from a lost answer (fault I1)."""
@@ -245,11 +244,9 @@ class TestRude:
         """A status that came whole counts; the body is not waited for, and never unpacked (fault I1)."""
         monkeypatch.setattr("taskqueue_dispatch.egress.posting._BODY_SECONDS", 0.2)
         async with receiving(script) as receiver:
-            began = time.monotonic()
-            reply = await send(receiver)
+            reply = await send(receiver, within=2 * PATIENCE)
         assert reply.status == 200
         assert length in {None, reply.length}
-        assert time.monotonic() - began < 2
 
     @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
     async def test_elsewhere(self, status: int) -> None:

@@ -23,7 +23,7 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.registry import Registry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Failing, registry_of, settings
-from tests.redis.backends import until
+from tests.dispatch.patience import until
 
 
 async def test_capacity_follows_slots(backend: Backend) -> None:

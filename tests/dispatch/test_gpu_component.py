@@ -17,7 +17,7 @@ from tests.dispatch.gpu_support import (
     lease_of,
     task_of,
 )
-from tests.redis.backends import until
+from tests.dispatch.patience import PATIENCE, until
 
 
 class TestClasses:
@@ -162,13 +162,13 @@ class TestAnswers:
 
         def handler(job: Job) -> str:
             together.release()
-            go.wait(10)
+            go.wait(PATIENCE)
             return job.id
 
         async with serving(handler, max_concurrent=40) as it:
             calls = [asyncio.create_task(it.send(f"j{n}")) for n in range(40)]
             for _ in range(40):
-                await asyncio.to_thread(together.acquire, timeout=10)
+                await asyncio.to_thread(together.acquire, timeout=PATIENCE)
             assert (await it.health())["active_jobs"] == 40
             go.set()
             assert {told.result for told in await asyncio.gather(*calls)} == {

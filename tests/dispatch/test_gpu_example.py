@@ -11,7 +11,7 @@ import httpx2
 
 from taskqueue_dispatch.calling.answers import Done, Failed
 from tests.dispatch.gpu_support import SYNC, calling, endpoint_of, lease_of, task_of
-from tests.redis.backends import until
+from tests.dispatch.patience import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpu_server.py"
 LINES = 45
@@ -37,7 +37,7 @@ async def test_it_serves() -> None:
             async def well() -> bool:
                 return await caller.health(endpoint_of(url), SYNC) is not None
 
-            await until(well, within=30)
+            await until(well)
             job = task_of("job-1", {"prompt": "a sunset"})
             sent = await caller.send(lease_of(url), job, SYNC, attempt=1)
             assert sent == Done(b'{"prompt":"a sunset","image":"https://images.example/job-1.png"}')

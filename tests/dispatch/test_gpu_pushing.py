@@ -24,7 +24,7 @@ from tests.dispatch.gpu_support import (
     task_of,
     trap,
 )
-from tests.redis.backends import until
+from tests.dispatch.patience import PATIENCE, until
 
 
 def pushed(server: Trap) -> list[tuple[bytes, bytes, dict[str, object]]]:
@@ -174,5 +174,5 @@ class TestAgain:
                 pusher.push(f"j{n}", "t", b"{}")
             await until(lambda: dispatcher.connections == 5)
             assert len(pusher._tasks) == 5
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await pusher.aclose()

@@ -24,7 +24,7 @@ from tests.dispatch.gpu_support import (
     served,
     task_of,
 )
-from tests.redis.backends import until
+from tests.dispatch.patience import until
 
 DISPATCHER = {"X-Source": "dispatcher"}
 

@@ -9,16 +9,14 @@ from collections import defaultdict
 import pytest
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import Left
 from taskqueue_core.consuming import housekeeping
-from taskqueue_core.tasks import encode_json
 from taskqueue_dispatch.gpu.jobs import Job
 from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.status import JobState
 from tests.dispatch.support import ASKED, Gate, dispatching, ended, ledger_of, send, serve, until
 
-TOLD = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=5)
+TOLD = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=60)
 
 
 async def test_a_dispatcher_that_stops_leaves_its_jobs_running(backend: Backend) -> None:
@@ -53,33 +51,6 @@ async def test_several_dispatchers_share_the_slots(backend: Backend) -> None:
         assert gpu.refused == 0
 
 
-async def test_a_result_that_is_pushed(backend: Backend) -> None:
-    """A server that can't be asked pushes its result with the token of its slot; a second push is put aside (C7)."""
-    config = ModelConfig(model_type=ModelType.ASYNC, poll_interval=0.5, max_poll_time=5)
-    async with (
-        SimulatedGpu(name="a", slots=1, latency=60, asynchronous=True) as gpu,
-        dispatching(backend) as dispatcher,
-    ):
-        await serve(dispatcher, "flux", gpu, config=config)
-        (job_id,) = await send(dispatcher, "flux")
-        await until(lambda: gpu.active == 1)
-        held = next(iter(dispatcher.keeper._held))
-        await until(lambda: held.lease.job == job_id and held.lease.state == "detached")
-        token, note = held.lease.token, encode_json("note", {"status": "done", "result": [1]})
-        assert await dispatcher.pool.leave("flux", job_id, token, note) is Left.TAKEN
-        await ended(dispatcher, [job_id])
-        assert await dispatcher.jobs.result(job_id) == b"[1]"
-
-        async def given_back() -> bool:
-            view = await dispatcher.pool.look()
-            return all(lease.job != job_id for lease in view.leases)
-
-        await until(given_back, "its slot is given back")
-        assert await dispatcher.pool.leave("flux", job_id, token, note) is Left.LATE
-        assert await dispatcher.pool.late("flux", job_id) == (note,)
-        assert await dispatcher.jobs.result(job_id) == b"[1]"
-
-
 async def test_a_server_that_lies(backend: Backend) -> None:
     """A server that says it is idle costs its job its slot, and the job its server; it is not run twice (fault H4)."""
     gate = Gate()
@@ -101,18 +72,6 @@ async def test_a_server_that_lies(backend: Backend) -> None:
         await ended(dispatcher, ids)
         assert gpu.runs[ids[0]] == 1
         assert gpu.most_at_once == 1
-
-
-async def test_a_server_that_says_done_and_did_nothing(backend: Backend) -> None:
-    """What a server gives as a result is the result: there is no other word than its own."""
-    async with (
-        SimulatedGpu(name="a", slots=1, mode=Mode.LIE_DONE) as gpu,
-        dispatching(backend) as dispatcher,
-    ):
-        await serve(dispatcher, "flux", gpu)
-        ids = await send(dispatcher, "flux")
-        await ended(dispatcher, ids)
-        assert await dispatcher.jobs.result(ids[0]) == b'{"lie":true}'
 
 
 async def test_a_server_that_hangs(backend: Backend) -> None:

@@ -14,7 +14,7 @@ from taskqueue_dispatch.keeping import Keeper
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Failing, Servers, registry_of, settings, well
 from tests.dispatch.keepers import HOUR, LEASE, Desk, is_healthy, running
-from tests.redis.backends import until
+from tests.dispatch.patience import PATIENCE, until
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ async def test_notes_are_looked_for_when_the_bell_rings(desk: Desk) -> None:
         for _ in range(1000):
             desk.keeper.look("flux")
             desk.keeper.look("of somebody else")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await held.noted.wait()
         assert held.note == b'{"n":1}'
         assert desk.pool.calls["renew"] == 2

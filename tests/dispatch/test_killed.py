@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from taskqueue_dispatch.gpu.simulated import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
-from tests.dispatch import receivers
+from taskqueue_dispatch.names import CALLBACKS
+from tests.dispatch import calling_back, receivers
 from tests.dispatch.killed import process
 from tests.dispatch.killed_program import Step, Told
-from tests.dispatch.receivers import receiving
+from tests.dispatch.patience import PATIENCE
+from tests.dispatch.receivers import OK, Receiver, receiving, sending
 from tests.dispatch.support import (
     ASKED,
     FAST,
@@ -38,6 +42,12 @@ _CASES = [
 ]
 _EVERY_DAY = [(Step.SENT, _SYNC), (Step.ANSWERED, _SYNC), (Step.REPORTED, _ASYNC)]
 """the server has the job, it has done it, its client knows: the others are among the long tests"""
+
+
+def _calling(receiver: Receiver) -> dict[str, Any]:
+    """Return the settings with which a dispatcher may call a receiver."""
+    names = {"callback_http", "callback_networks", "callback_ports"}
+    return receivers.settings(receiver).model_dump(include=names)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +78,7 @@ async def test_killed_at_a_step(
         opened(redis_server.url, redis_prefix) as backend,
         housekept(backend),
     ):
-        policy = receivers.settings(receiver).model_dump(include={
-            "callback_http", "callback_networks", "callback_ports"
-        })  # fmt: skip
+        policy = _calling(receiver)
         async with dispatching(backend, **policy) as first:
             await serve(first, "flux/ü {1}", gpu, config=config)
         told = Told(redis_server.url, redis_prefix, FAST | policy, step)
@@ -78,7 +86,7 @@ async def test_killed_at_a_step(
             await submitting.stop()
             url = f"http://127.0.0.1:{receiver.port}/done"
             ids = await send(submitting, "flux/ü {1}", 3, callback_url=url)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 assert await child.wait() < 0
         async with dispatching(backend, **policy) as heir:
             await ended(heir, ids)
@@ -92,3 +100,36 @@ async def test_killed_at_a_step(
         ledger = await ledger_of(backend, "flux/ü {1}")
         assert ledger.balanced
         assert ledger.done == 3
+
+
+async def test_killed_after_a_callback(
+    parent: subprocess.Popen[bytes], redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """Killed when the receiver has it and nobody has noted that: sent again, the same (R15, fault I2)."""
+    stay = asyncio.Event()
+
+    async def holds(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await stay.wait()
+
+    async with (
+        opened(redis_server.url, redis_prefix) as backend,
+        housekept(backend),
+        receiving(holds, OK) as receiver,
+    ):
+        job = calling_back.job_for(receiver)
+        told = Told(redis_server.url, redis_prefix, FAST | _calling(receiver))
+        async with process(parent, told) as child:
+            await calling_back.tell(backend, job)
+            await until(lambda: len(receiver.calls) == 1)
+            child.send_signal(signal.SIGKILL)
+            assert await child.wait() == -signal.SIGKILL
+        async with sending(backend, receivers.settings(receiver)) as sender:
+            (record,) = await calling_back.ended(sender, job)
+        (status,) = await backend.control.statuses(CALLBACKS, record.webhook_id)
+        ledger = await backend.control.ledger(CALLBACKS)
+    assert status is not None
+    assert (record.state, status.attempt, status.losses) == ("delivered", 1, 1)
+    assert len(receiver.calls) == 2
+    assert calling_back.ids(receiver.calls) == {record.webhook_id}
+    assert len({call.body for call in receiver.calls}) == 1
+    assert (ledger.published, ledger.done, ledger.imbalance) == (1, 1, 0)

@@ -22,7 +22,7 @@ from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.names import queue_of
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import SPELLINGS, URL, Failing, registry_of, well
-from tests.redis.backends import until
+from tests.dispatch.patience import until
 
 
 async def test_endpoints_at_run_time(backend: Backend) -> None:

@@ -24,8 +24,9 @@ from taskqueue_dispatch.calling.answers import (
 from taskqueue_dispatch.calling.client import Caller
 from taskqueue_dispatch.gpu.__main__ import main
 from taskqueue_dispatch.gpu.simulated import CONTROL, Mode, SimulatedGpu
+from taskqueue_dispatch.models import ModelConfig
 from tests.dispatch.gpu_support import ASYNC, SYNC, calling, endpoint_of, lease_of, task_of
-from tests.redis.backends import until
+from tests.dispatch.patience import PATIENCE, until
 
 SHORT = SYNC.model_copy(update={"max_poll_time": 0.3})
 
@@ -33,13 +34,19 @@ SHORT = SYNC.model_copy(update={"max_poll_time": 0.3})
 @pytest.fixture
 async def caller() -> AsyncIterator[Caller]:
     """A caller."""
-    async with calling(health_interval=0.5) as it:
+    async with calling() as it:
         yield it
 
 
-async def send(caller: Caller, gpu: SimulatedGpu, job: str = "job-1", attempt: int = 1) -> Answer:
-    """POST a job, which has a short time."""
-    return await caller.send(lease_of(gpu.url), task_of(job), SHORT, attempt=attempt)
+async def send(
+    caller: Caller,
+    gpu: SimulatedGpu,
+    job: str = "job-1",
+    attempt: int = 1,
+    config: ModelConfig = SYNC,
+) -> Answer:
+    """POST a job."""
+    return await caller.send(lease_of(gpu.url), task_of(job), config, attempt=attempt)
 
 
 class TestModes:
@@ -68,10 +75,14 @@ class TestModes:
             assert isinstance(await send(caller, gpu, "job-fail", attempt=2), Done)
 
     @pytest.mark.parametrize("mode", [Mode.HANG, Mode.DRIP])
-    async def test_without_end(self, caller: Caller, mode: Mode) -> None:
+    async def test_without_end(self, mode: Mode) -> None:
         """An answer that does not come, or not to its end (fault H5)."""
-        async with SimulatedGpu(latency=0, mode=mode) as gpu:
-            assert isinstance(await send(caller, gpu), Failed)
+        patience = 0.3 if mode is Mode.HANG else PATIENCE
+        async with (
+            SimulatedGpu(latency=0, mode=mode) as gpu,
+            calling(health_interval=patience) as caller,
+        ):
+            assert isinstance(await send(caller, gpu, config=SHORT), Failed)
             assert gpu.runs.total() == (mode is Mode.DRIP)
             seen = await caller.health(endpoint_of(gpu.url), SYNC)
             assert (seen is None) == (mode is Mode.HANG)
@@ -167,7 +178,7 @@ class TestCrashes:
     async def test_in_every_mode(self, caller: Caller) -> None:
         """It ends at once whatever it is doing (fault H5)."""
         for mode in Mode:
-            async with SimulatedGpu(latency=30) as gpu, asyncio.timeout(5):
+            async with SimulatedGpu(latency=600) as gpu, asyncio.timeout(PATIENCE):
                 gpu.mode = mode
                 call = asyncio.create_task(
                     caller.send(lease_of(gpu.url), task_of(), SYNC, attempt=1)
@@ -211,7 +222,7 @@ class TestProcess:
             sent = await caller.send(lease_of(told["url"]), task_of(), SYNC, attempt=1)
             assert sent == Done(b'{"server":"b","job_id":"job-1","attempt":1}')
             process.terminate()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 assert await process.wait() == 0
         finally:
             if process.returncode is None:

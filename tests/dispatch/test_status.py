@@ -68,37 +68,6 @@ async def test_a_jobs_way(backend: Backend) -> None:
     assert not await jobs.cancel(job)
 
 
-async def test_a_job_that_failed(backend: Backend) -> None:
-    """A job whose retries are used up says so, with its last failure (C16, C26)."""
-    jobs = Jobs(backend, await registry_of(backend))
-    (job,) = await bury(backend, "flux", "k")
-    status = await jobs.status(job)
-    assert status is not None
-    assert (status.state, status.reason) == (JobState.FAILED, "max_retries_exceeded")
-    assert status.error == "out of memory"
-    assert await jobs.discard(job)
-    status = await jobs.status(job)
-    assert status is not None
-    assert status.state is JobState.FAILED
-
-
-async def test_cancelled_and_expired(backend: Backend) -> None:
-    """A job that was cancelled or was not begun in time says so; nothing just vanishes (C26)."""
-    jobs = Jobs(backend, await registry_of(backend))
-    job = await publish(backend, "flux", "k")
-    assert await jobs.cancel(job)
-    assert not await jobs.cancel(job)
-    status = await jobs.status(job)
-    assert status is not None
-    assert status.state is JobState.CANCELLED
-    late = await publish(backend, "flux", "late", deadline=1.0)
-    async with backend.subscribe([queue_of("flux")], "dispatcher") as subscription:
-        assert not (await subscription.receive(1, 0)).deliveries
-    status = await jobs.status(late)
-    assert status is not None
-    assert status.state is JobState.EXPIRED
-
-
 @pytest.mark.parametrize("model", SPELLINGS)
 async def test_models_of_any_spelling(backend: Backend, model: str) -> None:
     """A job is found whatever its model is called, also after the model's endpoints are gone (OPEN-C5, H7, C26)."""
@@ -166,24 +135,3 @@ async def bury_elsewhere(backend: Backend) -> None:
     async with backend.subscribe(["work"], "worker") as subscription:
         (delivery,) = (await subscription.receive(1, 5)).deliveries
         await dead_lettering_of(backend, subscription).dead_letter(delivery, "no", None)
-
-
-async def test_dead_jobs_again(backend: Backend) -> None:
-    """One dead job is done again, or all of a model, or all there are; or one is given up for good (C17)."""
-    jobs = Jobs(backend, await registry_of(backend))
-    dead = {model: await bury(backend, model, *"abc") for model in MODELS}
-    await bury_elsewhere(backend)
-    first, second, third = dead["flux"]
-    assert await jobs.redrive(first)
-    assert not await jobs.redrive(first)
-    assert await jobs.discard(second)
-    assert not await jobs.discard(second)
-    assert [letter.task.id for letter in await jobs.list("flux")] == [third]
-    assert await jobs.redrive_all("zimg") == 3
-    assert await jobs.redrive_all() == 1 + 3 + 3
-    assert await jobs.redrive_all() == 0
-    control = control_of(backend)
-    for model in MODELS:
-        ledger = await control.ledger(queue_of(model))
-        assert (ledger.waiting, ledger.discarded) == ((2, 1) if model == "flux" else (3, 0))
-    assert (await control.ledger("work")).dead == 1

@@ -45,25 +45,6 @@ async def test_turns_by_weight_over_all_instances(backend: Backend) -> None:
         await instance.close()
 
 
-async def test_ten_priorities_and_none_starves(backend: Backend) -> None:
-    """There are ten priorities, first in first out in each, and the lowest one waiting has its share (C1, OPEN-C8)."""
-    submitter = await desk(backend, slots=4, config=ModelConfig(floor_share=0.25))
-    for priority in (0, 4, 9):
-        for number in range(40):
-            payload = str(number).encode()
-            await submitter.submit(Submission(model="flux", payload=payload, priority=priority))
-    async with backend.subscribe([KEY], "dispatcher") as subscription:
-        taken: list[tuple[int, int]] = []
-        while len(taken) < 40:
-            (delivery,) = (await subscription.receive(1, 5)).deliveries
-            taken.append((delivery.task.priority, int(delivery.task.payload)))
-    counted = [priority for priority, _ in taken]
-    assert (counted.count(9), counted.count(4), counted.count(0)) == (30, 0, 10)
-    for priority in (9, 0):
-        own = [number for found, number in taken if found == priority]
-        assert own == sorted(own)
-
-
 @pytest.mark.parametrize("when_down", WhenDown)
 async def test_no_healthy_endpoint(backend: Backend, when_down: WhenDown) -> None:
     """While no endpoint is well what is queued stays, and what is new is queued or refused by policy (B11, OPEN-B3)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import msgspec
@@ -35,7 +36,7 @@ def bodies(receiver: Receiver) -> list[dict[str, object]]:
 
 
 async def test_done_and_failed(backend: Backend) -> None:
-    """A client is told of a result, and of a failure with its reason (C7, C26, OPEN-C7)."""
+    """A client is told of a result, and of a failure with its reason; each word is in the ledger (C7, C26, OPEN-C7)."""
     async with (
         receiving() as receiver,
         SimulatedGpu(name="a", slots=1, latency=0.001) as gpu,
@@ -49,6 +50,12 @@ async def test_done_and_failed(backend: Backend) -> None:
         (failed,) = await send(dispatcher, "flux", callback_url=url)
         await ended(dispatcher, [failed], JobState.FAILED)
         await until(lambda: len(receiver.calls) == 2)
+
+        async def accounted() -> bool:
+            ledger = await control_of(backend).ledger(CALLBACKS)
+            return ledger.balanced and ledger.published == ledger.done == 2
+
+        await until(accounted)
     first, second = bodies(receiver)
     assert (first["job_id"], first["status"]) == (done, "done")
     assert first["result"] == {"server": "a", "job_id": done, "attempt": 1}
@@ -136,9 +143,14 @@ async def test_the_watch_tells_of_what_nobody_has_told(
     """A dispatcher is killed between a late job's settlement and its callback: the client hears of it (C26)."""
     monkeypatch.setattr(sending, "_LOOK_AGAIN", 0.1)
     monkeypatch.setattr(housekeeping, "_EVERY", 60)  # it is done before it can expire
+    late = asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        await late.wait()
+
     async with (
         receiving() as receiver,
-        SimulatedGpu(name="a", slots=1, latency=0.3) as gpu,
+        SimulatedGpu(name="a", slots=1, sleep=sleep) as gpu,
         dispatching(backend, **calling(receiver)) as dispatcher,
     ):
 
@@ -148,7 +160,11 @@ async def test_the_watch_tells_of_what_nobody_has_told(
         dispatcher._parts = replace(dispatcher._parts, report=silent)
         await serve(dispatcher, "flux", gpu)
         url = f"http://127.0.0.1:{receiver.port}/"
-        ids = await send(dispatcher, "flux", callback_url=url, deadline=backend.now() + 0.1)
+        deadline = backend.now() + 1
+        ids = await send(dispatcher, "flux", callback_url=url, deadline=deadline)
+        await until(lambda: gpu.active == 1)
+        await until(lambda: backend.now() > deadline)
+        late.set()
         await ended(dispatcher, ids)
         await until(lambda: len(receiver.calls) == 1)
         assert bodies(receiver)[0]["status"] == "done"

@@ -8,11 +8,12 @@ from taskqueue_core.backend import Backend
 from taskqueue_dispatch.finding import FoundLeased, FoundQueued, Permit
 from taskqueue_dispatch.gpu.simulated import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
+from tests.dispatch.patience import PATIENCE
 from tests.dispatch.support import dispatching, ended, send, serve, until
 
 
 async def _permit(dispatcher: Dispatcher) -> Permit:
-    found = await dispatcher.finder.find_endpoint("flux", timeout=20)
+    found = await dispatcher.finder.find_endpoint("flux", timeout=60)
     if isinstance(found, FoundLeased):
         return found.permit
     assert isinstance(found, FoundQueued)
@@ -51,8 +52,8 @@ async def test_slots_that_no_job_wants(backend: Backend) -> None:
         waiting = [asyncio.create_task(_permit(dispatcher)) for _ in range(4)]
         await until(lambda: dispatcher.waiters.wanting("flux") == 4)
         await dispatcher.pool.release(*(permit._held.lease for permit in held))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             permits = await asyncio.gather(*waiting)
         for permit in permits:
             await permit.release()
-        await ended(dispatcher, await send(dispatcher, "flux"), within=5)
+        await ended(dispatcher, await send(dispatcher, "flux"))

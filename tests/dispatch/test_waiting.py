@@ -15,7 +15,7 @@ from taskqueue_dispatch.models import ModelConfig, WhenDown
 from taskqueue_dispatch.submit import Reason
 from tests.dispatch.desk import free
 from tests.dispatch.finders import awaited, desk_of, is_free, reason
-from tests.redis.backends import until
+from tests.dispatch.patience import PATIENCE, until
 
 
 async def test_a_release_wakes_the_next(backend: Backend) -> None:
@@ -29,9 +29,9 @@ async def test_a_release_wakes_the_next(backend: Backend) -> None:
     async with desk.pool.bell("flux") as bell:
         for place in places:
             assert await desk.serve() == 0
-            ringing = asyncio.create_task(bell.rung(10))
+            ringing = asyncio.create_task(bell.rung(60))
             await permit.release()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await ringing
             assert await desk.serve() == 1
             permit = await place

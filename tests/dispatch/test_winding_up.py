@@ -14,6 +14,7 @@ from taskqueue_dispatch.callbacks import sending
 from taskqueue_dispatch.gpu.simulated import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.service import Dispatcher
+from tests.dispatch.patience import PATIENCE
 from tests.dispatch.support import ASKED, Gate, dispatching, ended, send, serve, settings, until
 from tests.redis.backends import opened
 from tests.redis.conftest import MakeServer
@@ -44,12 +45,7 @@ async def test_the_store_is_away(
 ) -> None:
     """It ends within its drain and two seconds, and leaves no task, where the store is away (C20, C21, R16)."""
     assert sum(getattr(module, name) for module, name in _PATIENCE) < 2
-    for (
-        module,
-        name,
-    ) in (
-        _PATIENCE
-    ):  # with a fifth of each, anything else that is waited for shows on a busy machine too
+    for module, name in _PATIENCE:  # a fifth of each: what else is waited for takes much longer
         monkeypatch.setattr(module, name, getattr(module, name) / 5)
     server: RedisServer = make_server().start()
     config = ModelConfig(
@@ -79,7 +75,7 @@ async def test_the_store_is_away(
                 server.start()
         left = {_name(task) for task in asyncio.all_tasks()}
         assert not {name for name in left if name.startswith(_OURS)}
-        assert took < 0.1 + 2
+        assert took < 4, "it waited for an answer of the store"
 
 
 async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
@@ -91,7 +87,7 @@ async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
     async with SimulatedGpu(name="a", slots=2, handler=gate, asynchronous=True) as gpu:
         ids: list[str] = []
         for seconds in (0.0, 0.001, 0.01, 0.1):
-            dispatcher = Dispatcher(backend, settings(drain=30.0, lease=1.0))
+            dispatcher = Dispatcher(backend, settings(drain=600.0, lease=1.0))
             await dispatcher.__aenter__()
             await serve(dispatcher, "flux", gpu, config=config)
             ids += await send(dispatcher, "flux", 2)
@@ -99,7 +95,7 @@ async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
             stopping = asyncio.create_task(dispatcher.stop())
             await asyncio.sleep(seconds)
             stopping.cancel()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 await asyncio.gather(stopping, return_exceptions=True)
             left = {_name(task) for task in asyncio.all_tasks()}
             assert not {name for name in left if name.startswith(_OURS)}
@@ -115,7 +111,7 @@ async def test_cancelled_before_it_waits_for_its_jobs(
     """A stop that is cancelled waits for no job, also where the loop has not come to its end by then (C22, R16)."""
     gate = Gate()
     async with SimulatedGpu(name="a", handler=gate) as gpu:
-        dispatcher = Dispatcher(backend, settings(drain=60.0))
+        dispatcher = Dispatcher(backend, settings(drain=600.0))
         await dispatcher.__aenter__()
         await serve(dispatcher, "flux", gpu)
         await send(dispatcher, "flux")
@@ -133,7 +129,7 @@ async def test_cancelled_before_it_waits_for_its_jobs(
         stopping = asyncio.create_task(dispatcher.stop())
         await until(runner._ending.is_set)
         stopping.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(stopping, return_exceptions=True)
         assert stopping.cancelled()
 

@@ -19,8 +19,8 @@ from taskqueue_core.succession import MigratingBackend, ShardedBackend, start
 from taskqueue_core.succession.names import Generation, Shard, shard_of
 from taskqueue_core.tasks import Delivery, Published, Refusal, Settled, State, Task
 from taskqueue_memory import MemoryBackend
-from tests.flow.pairs import take
 from tests.clock import LoopClock
+from tests.flow.pairs import take
 
 pytestmark = pytest.mark.fast_clock
 
