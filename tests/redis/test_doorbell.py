@@ -14,7 +14,7 @@ from taskqueue_redis.link import Link
 from taskqueue_redis.rights import access_list
 from tests.redis.backends import until
 from tests.redis.conftest import MakeServer
-from tests.redis.links import KEY, SHORT, linked, linked_by_proxy
+from tests.redis.links import KEY, linked, linked_by_proxy
 from tests.redis.servers import RedisServer
 
 
@@ -101,8 +101,7 @@ async def test_listening_and_ignoring_in_turn(redis_server: RedisServer, redis_p
 async def test_a_lost_connection(make_server: MakeServer) -> None:
     """Faults B1 and E5: the bell comes back by itself, hears what it did, and says that rings may be missing."""
     server = make_server().start()
-    limits = SHORT | {"operation_timeout": 0.5}
-    async with linked(server.url, **limits) as link, bell(link) as (doorbell, ears):
+    async with linked(server.url, operation_timeout=0.5) as link, bell(link) as (doorbell, ears):
         await doorbell.listen("a", "b")
         for turn in (1, 2, 3):
             server.call("CLIENT", "KILL", "TYPE", "pubsub")

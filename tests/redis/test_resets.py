@@ -9,7 +9,7 @@ import pytest
 from taskqueue_core.errors import ConfigurationError, LeaseLost
 from taskqueue_core.tasks import Task
 from taskqueue_redis.resets import QueueReset
-from tests.redis.backends import KEY, LEASE, opened, publish, stream, take, until
+from tests.redis.backends import KEY, PATIENCE, opened, publish, stream, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import Engine
 from tests.redis.servers import RedisServer
@@ -56,7 +56,7 @@ async def test_a_waiting_consumer_learns_of_it(make_server: MakeServer, redis_pr
     with make_server() as server:
         async with (
             opened(server.url, redis_prefix) as other,
-            opened(server.url, redis_prefix) as backend,
+            opened(server.url, redis_prefix, lease=10 * PATIENCE) as backend,
             backend.subscribe([KEY], "c") as consumer,
         ):
             await consumer.receive(1, 0)
@@ -64,7 +64,7 @@ async def test_a_waiting_consumer_learns_of_it(make_server: MakeServer, redis_pr
             await until(lambda: consumer.asleep, "it waits")
             server.call("FLUSHALL")
             await publish(other, "t")
-            async with asyncio.timeout(LEASE):
+            async with asyncio.timeout(PATIENCE):
                 with pytest.raises(QueueReset):
                     await waiting
             await take(consumer, 1)
@@ -111,12 +111,11 @@ async def test_a_lost_stream(redis_server: RedisServer, redis_url: str, redis_pr
         redis_server.call("DEL", stream(redis_prefix))
         async with backend.subscribe([KEY], "c") as consumer:
             assert (await consumer.receive(1, 0)).deliveries == ()
-            waiting = asyncio.create_task(consumer.receive(1, 1.5))
+            waiting = asyncio.create_task(consumer.receive(1, None))
             await until(lambda: consumer.asleep, "it waits")
             await publish(backend, "c")
-            await asyncio.wait([waiting], timeout=0.5)
-            assert waiting.done()
-            assert [d.task.id for d in waiting.result().deliveries] == ["c"]
+            async with asyncio.timeout(PATIENCE):
+                assert [d.task.id for d in (await waiting).deliveries] == ["c"]
 
 
 async def test_a_lost_group_is_made_again(
@@ -147,7 +146,7 @@ async def test_a_group_lost_with_deliveries_in_flight(
             redis_server.call("XGROUP", "DESTROY", stream(redis_prefix), "g")
             await consumer.ack(*await take(consumer, 2))
             await publish(backend, "c")
-            await consumer.ack(*await take(consumer, 1, within=1))
+            await consumer.ack(*await take(consumer, 1))
         ledger = await backend.control.ledger(KEY)
         assert (ledger.done, ledger.waiting, ledger.in_flight) == (3, 0, 0)
 
