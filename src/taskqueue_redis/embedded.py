@@ -279,7 +279,8 @@ class EmbeddedRedis:
             text = ""
         lines = text.rpartition(_SEPARATOR)[2].splitlines()
         words = [word for line in lines if (word := _STAMP.sub("", line).strip())][-2:]
-        if any("RDB base file" in word for word in words):
+        # Redis 7.0 names the file, later servers and Valkey say what it is.
+        if any("RDB base file" in word or ".base.rdb" in word for word in words):
             writer = self._writer()
             if writer not in {"", binary.name}:
                 words.append(

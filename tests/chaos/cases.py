@@ -13,8 +13,8 @@ LEASE = 1.2
 HOUSEKEEPING = 0.3
 PASSES = 2 * 1.5 * HOUSEKEEPING
 """two passes of housekeeping, at their slowest"""
-SLACK = 1.0
-"""for a machine that does other things as well"""
+SLACK = 5.0
+"""for a machine that does other things as well, and stands still for a while"""
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 10))]
 """one among the tests, ten in `dev.py chaos`"""
 CHAOS = pytest.mark.chaos

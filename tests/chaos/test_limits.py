@@ -197,25 +197,3 @@ async def test_fifty_workers_on_three_servers(folder: Path, seed: int) -> None:
         event.by.partition(".")[0] for event in outcome.events if event.what is What.DELIVERED
     }
     assert takers == {"server-0", "server-1", "server-2"}
-
-
-@CHAOS
-@pytest.mark.parametrize("seed", range(10))
-async def test_a_pause_in_a_burst_through_three_servers(folder: Path, seed: int) -> None:
-    """F6, fault F15: 10,000 tasks through three servers, paused in the middle: none starts before it goes on."""
-    shape = small(
-        tasks=10_000, seconds=6.0, keys=("alpha",), simple=True, producers=3, answer_timeout=2.0,
-        operation_timeout=4.0, liveness=60.0,
-    )  # fmt: skip
-    each = {("worker", number): number for number in range(3)}
-    async with Replicas(folder, shape, seed=seed, servers=3, pinned=each) as world:
-        await world.begin()
-        await world.until(lambda: world.published() >= 4000, "the burst is under way")
-        await _paused(world, LEASE)
-        await resume(world, "alpha")
-        outcome = await world.finish()
-    figures = passed(outcome)
-    assert figures.tasks == 9999 + _FULL  # a third each, and ours
-    assert figures.duplicates == 0
-    takers = {event.by for event in outcome.events if event.what is What.DELIVERED}
-    assert takers == {"server-0.1", "server-1.1", "server-2.1"}

@@ -260,15 +260,3 @@ async def test_one_byte_at_a_time(folder: Path) -> None:
         for role in ("consumer", "producer"):
             (await world.link(role, 0)).slice(1)
         assert passed(await world.run()).duplicates == 0
-
-
-@CHAOS
-@pytest.mark.parametrize("length", [1.0, 10.0])
-async def test_a_slow_link(folder: Path, length: float) -> None:
-    """20 ms more on each round trip: heartbeats are in time, nothing is taken from anybody."""
-    async with World(folder, small(tasks=200, seconds=length)) as world:
-        await world.begin()
-        await asyncio.gather(
-            *(world.inflict("slow", f"link-{a.role}", a.number, length) for a in world.cast.all)
-        )
-        assert passed(await world.finish()).duplicates == 0

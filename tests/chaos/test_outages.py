@@ -1,4 +1,4 @@
-"""Redis is killed, frozen, paused, filled, flushed, and forgets its scripts."""
+"""Redis is killed, frozen, paused, filled, and forgets its scripts."""
 
 from __future__ import annotations
 
@@ -83,27 +83,6 @@ async def test_redis_is_frozen(folder: Path, length: float) -> None:
     assert not row.problems
 
 
-async def test_redis_is_flushed(folder: Path) -> None:
-    """Fault B12: the loss is told loudly, old receipts are refused, and everybody goes on without a restart."""
-    async with World(folder, small(tasks=0)) as world:
-        await world.begin()
-        await world.publish(20)
-        await world.drained()
-        assert (await world.backend.health()).details["resets"] == 0
-        world.redis.call("FLUSHALL")
-        resets = 0
-        async with asyncio.timeout(10):
-            while not resets:
-                told = (await world.backend.health()).details["resets"]
-                assert isinstance(told, int)
-                resets = told
-                await asyncio.sleep(0.05)
-        await world.publish(20)
-        await world.drained()
-        ledger = await world.control.ledger(world.shape.keys[0])
-        assert (ledger.published, ledger.done) == (20, 20)
-
-
 async def test_redis_loads_its_data(folder: Path) -> None:
     """Fault B11: who comes while Redis loads waits, and then learns what it keeps; nothing is lost."""
     shape = small(tasks=0, answer_timeout=5.0, operation_timeout=10.0)
@@ -131,39 +110,6 @@ def _seen_loading(redis: RedisServer) -> None:
         return redis.info("persistence")["loading"] == "1"
 
     wait_until(loads, "Redis loads its data", tick=0.001)
-
-
-@CHAOS
-async def test_scripts_are_forgotten(folder: Path) -> None:
-    """Fault B13: SCRIPT FLUSH, twenty times a second; nobody notices."""
-    async with World(folder, small()) as world:
-        await world.begin()
-        for _ in range(20):
-            await world.inflict("forget", "redis")
-            await asyncio.sleep(0.05)
-        outcome = await world.finish()
-    assert passed(outcome).duplicates == 0
-    assert not [event for event in outcome.events if event.what is What.BLIND]
-
-
-@CHAOS
-@pytest.mark.parametrize("length", [1.0, 5.0])
-async def test_writes_are_paused(folder: Path, length: float) -> None:
-    """Fault B16: CLIENT PAUSE loses nothing and doubles nothing."""
-    async with World(folder, small(hold=0.1, seconds=1.0)) as world:
-        await world.begin()
-        await world.inflict("pause", "redis", 0, length)
-        assert passed(await world.finish()).duplicates == 0
-
-
-@CHAOS
-@pytest.mark.parametrize("length", [2.5, 10.0])
-async def test_idle_connections_are_closed(folder: Path, length: float) -> None:
-    """Fault B18: the server closes what was idle for a second; nobody notices."""
-    async with World(folder, small(tasks=60, seconds=length)) as world:
-        await world.begin()
-        await world.inflict("idle", "redis", 0, length)
-        assert passed(await world.finish()).duplicates == 0
 
 
 @LONG

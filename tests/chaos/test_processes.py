@@ -1,4 +1,4 @@
-"""Consumers and producers that are killed, frozen, or start all at once."""
+"""Consumers that are killed, frozen, or start all at once."""
 
 from __future__ import annotations
 
@@ -8,30 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cases import CHAOS, LEASE, LONG, PASSES, SEEDS, SLACK, passed, small
-from tests.chaos.history import What
 from tests.chaos.world import World
 
 each_seed = pytest.mark.parametrize("seed", SEEDS)
-many_seeds = pytest.mark.parametrize("seed", range(10))
-"""for what other cases show as well: in `dev.py chaos` only"""
-
-
-@CHAOS
-@many_seeds
-async def test_a_killed_consumer(folder: Path, seed: int) -> None:
-    """Fault A1, OPEN-A5, A15: what it held goes to another one, as the same attempt, within a lease and two passes."""
-    async with World(folder, small(hold=0.3), seed=seed) as world:
-        await world.begin()
-        await world.holding("consumer", 0, 10)
-        await world.inflict("kill", "consumer", 0)
-        figures = passed(await world.finish())
-    assert figures.duplicates >= 10
-    assert figures.redelivery["killed"].worst <= LEASE + PASSES + SLACK
 
 
 @each_seed
 async def test_killed_after_the_work_and_before_the_ack(folder: Path, seed: int) -> None:
-    """Fault A2: the side effect is there, the ack never left: exactly one more delivery each."""
+    """Faults A1 and A2, OPEN-A5, A15: the side effect is there, the ack never left: one more delivery each, in time."""
     async with World(folder, small(simple=True, hold=0.2), seed=seed) as world:
         await world.begin()
         await world.holding("consumer", 0, 5)
@@ -41,7 +25,8 @@ async def test_killed_after_the_work_and_before_the_ack(folder: Path, seed: int)
         await world.cast.kill(world.cast.actors["consumer", 0])
         (await world.link("consumer", 0)).cut()  # what it had sent is gone with it
         figures = passed(await world.finish())
-    assert figures.duplicates == unanswered == figures.held
+    assert figures.duplicates == unanswered == figures.held > 0
+    assert figures.redelivery["killed"].worst <= LEASE + PASSES + SLACK
 
 
 def _unanswered(world: World) -> int:
@@ -63,7 +48,7 @@ async def test_a_frozen_consumer(folder: Path, seed: int) -> None:
 
 
 @CHAOS
-@many_seeds
+@pytest.mark.parametrize("seed", range(10))
 async def test_a_frozen_consumer_that_wakes_in_time(folder: Path, seed: int) -> None:
     """A freeze shorter than what is left of the lease costs nothing (OPEN-A7)."""
     async with World(folder, small(hold=0.2), seed=seed) as world:
@@ -90,20 +75,6 @@ async def test_killed_while_due_tasks_move(folder: Path, seed: int) -> None:
     assert figures.tasks == 1000
 
 
-@CHAOS
-@many_seeds
-async def test_killed_producers(folder: Path, seed: int) -> None:
-    """A producer that is killed and goes on with the ids it had: each task is there once (A17)."""
-    async with World(folder, small(seconds=1.0), seed=seed) as world:
-        await world.begin()
-        for _ in range(3):
-            await world.inflict("kill", "producer", 0)
-        outcome = await world.finish()
-    assert passed(outcome).tasks == 300
-    told = [event.outcome for event in outcome.events if event.what is What.PUBLISHED]
-    assert set(told) <= {"accepted", "duplicate"}
-
-
 @LONG
 @each_seed
 async def test_many_start_at_once(folder: Path, seed: int) -> None:
@@ -116,25 +87,3 @@ async def test_many_start_at_once(folder: Path, seed: int) -> None:
         assert worker.connections == 10
         figures = passed(await world.finish())
     assert figures.duplicates == 0
-
-
-@LONG
-@each_seed
-async def test_one_stale_entry_behind_many_live_ones(folder: Path, seed: int) -> None:
-    """Fault A10: 10,000 live leases do not hide one stale entry from a consumer with a single free place."""
-    async with World(
-        folder, small(tasks=0, consumers=0, take=1, limit=1, hold=60.0), seed=seed
-    ) as world:
-        await world.begin()
-        await world.publish(10_001)
-        holder = world.subscribe("live")
-        held = 0
-        while held < 10_000:
-            held += len((await holder.receive(min(1000, 10_000 - held), 0)).deliveries)
-        await world.start("consumer", 0)
-        await world.holding("consumer", 0, 1)
-        await world.cast.kill(world.cast.actors["consumer", 0])
-        other = world.subscribe("free")
-        async with asyncio.timeout(LEASE + PASSES + SLACK):
-            (delivery,) = (await world.receive(other, 1)).deliveries
-        assert (delivery.attempt, delivery.losses) == (1, 1)

@@ -58,7 +58,7 @@ class Client:
 
     async def answer(self) -> bytes:
         """Wait for a line."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return (await self.reader.readline()).rstrip(b"\n")
 
 
@@ -218,7 +218,7 @@ async def test_slices(proxy: FaultProxy) -> None:
     transport, _ = await asyncio.get_running_loop().create_connection(Pieces, *proxy.address)
     proxy.slice(1)
     transport.write(line)
-    await asyncio.wait_for(whole.wait(), 5)
+    await asyncio.wait_for(whole.wait(), 30)
     transport.close()
     assert b"".join(pieces) == line
     assert len(pieces) > 1
@@ -228,7 +228,7 @@ async def test_bit_flips(proxy: FaultProxy, client: Client, echo: Echo) -> None:
     """Answers are damaged, requests are not, unless that is asked for."""
     proxy.flip(1.0)
     client.writer.write(b"intact\n")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert len(damaged := await client.reader.readexactly(7)) == 7
     assert all(a != b for a, b in zip(damaged, b"intact\n", strict=True))
     assert echo.heard[-1] == b"intact\n"
@@ -272,7 +272,7 @@ async def test_back_pressure(proxy: FaultProxy, connect: Connect) -> None:
     proxy._target = lambda: server.sockets[0].getsockname()[:2]
     client = await connect()
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await full.wait()
     assert sent < 32 * 1024 * 1024, (
         "the kernel's buffers are a few MB; the proxy must not add to them"

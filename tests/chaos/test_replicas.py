@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import CHAOS, LEASE, LONG, SEEDS, SLACK, passed, small
+from tests.chaos.cases import LEASE, LONG, SEEDS, SLACK, passed, small
 from tests.chaos.history import Event, What
 from tests.chaos.replicas import Replicas
 from tests.chaos.world import Outcome
@@ -18,21 +18,6 @@ PASSES = 2 * 2.5
 def executed(outcome: Outcome) -> list[Event]:
     """What the workers' handlers have begun."""
     return [event for event in outcome.events if event.what is What.EXECUTED]
-
-
-@LONG
-async def test_from_one_replica_to_a_worker_on_another(folder: Path) -> None:
-    """E1, REV-E6: producers know the first server only, the worker the second one only; every task arrives."""
-    pinned = {("producer", 0): 0, ("producer", 1): 0, ("worker", 0): 1}
-    async with Replicas(folder, small(), workers=1, pinned=pinned) as world:
-        outcome = await world.run()
-    figures = passed(outcome)
-    assert figures.tasks == 300
-    assert {event.task for event in executed(outcome)} == {
-        event.task for event in outcome.events if event.what is What.PUBLISH
-    }
-    takers = {event.by for event in outcome.events if event.what is What.DELIVERED}
-    assert takers == {"server-1.1"}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -90,19 +75,6 @@ async def test_a_killed_worker(folder: Path, seed: int) -> None:
     ]
     assert again
     assert max(again) <= 1.0 + SLACK
-
-
-@CHAOS
-@pytest.mark.parametrize("seed", range(10))
-async def test_a_cut_socket(folder: Path, seed: int) -> None:
-    """REV-E5, REV-E3: a worker whose link is reset comes back and keeps what it runs, or another one has it at once."""
-    async with Replicas(folder, small(hold=0.3), seed=seed) as world:
-        await world.begin()
-        for _ in range(3):
-            await world.until(lambda: begun(world, 0) >= 1, "the worker runs some")
-            await world.inflict("cut", "link-worker", 0)
-        figures = passed(await world.finish())
-    assert figures.tasks == 300
 
 
 def begun(world: Replicas, number: int) -> int:

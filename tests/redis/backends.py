@@ -19,6 +19,7 @@ __all__ = [
     "HOUSEKEEPING",
     "KEY",
     "LEASE",
+    "PATIENCE",
     "fall_silent",
     "housekept",
     "keys_of",
@@ -33,6 +34,8 @@ KEY = "work"
 LEASE = 1.0
 """the shortest that is allowed"""
 HOUSEKEEPING = 0.25
+PATIENCE = 30.0
+"""seconds after which what has to come does not: a busy machine may be slow, a hang has an end"""
 
 
 @asynccontextmanager
@@ -69,9 +72,7 @@ async def housekept(backend: RedisBackend) -> AsyncIterator[None]:
 async def fall_silent(server: RedisServer, backend: RedisBackend, *tokens: str) -> None:
     """Have nothing heard of a process and its consumers for longer than a lease, as if that time had passed."""
     await backend._home.heartbeat.aclose()
-    await (
-        backend.control.maintain()
-    )  # so that the next pass sees no gap, which would grant another lease
+    await backend.control.maintain()  # so that the next pass sees no gap: that would grant a lease
     for name in backend._home.scripts.partitions.names:
         for token in tokens:
             server.call("ZADD", f"{name}:alive", "XX", 1, token)
@@ -87,7 +88,7 @@ async def publish(backend: RedisBackend, *ids: str, key: str = KEY, **fields: An
 
 
 async def take(
-    subscription: Subscription, number: int, *, within: float = 5.0, limit: int | None = None
+    subscription: Subscription, number: int, *, within: float = PATIENCE, limit: int | None = None
 ) -> list[Delivery]:
     """Receive exactly so many deliveries, in as many receives as that takes."""
     found: list[Delivery] = []
@@ -100,7 +101,7 @@ async def take(
 
 
 async def until(
-    holds: Callable[[], bool | Awaitable[bool]], what: str = "it holds", *, within: float = 5.0
+    holds: Callable[[], bool | Awaitable[bool]], what: str = "it holds", *, within: float = PATIENCE
 ) -> None:
     """Wait until a condition holds."""
     try:

@@ -123,8 +123,8 @@ async def linked_to_puppet(answers: Answers, **values: Any) -> AsyncIterator[tup
 
 @asynccontextmanager
 async def linked_by_proxy(port: int, **values: Any) -> AsyncIterator[tuple[FaultProxy, Link]]:
-    """Give a link to a server with short time limits, and the proxy that it goes through."""
+    """Give a link to a server, and the proxy that it goes through."""
     async with AsyncExitStack() as opened:
         proxy = await opened.enter_async_context(FaultProxy(("127.0.0.1", port)))
         url = f"redis://127.0.0.1:{proxy.address[1]}"
-        yield proxy, await opened.enter_async_context(linked(url, **SHORT | values))
+        yield proxy, await opened.enter_async_context(linked(url, **values))

@@ -16,7 +16,7 @@ from taskqueue_redis import RedisBackend
 from taskqueue_redis.intake import Intake
 from taskqueue_redis.subscription import RedisSubscription
 from tests.chaos.proxy import FaultProxy
-from tests.redis.backends import KEY, opened, publish, take, until
+from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 from tests.redis.recount import recounted
 from tests.redis.servers import RedisServer
 
@@ -89,7 +89,7 @@ async def at_each_point(case: Case) -> int:
 async def drained(consumer: RedisSubscription, number: int) -> list[Delivery]:
     """Receive and settle so many, each once; nothing may come after."""
     found: list[Delivery] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while len(found) < number:
             deliveries = (await consumer.receive(10, 1.0)).deliveries
             found += deliveries

@@ -88,9 +88,7 @@ def test_the_wheel_comes_before_path(wheel: Path, path: Path) -> None:
     [
         ("valkey-server", "Valkey server v=8.1.8", "Valkey 8.1.8"),
         ("redis-server", "Redis server v=6.2.0", "Redis 6.2.0"),
-        ("redis-server", "Redis server v=7.0.15", "Redis 7.0.15"),
         ("redis-server", "Valkey server v=7.2.5", "Valkey 7.2.5"),
-        ("redis-server", "Redis server v=8.4.1", "Redis 8.4.1"),
     ],
 )
 def test_without_the_wheel_path_is_searched(

@@ -22,13 +22,13 @@ from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.clusters import Cluster, follow
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import Engine
-from tests.redis.links import SHORT, linked, settings_for
+from tests.redis.links import linked, settings_for
 from tests.redis.servers import RedisServer
 
 
 async def checked(url: str, **values: Any) -> ServerFacts:
     """Check a server."""
-    async with linked(url, **SHORT | values) as link:
+    async with linked(url, **values) as link:
         return await check_server(link, link.settings)
 
 
@@ -131,20 +131,6 @@ def test_the_access_list_that_ships() -> None:
     (rules,) = (line.split() for line in shipped.splitlines() if line.startswith("user taskqueue"))
     for forbidden in ("keys", "flushall", "flushdb", "config", "acl", "debug", "scan", "shutdown"):
         assert f"+{forbidden}" not in rules
-
-
-def test_every_command_in_the_scripts_is_listed() -> None:
-    """What the Lua files call is on the list, so that the access list lets them run."""
-    listed = {words[0] for words in SCRIPT_COMMANDS}
-    called: set[str] = set()
-    folder = resources.files("taskqueue_redis") / "lua"
-    for part in (folder, folder / "lib"):
-        for file in part.iterdir():
-            if file.name.endswith(".lua"):
-                called.update(
-                    re.findall(r"""redis\.p?call\(\s*['"]([A-Za-z]+)['"]""", file.read_text())
-                )
-    assert {name.upper() for name in called} <= listed
 
 
 @pytest.mark.oldest

@@ -1,5 +1,8 @@
 """The conformance kit on every engine under the access list that ships, and on a cluster (M6, E1).
 
+Among the tests of every day a cluster has the kit's random histories, which make every call of the contract: what else
+the kit asks, scripts answer, and these touch one partition alone (`test_scripts_keep_to_their_partition`).
+
 ``TASKQUEUE_KIT_EXAMPLES`` sets how many random histories each of them plays; `dev.py soak` sets it high.
 """
 
@@ -74,7 +77,7 @@ class TestHistories(OnRedis, MachineSuite, SlotsMachineSuite):
         self.url = redis_acl.url
 
 
-class TestCluster(OnRedis, BackendSuite):
+class OnCluster(OnRedis):
     """On a cluster of three masters, the queues spread over eight partitions."""
 
     partitions = 8
@@ -82,3 +85,12 @@ class TestCluster(OnRedis, BackendSuite):
     @pytest.fixture(autouse=True)
     def _url(self, redis_cluster: Cluster) -> None:
         self.url = redis_cluster.url
+
+
+class TestClusterHistories(OnCluster, MachineSuite, SlotsMachineSuite):
+    """Random histories against the models of the kit, over several partitions and nodes."""
+
+
+@pytest.mark.long
+class TestCluster(OnCluster, BackendSuite):
+    """The whole kit on a cluster."""

@@ -12,9 +12,9 @@ from taskqueue_redis.doorbell import Doorbell
 from taskqueue_redis.failures import Misconfigured, NotReached
 from taskqueue_redis.link import Link
 from taskqueue_redis.rights import access_list
-from tests.redis.backends import until
+from tests.redis.backends import PATIENCE, until
 from tests.redis.conftest import MakeServer
-from tests.redis.links import KEY, SHORT, linked, linked_by_proxy
+from tests.redis.links import KEY, linked, linked_by_proxy
 from tests.redis.servers import RedisServer
 
 
@@ -101,8 +101,7 @@ async def test_listening_and_ignoring_in_turn(redis_server: RedisServer, redis_p
 async def test_a_lost_connection(make_server: MakeServer) -> None:
     """Faults B1 and E5: the bell comes back by itself, hears what it did, and says that rings may be missing."""
     server = make_server().start()
-    limits = SHORT | {"operation_timeout": 0.5}
-    async with linked(server.url, **limits) as link, bell(link) as (doorbell, ears):
+    async with linked(server.url, operation_timeout=0.5) as link, bell(link) as (doorbell, ears):
         await doorbell.listen("a", "b")
         for turn in (1, 2, 3):
             server.call("CLIENT", "KILL", "TYPE", "pubsub")
@@ -122,21 +121,22 @@ async def test_a_lost_connection(make_server: MakeServer) -> None:
 async def test_a_half_open_connection(redis_server: RedisServer, redis_prefix: str) -> None:
     """Fault C8: a peer that fell silent is found by a PING without an answer; a quiet one that answers is kept."""
     channel = f"{{{redis_prefix}:0}}:bell:a"
-    async with (
-        linked_by_proxy(redis_server.port) as (proxy, link),
-        bell(link, quiet=0.1, patience=0.4) as (doorbell, ears),
-    ):
-        await doorbell.listen(channel)
-        opened = proxy.opened
-        await asyncio.sleep(0.5)
-        assert (proxy.opened, ears.reopened) == (opened, 0)
-        proxy.block()
-        await until(lambda: not doorbell.works)
-        proxy.cut()
-        proxy.heal()
-        await until(lambda: ears.reopened == 1)
-        assert redis_server.call("PUBLISH", channel, "x") == 1
-        await until(lambda: ears.heard == [(channel, b"x")])
+    async with linked_by_proxy(redis_server.port) as (proxy, link):
+        async with bell(link, quiet=0.05, patience=PATIENCE) as (doorbell, ears):
+            await doorbell.listen(channel)
+            opened, passed = proxy.opened, proxy.passed
+            await until(lambda: proxy.passed > passed + len("*1 $4 PING "), "a PING and its answer")
+            await until(lambda: not doorbell._pinged, "the answer is noted")
+            assert (proxy.opened, ears.reopened) == (opened, 0)
+        async with bell(link, quiet=0.05, patience=0.1) as (doorbell, ears):
+            await doorbell.listen(channel)
+            proxy.block()
+            await until(lambda: not doorbell.works)
+            proxy.cut()
+            proxy.heal()
+            await until(lambda: ears.reopened > 0)
+            await until(lambda: redis_server.call("PUBLISH", channel, "x") == 1)
+            await until(lambda: (channel, b"x") in ears.heard)
 
 
 async def test_a_listener_that_fails_harms_nobody(

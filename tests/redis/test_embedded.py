@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -110,15 +109,6 @@ def test_loading_is_waited_for(binary: Binary, tmp_path: Path) -> None:
         assert call(redis, "DBSIZE") == 100
 
 
-def test_directory_is_opened_once(binary: Binary, tmp_path: Path) -> None:
-    """The error of a second process names the one that has the directory open; the first is not disturbed."""
-    with EmbeddedRedis(tmp_path, binary=binary) as redis:
-        with pytest.raises(ConfigurationError, match=f"in use by process {os.getpid()}"):
-            EmbeddedRedis(tmp_path, binary=binary).start()
-        assert call(redis, "PING") == "PONG"
-    EmbeddedRedis(tmp_path, binary=binary).start().close()
-
-
 _OWNER = """
 import sys, time
 from pathlib import Path
@@ -142,19 +132,17 @@ def owner(binary: Binary, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str
             process.kill()
 
 
-@pytest.mark.parametrize("frozen", [False, True])
 def test_server_ends_with_its_parent(
-    owner: tuple[subprocess.Popen[str], int], binary: Binary, tmp_path: Path, *, frozen: bool
+    owner: tuple[subprocess.Popen[str], int], binary: Binary, tmp_path: Path
 ) -> None:
-    """If a parent is killed, its server ends in order, and the directory can be opened at once."""
+    """If a parent is killed, its server ends in order, even a frozen one, and the directory can be opened at once."""
     process, pid = owner
     other = EmbeddedRedis(tmp_path, binary=binary)
     with pytest.raises(ConfigurationError, match=f"in use by process {process.pid}"):
         other.start()
     with Resp(tmp_path / "redis.sock") as connection:
         connection.call("SET", "key", "value")
-    if frozen:
-        os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGSTOP)
     process.kill()
     process.wait()
     with EmbeddedRedis(tmp_path, binary=binary) as redis:
@@ -223,10 +211,8 @@ def test_close_ends_a_frozen_server(binary: Binary, tmp_path: Path) -> None:
     redis = EmbeddedRedis(tmp_path, binary=binary).start()
     assert redis.pid is not None
     os.kill(redis.pid, signal.SIGSTOP)
-    start = time.monotonic()
     redis.close()
     redis.close()
-    assert time.monotonic() - start < 5
     assert "is now ready to exit" in (tmp_path / "redis.log").read_text()
 
 

@@ -40,14 +40,6 @@ def test_directory_that_cannot_be_made(binary: Binary, tmp_path: Path) -> None:
         EmbeddedRedis(tmp_path / "file" / "store", binary=binary).start()
 
 
-def test_server_that_cannot_start_says_why(binary: Binary, tmp_path: Path) -> None:
-    """The error has product, version and the last lines of the server's log."""
-    (tmp_path / "extra.conf").write_text("no-such-setting 1\n")
-    words = f"{binary.name} did not start in .*no-such-setting"
-    with pytest.raises(ConfigurationError, match=words):
-        EmbeddedRedis(tmp_path, binary=binary).start()
-
-
 def bad_setting(directory: Path) -> None:
     """The server refuses its settings."""
     (directory / "extra.conf").write_text("no-such-setting 1\n")
@@ -128,7 +120,10 @@ def test_failed_start_leaves_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However a start fails, no process, thread, open file, lock or temporary folder remains, and nothing warns."""
+    """However a start fails, no process, thread, open file, lock or temporary folder remains, and nothing warns.
+
+    If the server ended, the error has its product and version, and the last lines of its log.
+    """
     directory = tmp_path / name
     directory.mkdir(mode=0o700)
     own = spoil(directory)
@@ -139,6 +134,9 @@ def test_failed_start_leaves_nothing(
         with pytest.raises(ConfigurationError, match=re.escape(str(directory))) as caught:
             redis.start()
         assert "\n" not in str(caught.value)
+        if spoil is bad_setting:
+            why = f"{binary.name} did not start in .*no-such-setting"
+            assert re.search(why, str(caught.value))
         assert redis.pid is None
         del redis, caught
         assert leftovers() == before
@@ -149,12 +147,17 @@ def test_failed_start_leaves_nothing(
 
 
 def test_directory_in_use_leaves_nothing(binary: Binary, tmp_path: Path) -> None:
-    """A start that fails because another process has the directory closes what it opened."""
-    with EmbeddedRedis(tmp_path, binary=binary):
+    """A directory is opened once: a second start names the process that has it, and closes what it opened.
+
+    The first is not disturbed.
+    """
+    with EmbeddedRedis(tmp_path, binary=binary) as redis:
         before = leftovers()
-        with pytest.raises(ConfigurationError, match="in use"):
+        with pytest.raises(ConfigurationError, match=f"in use by process {os.getpid()}"):
             EmbeddedRedis(tmp_path, binary=binary).start()
         assert leftovers() == before
+        assert call(redis, "PING") == "PONG"
+    EmbeddedRedis(tmp_path, binary=binary).start().close()
 
 
 # Files of other versions

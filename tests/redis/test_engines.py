@@ -57,24 +57,6 @@ def test_frozen_server_answers_nothing(make_server: MakeServer) -> None:
         assert server.call("PING") == "PONG"
 
 
-def test_server_without_file_forgets(make_server: MakeServer) -> None:
-    """Without an append-only file a restart empties the server."""
-    server = make_server(aof=False).start()
-    server.call("SET", "kept", "no")
-    assert server.restart().call("GET", "kept") is None
-
-
-def test_access_list_is_in_force(make_server: MakeServer) -> None:
-    """A server with an ACL file lets its users do what it says, and nobody else anything."""
-    server = make_server(acl="user default off\nuser app on >word ~tq:* +get +ping\n").start()
-    with pytest.raises(RedisError, match="NOAUTH"):
-        server.call("GET", "tq:1")
-    server.login = ("app", "word")
-    assert server.call("GET", "tq:1") is None
-    with pytest.raises(RedisError, match="NOPERM"):
-        server.call("GET", "other")
-
-
 def test_minimal_access(redis_acl: RedisServer) -> None:
     """The user of the shared server with the ACL file that ships gets in, and may not do everything."""
     assert redis_acl.call("PING") == "PONG"

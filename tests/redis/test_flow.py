@@ -8,7 +8,7 @@ from typing import Any
 from taskqueue_core.flow import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend
-from tests.redis.backends import KEY, fall_silent, housekept, opened, publish, take, until
+from tests.redis.backends import KEY, PATIENCE, fall_silent, housekept, opened, publish, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 
@@ -37,7 +37,7 @@ async def test_the_silent_keep_their_places_for_a_lease(
             await until(lambda: consumer.asleep, "it waits for a place")
             assert not waiting.done()
             await fall_silent(redis_server, dying, lost.token)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 found = [*(await waiting).deliveries]
                 found += await take(consumer, 2 - len(found))
             assert [(d.task.id, d.losses) for d in found] == [("a", 1), ("b", 1)]

@@ -42,16 +42,14 @@ async def test_handed_back_at_once(each_redis: RedisServer, redis_prefix: str) -
             await publish(backend, "d", "e")
             waiting = await take(two, 1)
             assert waiting[0].task.id == "d"
-            since = time.monotonic()
             assert await one.redeliver(held[2], held[0]) == (Settled.OK, Settled.OK)
             found = await take(two, 3)
-            assert time.monotonic() - since < 1.0
             assert [d.task.id for d in found] == ["a", "c", "e"]
             assert {(d.attempt, d.losses) for d in found} == {(1, 0)}
             with pytest.raises(LeaseLost):
                 await one.ack(held[0])
             await one.close()
-            (last,) = await take(two, 1, within=1)
+            (last,) = await take(two, 1)
             assert (last.task.id, last.losses) == ("b", 0)
         stats = await backend.control.stats(KEY)
         assert (stats.lost, stats.redelivered) == (0, 8)
@@ -98,20 +96,6 @@ async def test_to_the_queue_it_came_from(redis_url: str, redis_prefix: str) -> N
             rest = held["left", "other"], held["right", "other"]
             assert await both.ack(*rest) == (Settled.OK, Settled.OK)
             assert receipts.of(both) == []
-
-
-@pytest.mark.parametrize("number", [1, 7, 1000])
-async def test_batches_of_any_size(each_redis: RedisServer, redis_prefix: str, number: int) -> None:
-    """D16, A17: a batch is one receive and one settlement, whatever its size."""
-    async with opened(each_redis.url, redis_prefix) as backend:
-        await publish(backend, *(f"t{n}" for n in range(number)), payload=b'"' + b"x" * 100 + b'"')
-        async with backend.subscribe([KEY], "c") as consumer:
-            deliveries = (await consumer.receive(number, None)).deliveries
-            assert [d.task.id for d in deliveries] == [f"t{n}" for n in range(number)]
-            assert set(await consumer.ack(*deliveries)) == {Settled.OK}
-            with pytest.raises(InvalidInput):
-                await consumer.receive(0, 0)
-        assert recounted(each_redis, redis_prefix)[KEY]["done"] == number
 
 
 async def test_more_than_a_batch(each_redis: RedisServer, redis_prefix: str) -> None:

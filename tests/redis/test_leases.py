@@ -17,6 +17,7 @@ from tests.redis.backends import (
     HOUSEKEEPING,
     KEY,
     LEASE,
+    PATIENCE,
     fall_silent,
     housekept,
     keys_of,
@@ -30,8 +31,6 @@ from tests.redis.servers import RedisServer
 
 RECOVERY = LEASE + 2 * HOUSEKEEPING
 """seconds from the last sign of life until a silent consumer's deliveries are with others"""
-SLACK = 1.0
-"""for a machine that does other things as well"""
 
 
 async def test_a_blocked_event_loop_costs_nothing(redis_url: str, redis_prefix: str) -> None:
@@ -74,7 +73,7 @@ async def test_a_blocked_event_loop_costs_nothing(redis_url: str, redis_prefix: 
 async def test_silence_gives_everything_to_others(
     redis_server: RedisServer, redis_url: str, redis_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A15, A22, BUG-D3, OPEN-A5, D12: a process falls silent, and another has its tasks within a lease and two passes.
+    """A15, A22, BUG-D3, OPEN-A5, D12: once a process was silent for a lease, the next pass gives its tasks to another.
 
     They come with their bodies, before new ones, as the same attempt with a loss, from queues of
     every kind: several keys, priorities, and what had been returned before.
@@ -83,26 +82,24 @@ async def test_silence_gives_everything_to_others(
         await publish(alive, "a", payload=b'{"n": 1}')
         await publish(alive, "b", key="other", priority=9)
         await publish(alive, "c", key="third")
-        async with opened(redis_url, redis_prefix) as silent, housekept(alive):
+        async with opened(redis_url, redis_prefix) as silent:
             lost = silent.subscribe([KEY, "other", "third"], "silent")
             (returned,) = [d for d in await take(lost, 3) if d.task.id == "c"]
             await lost.redeliver(returned)
             await take(lost, 1)
             await publish(alive, "new", payload=b'"n"')
-            silent._home.heartbeat.remove(lost.token)
-            since = time.monotonic()
+            await fall_silent(redis_server, silent, lost.token)
             with caplog.at_level(logging.WARNING, "taskqueue.redis"):
                 async with alive.subscribe([KEY, "other", "third"], "alive") as heir:
                     assert [d.task.id for d in await take(heir, 1)] == ["new"]
+                    assert (await alive.control.maintain()).recovered == 3
                     found = {d.task.id: d for d in await take(heir, 3)}
-                    took = time.monotonic() - since
                     assert found.keys() == {"a", "b", "c"}
                     assert found["a"].task.payload == b'{"n": 1}'
                     assert {(d.attempt, d.losses) for d in found.values()} == {(1, 1)}
                     await heir.ack(*found.values())
                     told = [r.message for r in caplog.records if "silent" in r.message]
             assert told == ["worker silent fell silent: its deliveries are with others"]
-            assert LEASE * 2 / 3 <= took <= RECOVERY + LEASE / 3 + SLACK
         assert await alive.control.workers() == ()
     left = keys_of(redis_server, redis_prefix)
     assert not [name for name in left if lost.token in name or ":o:" in name or ":c:" in name]
@@ -184,7 +181,7 @@ async def test_who_was_given_up_is_told_and_begins_anew(redis_url: str, redis_pr
                 async with housekept(backend):
                     (new,) = await take(heir, 1)
                 other._home.heartbeat.add(token, f"{{{redis_prefix}:0}}")  # it wakes
-                async with asyncio.timeout(LEASE + SLACK):
+                async with asyncio.timeout(PATIENCE):
                     assert await slow.revoked() == (old.receipt,)
                 for settle in (slow.ack, slow.redeliver):
                     with pytest.raises(LeaseLost):
@@ -226,7 +223,6 @@ async def test_a_slow_store_causes_no_redelivery(
                 await until(
                     lambda: any("sign of life" in r.message for r in caplog.records),
                     "a sign of life that fails is reported",
-                    within=5,
                 )
                 proxy.heal()
     assert (await _stats(redis_url, redis_prefix)) == (1, 0)

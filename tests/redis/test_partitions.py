@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,7 +16,7 @@ from taskqueue_redis import RedisBackend
 from taskqueue_redis.failures import AnswerLost, NotReached, Refused
 from taskqueue_redis.scripts import Scripts
 from taskqueue_redis.subscription import RedisSubscription
-from tests.redis.backends import KEY, opened, publish, take, until
+from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 
 KEYS = tuple(f"{KEY}{n}" for n in range(8))
 
@@ -102,22 +101,23 @@ async def test_one_that_is_out_of_reach(backend: RedisBackend, faults: Faults) -
         await began(consumer)
         await published(backend, "t")
         faults.failing.add(bad)
-        since = time.monotonic()
         received = await consumer.receive(10, 0)
         found = list(received.deliveries)
         assert not received.again
         while len(found) < len(KEYS) - len(theirs):
             found += await take(consumer, 1)
-        assert time.monotonic() - since < 1
         assert names(*found) == [(key, "t") for key in KEYS if (key, "t") not in theirs]
         await consumer.ack(*found)
         before = faults.asked[bad]
         waiting = asyncio.create_task(consumer.receive(10, None))
-        await until(lambda: faults.asked[bad] > before, "it is asked again")
-        assert faults.asked[bad] - before <= 2
+        await until(lambda: consumer.asleep, "it waits")
+        await asyncio.sleep(0.5)
+        for _ in range(50):  # on a machine that stood still, what fell due before goes first
+            await asyncio.sleep(0)
+        assert 0 < faults.asked[bad] - before <= 3, "it is asked now and then"
         assert not waiting.done()
         faults.cure()
-        async with asyncio.timeout(1.1):
+        async with asyncio.timeout(PATIENCE):
             late = list((await waiting).deliveries)
         while len(late) < len(theirs):
             late += await take(consumer, 1)
@@ -136,15 +136,13 @@ async def test_one_that_keeps_silent(backend: RedisBackend, faults: Faults) -> N
         await began(consumer)
         await published(backend, "t")
         faults.silent.add(bad)
-        since = time.monotonic()
         found = list((await consumer.receive(10, None)).deliveries)
         while len(found) < len(KEYS) - len(places(backend)[bad]):
             found += await take(consumer, 1)
-        assert time.monotonic() - since < 1.1
         waiting = asyncio.create_task(consumer.receive(10, None))
         await until(lambda: consumer.asleep or waiting.done(), "it waits")
         faults.cure()
-        async with asyncio.timeout(1.1):
+        async with asyncio.timeout(PATIENCE):
             found += (await waiting).deliveries
         while len(found) < len(KEYS):
             found += await take(consumer, 1)
@@ -224,7 +222,7 @@ async def test_what_expired_where_nobody_waited(
             found = list((await consumer.receive(10, 0)).expired)
             assert found == []
             faults.cure()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 while not found:
                     found += (await consumer.receive(10, 0)).expired
                     await asyncio.sleep(0)

@@ -12,6 +12,7 @@ from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.keys import Partitions
 from tests.flow.migrating import MemoryHome, migration
+from tests.redis.backends import PATIENCE
 from tests.redis.clusters import Cluster
 from tests.redis.conftest import MakeServer
 from tests.redis.links import settings_for
@@ -53,23 +54,20 @@ async def test_an_old_side_that_is_gone(
     """Fault J6: the old server dies; the new one takes in and hands out without a pause."""
     server = make_server()
     server.start()
-    old = RedisBackend(settings=settings_for(server.url, prefix=redis_prefix))
+    waits = {"operation_timeout": 2 * PATIENCE}
+    old = RedisBackend(settings=settings_for(server.url, prefix=redis_prefix, **waits))
     new = RedisBackend(settings=settings_for(redis_server.url, prefix=redis_prefix))
     both = MigratingBackend(old, new)
     await both.publisher.publish(Task(key=KEY, id="left"))
     await start(both)
     server.kill()
     subscription = both.subscribe([KEY], "worker")
-    waits = []
-    for number in range(20):
-        began = asyncio.get_running_loop().time()
-        (told,) = await both.publisher.publish(Task(key=KEY, id=f"t{number}"))
-        assert told.status is Published.ACCEPTED
-        (delivery,) = (await subscription.receive(1, None)).deliveries
-        await subscription.ack(delivery)
-        waits.append(asyncio.get_running_loop().time() - began)
-    assert sorted(waits)[10] < 0.1, waits
-    assert max(waits) < 2, waits
+    async with asyncio.timeout(PATIENCE):  # for all of them: none waits for the old side
+        for number in range(20):
+            (told,) = await both.publisher.publish(Task(key=KEY, id=f"t{number}"))
+            assert told.status is Published.ACCEPTED
+            (delivery,) = (await subscription.receive(1, None)).deliveries
+            await subscription.ack(delivery)
     await subscription.close()
     await both.aclose()
 
@@ -96,7 +94,7 @@ async def test_shards_over_a_cluster(redis_cluster: Cluster, redis_prefix: str) 
     done: set[str] = set()
 
     async def work(number: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while len(done) < number:
                 taken = (await subscription.receive(10, None)).deliveries
                 await subscription.ack(*taken)

@@ -26,6 +26,8 @@ from tests.redis.recount import recounted
 from tests.redis.servers import RedisServer, wait_until
 
 _END = b"*1\r\n$4\r\nEXEC\r\n"
+_WRITTEN = {"appendfsync": "always"}
+"""what was answered is in the file: else Redis may answer first, while a sync goes on"""
 
 
 def _tear(server: RedisServer) -> None:
@@ -57,7 +59,7 @@ async def test_half_a_script_does_not_come_back(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str, *, lives: bool
 ) -> None:
     """Law 5, faults B1 and B2: killed while it writes, killed again later; the books and the tasks agree after both."""
-    server = make_server(each_engine).start()
+    server = make_server(each_engine, config=_WRITTEN).start()
     async with contextlib.AsyncExitStack() as stack:
         backend = await stack.enter_async_context(opened(server.url, redis_prefix))
         await _work(backend, "first")
@@ -106,7 +108,7 @@ async def test_a_publisher_that_did_not_notice(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str, preamble: str
 ) -> None:
     """Law 5, faults B1 and B2: nothing was on its way, and nobody listened, when Redis was killed and came back."""
-    server = make_server(each_engine, config={"aof-use-rdb-preamble": preamble}).start()
+    server = make_server(each_engine, config={**_WRITTEN, "aof-use-rdb-preamble": preamble}).start()
     async with opened(server.url, redis_prefix) as backend:
         await publish(backend, "first")
         await publish(backend, "torn", not_before=backend.now() + 3600)

@@ -20,7 +20,7 @@ from taskqueue_redis import RedisBackend
 from taskqueue_redis.keys import Partitions
 from taskqueue_redis.rights import CLIENT_COMMANDS, SCRIPT_COMMANDS, access_list
 from taskqueue_redis.scripts import source
-from tests.redis.backends import opened, publish, take, until
+from tests.redis.backends import PATIENCE, opened, publish, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 from tests.redis.test_books import Workload
@@ -238,7 +238,7 @@ async def everything(workload: Workload) -> None:
     waiting = asyncio.create_task(consumer.receive(1000, None))
     await until(lambda: consumer.asleep or waiting.done(), "it waits")
     await workload.clock.advance(2)
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, PATIENCE)
     for token in [consumer.token]:  # a sign of life, without waiting for it
         for partition in backend._home.scripts.partitions.names:
             await backend._home.scripts.run("beat", partition, token)

@@ -11,7 +11,7 @@ from taskqueue_core.capabilities import Endpoint, Left, Permit, Seen, SlotLease
 from taskqueue_core.clock import ManualClock
 from taskqueue_redis import RedisBackend
 from tests.chaos.proxy import FaultProxy
-from tests.redis.backends import keys_of, opened, until
+from tests.redis.backends import PATIENCE, keys_of, opened, until
 from tests.redis.servers import RedisServer
 
 MODEL = "llama 3.1 - {70b}: %s"
@@ -112,29 +112,6 @@ async def test_the_time_is_the_stores(
 
     await until(gone, "it runs out")
     assert await backend.slots.release(short, lease) == (False, True)
-
-
-async def test_no_slot_has_two_holders(redis_server: RedisServer, redis_prefix: str) -> None:
-    """C23, fault H1: however many processes ask at once, each slot is given once."""
-    async with (
-        opened(redis_server.url, redis_prefix) as one,
-        opened(redis_server.url, redis_prefix) as two,
-        opened(redis_server.url, redis_prefix) as three,
-    ):
-        for n in range(4):
-            await one.slots.register(endpoint(f"s{n}"))
-        asked = (
-            backend.slots.acquire(MODEL, f"h{n}", ttl=60)
-            for n in range(10)
-            for backend in (one, two, three)
-        )
-        leases = [lease for some in await asyncio.gather(*asked) for lease in some]
-        assert len(leases) == len({lease.token for lease in leases}) == 8
-        assert sorted(lease.server for lease in leases) == [f"s{n}" for n in range(4) for _ in "ab"]
-        fences = [lease.fence for lease in leases]
-        assert len(set(fences)) == 8
-        assert await two.slots.release(*leases) == (True,) * 8
-        assert await held(three) == 0
 
 
 async def test_tokens_tell_nothing_of_each_other(backend: RedisBackend) -> None:
@@ -246,13 +223,13 @@ async def test_a_bell_in_another_process(redis_server: RedisServer, redis_prefix
         (lease,) = await one.slots.acquire(MODEL, "h", ttl=60)
         (other,) = await one.slots.acquire("other", "h", ttl=60)
         async with two.slots.bell(MODEL) as bell, two.slots.bell("other", "more") as quiet:
-            ringing = asyncio.create_task(bell.rung(5.0))
-            silence = asyncio.create_task(quiet.rung(5.0))
+            ringing = asyncio.create_task(bell.rung(2 * PATIENCE))
+            silence = asyncio.create_task(quiet.rung(2 * PATIENCE))
             await one.slots.release(lease)
-            await asyncio.wait_for(ringing, 4.0)
+            await asyncio.wait_for(ringing, PATIENCE)
             assert not silence.done()
             await one.slots.release(other)
-            await asyncio.wait_for(silence, 4.0)
+            await asyncio.wait_for(silence, PATIENCE)
 
 
 async def test_a_bell_that_may_have_missed_a_ring(
@@ -262,10 +239,10 @@ async def test_a_bell_that_may_have_missed_a_ring(
     async with FaultProxy(("127.0.0.1", redis_server.port)) as proxy:
         url = f"redis://127.0.0.1:{proxy.address[1]}"
         async with opened(url, redis_prefix) as backend, backend.slots.bell(MODEL) as bell:
-            ringing = asyncio.create_task(bell.rung(10.0))
+            ringing = asyncio.create_task(bell.rung(2 * PATIENCE))
             await asyncio.sleep(0)
             assert proxy.cut()
-            await asyncio.wait_for(ringing, 8.0)
+            await asyncio.wait_for(ringing, PATIENCE)
 
 
 async def test_a_bell_of_each_kind(backend: RedisBackend) -> None:
@@ -274,13 +251,13 @@ async def test_a_bell_of_each_kind(backend: RedisBackend) -> None:
     await backend.slots.register(endpoint(model=name))
     (lease,) = await backend.slots.acquire(name, "h", ttl=60)
     async with backend.publisher.room_bell(name) as room, backend.slots.bell(name) as slots:
-        waiting = asyncio.create_task(room.rung(10.0))
-        ringing = asyncio.create_task(slots.rung(10.0))
+        waiting = asyncio.create_task(room.rung(2 * PATIENCE))
+        ringing = asyncio.create_task(slots.rung(2 * PATIENCE))
         await backend.slots.release(lease)
-        await asyncio.wait_for(ringing, 5.0)
+        await asyncio.wait_for(ringing, PATIENCE)
         assert not waiting.done()
         await backend.control.configure(name, await backend.control.settings(name))
-        await asyncio.wait_for(waiting, 5.0)
+        await asyncio.wait_for(waiting, PATIENCE)
 
 
 async def test_what_a_server_says_it_runs_may_be_anything(backend: RedisBackend) -> None:

@@ -184,19 +184,6 @@ async def test_without_memory(
             await slots.register(endpoint())
 
 
-async def test_scripts_are_forgotten(each_redis: RedisServer, redis_prefix: str) -> None:
-    """Fault B13: a server that forgot its scripts is given them again, and nothing happens twice."""
-    async with opened(each_redis.url, redis_prefix) as backend:
-        await backend.slots.register(endpoint())
-        each_redis.call("SCRIPT", "FLUSH")
-        (lease,) = await bound(backend, "j")
-        each_redis.call("SCRIPT", "FLUSH")
-        assert (await backend.slots.renew(lease, ttl=60))[0] is not None
-        each_redis.call("SCRIPT", "FLUSH")
-        assert await backend.slots.release(lease) == (True,)
-        assert await held(backend) == 0
-
-
 async def test_an_emptied_store(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str
 ) -> None:

@@ -11,13 +11,7 @@ import pytest
 from taskqueue_core.tasks import Settled
 from taskqueue_redis.doorbell import Doorbell
 from taskqueue_redis.scripts import Scripts
-from tests.redis.backends import (
-    KEY,
-    opened,
-    publish,
-    take,
-    until,
-)
+from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 from tests.redis.servers import RedisServer
 from tests.redis.test_wakeups import kill_bells
 
@@ -77,6 +71,6 @@ async def test_the_bell_goes_on(
         await asyncio.to_thread(kill_bells, redis_server)
         await until(lambda: failed[0] == 1, "it has failed")
         await publish(backend, "t")
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE):
             assert [d.task.id for d in (await receive).deliveries] == ["t"]
     assert any("RuntimeError" in f"{r.message} {r.exc_text}" for r in caplog.records)

