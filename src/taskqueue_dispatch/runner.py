@@ -20,9 +20,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
 
 from taskqueue_core.capabilities import RoomBell, SlotLease
 from taskqueue_core.consuming.handing_back import close
@@ -136,13 +135,13 @@ class Runner:
             await asyncio.gather(*self._runs, return_exceptions=True)
             while self._spare:
                 self._let_go(self._spare.pop())
-            await asyncio.gather(self._release(), _within(close(self._subscription)))
+            await asyncio.gather(self._release(), _within(partial(close, self._subscription)))
 
     async def _release(self) -> None:
         with contextlib.suppress(TaskQueueError):  # they run out
             for start in range(0, len(self._freed), LIMITS.batch):
                 piece = self._freed[start : start + LIMITS.batch]
-                await _within(self._parts.pool.release(*piece))
+                await _within(partial(self._parts.pool.release, *piece))
 
     # The loop.
 
@@ -392,8 +391,8 @@ class Runner:
             _log.error("a job was left to its lease", exc_info=error)
 
 
-async def _within(work: Coroutine[Any, Any, Any]) -> None:
+async def _within(work: Callable[[], Awaitable[object]]) -> None:
     """Do the last of all, if the store is there for it."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LAST_WORD):
-            await work
+            await work()

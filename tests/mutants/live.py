@@ -25,10 +25,12 @@ class Loaded:
         self._functions: dict[_Key, list[FunctionType]] = defaultdict(list)
         self._caches: list[_lru_cache_wrapper[Any]] = []
         for found in gc.get_objects():
-            if isinstance(found, FunctionType):
+            if (
+                type(found) is FunctionType
+            ):  # isinstance fails on a weak proxy whose object has gone
                 if found.__code__.co_filename.startswith(inside):
                     self._functions[_key(found.__code__)].append(found)
-            elif isinstance(found, _lru_cache_wrapper):
+            elif type(found) is _lru_cache_wrapper:
                 code = getattr(found.__wrapped__, "__code__", None)
                 if code is not None and code.co_filename.startswith(inside):
                     self._caches.append(found)

@@ -106,7 +106,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
     8: (
         "What receivers answer goes nowhere: its status and length do",
         (
-            f"{_C}s.py::TestRefused.test_answers_stay_where_they_are",
+            "dispatch/test_api_odd.py::test_answers_of_receivers_are_never_echoed",
             f"{_C}s_many.py::test_an_error_in_the_sender",
             f"{_E}_posting.py::TestRude.test_no_answer",
         ),
@@ -122,7 +122,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
             f"{_C}_tasks.py::test_ids",
             f"{_C}_tasks.py::test_large_results",
             f"{_C}_tasks.py::test_odd_results",
-            f"{_C}_kills.py::test_killed_after_the_post",
+            "dispatch/test_killed.py::test_killed_after_a_callback",
         ),
     ),
     10: (
