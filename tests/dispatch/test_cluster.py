@@ -16,7 +16,7 @@ MODELS = tuple(f"model-{number}" for number in range(12))
 async def test_every_node_is_asked(redis_cluster: Cluster, redis_prefix: str) -> None:
     """Jobs, dead letters and counts of models on all partitions are found, whoever asks (C24, FIX-C6, OPEN-C5)."""
     async with (
-        opened(redis_cluster.url, redis_prefix) as backend,
+        opened(redis_cluster.url, redis_prefix, lease=10.0) as backend,
         SimulatedGpu(name="a", slots=4, latency=0.001, mode=Mode.FAIL) as gpu,
         dispatching(backend, breaker_failures=1000) as dispatcher,
     ):

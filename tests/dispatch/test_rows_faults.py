@@ -23,7 +23,7 @@ from tests.dispatch.support import (
 from tests.redis.backends import housekept, keys_of, opened
 from tests.redis.servers import RedisServer
 
-_TOLD = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=10)
+_TOLD = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=60)
 
 
 async def test_the_pool_is_deleted_under_running_jobs(
@@ -33,7 +33,7 @@ async def test_the_pool_is_deleted_under_running_jobs(
     gate = Gate()
     async with (
         SimulatedGpu(name="a", slots=2, handler=gate) as gpu,
-        opened(redis_server.url, redis_prefix) as backend,
+        opened(redis_server.url, redis_prefix, lease=10.0) as backend,
         dispatching(backend) as dispatcher,
     ):
         await serve(dispatcher, "flux", gpu, config=_TOLD)
