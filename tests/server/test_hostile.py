@@ -29,6 +29,7 @@ MB = 1 << 20
 MALFORMED: dict[str, tuple[bytes, int | None]] = {
     # name: what is sent, and the code it is closed with
     "bad UTF-8": (frame(b'{"type":"\xff\xfe"}'), 1007),
+    "bad UTF-8 and a close": (frame(b"\xff") + frame((1000).to_bytes(2, "big"), CLOSE), 1000),
     "half of a character": (frame(b'{"type":"\xc3'), 1007),
     "a binary message": (frame(b'{"type":"ping"}', BINARY), 4400),
     "nothing": (frame(b""), 4400),

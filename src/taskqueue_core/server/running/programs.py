@@ -120,8 +120,9 @@ class SocketProtocol(SharingProtocol):
                 self.frames[0].decode()
             except UnicodeDecodeError:
                 self.frames = []
-                self.conn.send_close(_NOT_UTF8)
-                self.handle_parser_exception()
+                if self.conn.close_rcvd is None:  # else its own close came with it, and is handled next
+                    self.conn.send_close(_NOT_UTF8)
+                    self.handle_parser_exception()
                 return
         super().send_receive_event_to_app()
 
