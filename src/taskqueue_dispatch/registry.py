@@ -186,7 +186,11 @@ class Registry:
         """
         async with self._looking:
             view, documents = await self._pool.look(), await self._pool.documents()
-            if self._epoch not in {None, view.epoch} and await self._restore(view, documents):
+            if (
+                self._documents.keys() - documents.keys()
+            ):  # removed, or the pool was emptied in between
+                view = await self._pool.look()
+            if self._was_emptied(view) and await self._restore(view, documents):
                 view, documents = await self._pool.look(), await self._pool.documents()
             if view.epoch != self._epoch:
                 self._followed.clear()
@@ -194,6 +198,9 @@ class Registry:
             self._documents = documents
             self._know(view.endpoints, documents, {*self._views})
         await self._catch_up()
+
+    def _was_emptied(self, view: PoolView) -> bool:
+        return self._epoch not in {None, view.epoch}
 
     async def _restore(self, view: PoolView, documents: dict[str, bytes]) -> int:
         """Register again what was known, and return how much: a pool that was emptied lacks it."""
@@ -282,10 +289,15 @@ class Registry:
         async with self._looking:
             view, documents = await self._pool.look(model), await self._pool.documents()
             mine = {model: documents[model]} if model in documents else {}
-            self._documents = {**self._documents, **mine}
-            if not mine:
-                self._documents.pop(model, None)
-            self._know(view.endpoints, mine, {model})
+            if model in self._documents and not mine:  # removed, or the pool was emptied in between
+                view = await self._pool.look(model)
+            if not self._was_emptied(
+                view
+            ):  # else `refresh` restores what is known: it must not be forgotten here
+                self._documents = {**self._documents, **mine}
+                if not mine:
+                    self._documents.pop(model, None)
+                self._know(view.endpoints, mine, {model})
         seen = self._views.get(model)
         if seen is None:  # its last endpoint is gone: its queue stays as it is
             return

@@ -193,6 +193,31 @@ async def test_a_pool_that_was_emptied() -> None:
     assert [info.endpoint.server for info in (await other.slots.look()).endpoints] == ["b"]
 
 
+@pytest.mark.parametrize("call", range(1, 7))
+async def test_a_pool_that_is_emptied_between_two_calls(call: int) -> None:
+    """All comes back whenever the pool is emptied, also within a look (fault H9)."""
+    backend, other = MemoryBackend(), MemoryBackend()
+    registry = await registry_of(backend)
+    await registry.register("flux", "a", URL, 2)
+    await registry.configure("flux", ModelConfig(max_retries=4))
+    await registry.refresh()
+    calls = 0
+
+    class Emptied:
+        def __getattr__(self, name: str) -> Any:
+            nonlocal calls
+            calls += 1
+            return getattr(other.slots if calls >= call else backend.slots, name)
+
+    registry._pool = cast("Any", Emptied())
+    await registry._follow("flux")
+    for _ in range(3):
+        await registry.refresh()
+    (info,) = (await other.slots.look()).endpoints
+    assert (info.endpoint.server, info.endpoint.slots) == ("a", 2)
+    assert (await registry.config("flux")).max_retries == 4
+
+
 async def test_out_of_reach() -> None:
     """A look that fails leaves what is known as it was, and says that it failed (C26)."""
     backend = MemoryBackend()

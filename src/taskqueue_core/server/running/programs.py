@@ -120,7 +120,9 @@ class SocketProtocol(SharingProtocol):
                 self.frames[0].decode()
             except UnicodeDecodeError:
                 self.frames = []
-                if self.conn.close_rcvd is None:  # else its own close came with it, and is handled next
+                if (
+                    self.conn.close_rcvd is None
+                ):  # else its own close came with it, and is handled next
                     self.conn.send_close(_NOT_UTF8)
                     self.handle_parser_exception()
                 return
