@@ -36,7 +36,7 @@ def in_the_cut(world: Pair, outcome: Outcome, what: What, *outcomes: str) -> int
 async def test_what_the_replica_lacked_is_lost_and_no_more(folder: Path, seed: int) -> None:
     """Faults C1 and C4: what is lost, or comes again, was confirmed in the cut; all else is kept, and in order."""
     async with Pair(
-        folder, small(tasks=400, seconds=1.2, simple=True, liveness=6.0), seed=seed
+        folder, small(tasks=400, seconds=3.0, simple=True, liveness=6.0), seed=seed
     ) as world:
         outcome = await lagging_failover(world)
     verdict = outcome.verdict
@@ -54,7 +54,7 @@ async def test_what_the_replica_lacked_is_lost_and_no_more(folder: Path, seed: i
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_nothing_confirmed_by_a_replica_is_lost(folder: Path, seed: int) -> None:
     """Fault C2: a publish is confirmed once the replica has it; else it is sent again, here or to the next master."""
-    shape = small(tasks=400, seconds=1.2, simple=True, liveness=6.0)
+    shape = small(tasks=400, seconds=3.0, simple=True, liveness=6.0)
     async with Pair(folder, shape, seed=seed, confirmed=True) as world:
         outcome = await lagging_failover(world)
     verdict = outcome.verdict
