@@ -347,7 +347,11 @@ async def live_through(
                 found = [await backend.control.ledger(key) for key in queues]
                 return not any(one.waiting + one.in_flight + one.scheduled for one in found)
 
-            await eventually(all_quiet, 60)
+            try:
+                await eventually(all_quiet, 60)
+            except AssertionError as error:
+                error.add_note(f"{[await backend.control.ledger(key) for key in queues]}")
+                raise
             states = {run: replicas[0].state(run) for run in night.created}
             asked = {f"real-{at}": replicas[0].state(run) for at, run in enumerate(real)}
             ledgers = {key: await backend.control.ledger(key) for key in queues}
