@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
@@ -161,6 +162,27 @@ async def receiving(
         server.close()
         await receiver.stop()
         await server.wait_closed()
+
+
+@asynccontextmanager
+async def receiving_at(
+    host: str, other: str, *scripts: Script
+) -> AsyncIterator[tuple[Receiver, Receiver]]:
+    """Two receivers at one port of two addresses; the scripts are the first one's.
+
+    A port that is free at one address may be in use at the other: then another port is tried.
+    """
+    for attempt in range(20):
+        async with AsyncExitStack() as stack:
+            first = await stack.enter_async_context(receiving(*scripts, host=host))
+            try:
+                second = await stack.enter_async_context(receiving(host=other, port=first.port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or attempt == 19:
+                    raise
+                continue
+            yield first, second
+            return
 
 
 def settings(*receivers: Receiver, **changes: Any) -> DispatchSettings:

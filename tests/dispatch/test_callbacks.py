@@ -24,6 +24,7 @@ from tests.dispatch.receivers import (
     hang,
     raw,
     receiving,
+    receiving_at,
     sending,
     settings,
 )
@@ -259,7 +260,7 @@ class TestRefused:
 
     async def test_a_flipping_name(self, backend: Backend) -> None:
         """A name that is good at submit and leads inside when it is called is refused then (fault I3)."""
-        async with receiving() as trap, receiving(host="127.0.0.2", port=trap.port) as good:
+        async with receiving_at("127.0.0.1", "127.0.0.2") as (trap, good):
             told = settings(good, callback_networks=("127.0.0.2/32",))
             answers = ["127.0.0.2", "127.0.0.1"]
 

@@ -19,7 +19,7 @@ from taskqueue_dispatch.egress.urls import read_url
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.patience import PATIENCE, eventually
-from tests.dispatch.receivers import connections, receiving, sending, settings
+from tests.dispatch.receivers import connections, receiving_at, sending, settings
 from tests.dispatch.spellings import HOSTS, WHOLE
 
 NAMES = {
@@ -154,7 +154,7 @@ def test_exceptions(address: str, networks: list[str], good: bool) -> None:  # n
 
 async def test_submitted_and_called() -> None:
     """Each is refused at submit; one that got in is refused when it is called, and that is recorded (fault I3)."""
-    async with receiving(host="127.0.0.1") as trap, receiving(host="::1", port=trap.port) as six:
+    async with receiving_at("127.0.0.1", "::1") as (trap, six):
         ports = (443, 8443, 80, trap.port)
         default = settings(callback_ports=ports, callback_networks=())
         urls = [

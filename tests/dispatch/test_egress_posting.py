@@ -35,6 +35,7 @@ from tests.dispatch.receivers import (
     hang,
     raw,
     receiving,
+    receiving_at,
     settings,
 )
 from tests.server.tls import Files, make_files
@@ -110,7 +111,7 @@ class TestRebinding:
         async def flips(_host: str, _port: int) -> tuple[str, ...]:
             return (answers.pop(0),)
 
-        async with receiving(host="127.0.0.2") as good, receiving(port=good.port) as trap:
+        async with receiving_at("127.0.0.2", "127.0.0.1") as (good, trap):
             told = Policy(ports=frozenset({good.port}), http=True, networks=policy().networks)
             checked = await check_url(f"http://{NAME}:{good.port}/", told, resolve=flips)
             assert (await post(checked, b"{}", {}, tls=NOBODY, within=5)).status == 204
@@ -154,10 +155,7 @@ class TestAddresses:
 
         async with receiving() as receiver:
             assert (await send(receiver, resolve=two)).status == 204
-        async with (
-            receiving(raw(b""), host="127.0.0.9") as first,
-            receiving(port=first.port) as second,
-        ):
+        async with receiving_at("127.0.0.9", "127.0.0.1", raw(b"")) as (first, second):
             with pytest.raises(NotReached):
                 await send(first, resolve=two)
         assert (first.touched, second.touched) == (1, 0)
