@@ -34,7 +34,8 @@ child = "import time; open('child', 'w').close(); time.sleep(1000)"
 program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
 place = SimpleNamespace(python=sys.executable, folder=folder)
 with Process(place, "p", ["-c", program], {}) as process:
-    (folder / "group").write_text(str(process.pid))
+    (folder / "pid").write_text(str(process.pid))
+    (folder / "pid").rename(folder / "group")
     time.sleep(1000)
 """
 """a test process with a program that has a child"""
@@ -118,7 +119,8 @@ def test_killed_tests_leave_no_process(tmp_path: Path) -> None:
     """Faults of the tests' own parts: what a killed test process had started is ended, with its children."""
     with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT) as parent:
         try:
-            wait_until((tmp_path / "child").exists, "it has started all", seconds=SECONDS)
+            for name in ("child", "group"):
+                wait_until((tmp_path / name).exists, "it has started all", seconds=SECONDS)
         finally:
             parent.kill()
     group = int((tmp_path / "group").read_text())
