@@ -85,6 +85,7 @@ def _notes(notes: tuple[bytes, ...]) -> Iterator[bytes]:
 
 OPERATIONS = (
     Operation(
+        id="callbacks_push",
         method="POST",
         path="/tasks/callback/{job_id}",
         handler=push,
@@ -97,6 +98,7 @@ OPERATIONS = (
         problems=(401, 404, 409, 503),
     ),
     Operation(
+        id="callbacks_late",
         method="GET",
         path="/admin/late/{job_id}",
         handler=late,

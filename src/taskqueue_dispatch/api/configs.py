@@ -62,6 +62,7 @@ _EXAMPLE = {
 }
 OPERATIONS = (
     Operation(
+        id="configs_config",
         method="GET",
         path=_PATH,
         handler=config,
@@ -73,6 +74,7 @@ OPERATIONS = (
         problems=(503,),
     ),
     Operation(
+        id="configs_configure",
         method="PUT",
         path=_PATH,
         handler=configure,
@@ -86,6 +88,7 @@ OPERATIONS = (
         problems=(409, 503),
     ),
     Operation(
+        id="configs_revert",
         method="DELETE",
         path=_PATH,
         handler=revert,

@@ -103,6 +103,7 @@ _AFTER = Query("after", LABEL, "where the page before said `next`", example="zim
 _NAMED = {"model": "zimg", "server": "gpu-1"}
 OPERATIONS = (
     Operation(
+        id="endpoints_register",
         method="POST",
         path="/admin/register",
         handler=register,
@@ -116,6 +117,7 @@ OPERATIONS = (
         problems=(503,),
     ),
     Operation(
+        id="endpoints_endpoints",
         method="GET",
         path="/admin/endpoints",
         handler=endpoints,
@@ -129,6 +131,7 @@ OPERATIONS = (
         problems=(503,),
     ),
     Operation(
+        id="endpoints_drain",
         method="POST",
         path="/admin/drain",
         handler=drain,
@@ -142,6 +145,7 @@ OPERATIONS = (
         problems=(404, 503),
     ),
     Operation(
+        id="endpoints_remove",
         method="POST",
         path="/admin/remove",
         handler=remove,

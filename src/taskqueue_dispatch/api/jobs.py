@@ -136,6 +136,7 @@ _JOB = "/queue/jobs/{job_id}"
 _VERBS = ("publish", "admin")
 OPERATIONS = (
     Operation(
+        id="jobs_submit",
         method="POST",
         path="/queue/submit",
         handler=submit,
@@ -150,6 +151,7 @@ OPERATIONS = (
         problems=(409, 503),
     ),
     Operation(
+        id="jobs_status",
         method="GET",
         path=_JOB,
         handler=status,
@@ -162,6 +164,7 @@ OPERATIONS = (
         problems=(404, 503),
     ),
     Operation(
+        id="jobs_result",
         method="GET",
         path=f"{_JOB}/result",
         handler=result,
@@ -174,6 +177,7 @@ OPERATIONS = (
         problems=(404, 503),
     ),
     Operation(
+        id="jobs_cancel",
         method="DELETE",
         path=_JOB,
         handler=cancel,
@@ -185,6 +189,7 @@ OPERATIONS = (
         problems=(404, 503),
     ),
     Operation(
+        id="jobs_handle",
         method="POST",
         path="/tasks/handle",
         handler=handle,

@@ -108,6 +108,7 @@ async def discard(call: Call) -> Response:
 _MODEL = Query("model", LABEL, "those of this model alone", example="zimg")
 OPERATIONS = (
     Operation(
+        id="letters_failed",
         method="GET",
         path="/admin/dlq",
         handler=failed,
@@ -121,6 +122,7 @@ OPERATIONS = (
         problems=(503,),
     ),
     Operation(
+        id="letters_retry_all",
         method="POST",
         path="/admin/dlq/retry-all",
         handler=retry_all,
@@ -133,6 +135,7 @@ OPERATIONS = (
         problems=(503,),
     ),
     Operation(
+        id="letters_retry",
         method="POST",
         path="/admin/dlq/{job_id}/retry",
         handler=retry,
@@ -144,6 +147,7 @@ OPERATIONS = (
         problems=(404, 503),
     ),
     Operation(
+        id="letters_discard",
         method="DELETE",
         path="/admin/dlq/{job_id}",
         handler=discard,

@@ -53,8 +53,18 @@ Percentile = Annotated[float, typer.Option(help="The share of tasks that may wai
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (snapshot, audit, history, latency, throughput, fairness, failures, capacity):
-        app.command(name=command.__name__, help=paragraphs(command.__doc__))(told(wanted)(command))
+    commands = {
+        "snapshot": snapshot,
+        "audit": audit,
+        "history": history,
+        "latency": latency,
+        "throughput": throughput,
+        "fairness": fairness,
+        "failures": failures,
+        "capacity": capacity,
+    }
+    for name, command in commands.items():
+        app.command(name=name, help=paragraphs(command.__doc__))(told(wanted)(command))
 
 
 def store_of(shot: Taken, live: bool | None) -> dict[str, str] | None:  # noqa: FBT001 - as the option has it

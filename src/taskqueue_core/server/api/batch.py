@@ -117,6 +117,7 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
 
 OPERATIONS = (
     Operation(
+        id="batch_publish",
         method="POST",
         path="/v1/tasks/batch",
         handler=publish,

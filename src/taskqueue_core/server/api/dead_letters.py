@@ -134,6 +134,7 @@ _CONFIRM = Query(
 _EXAMPLE = {"filter": {"error": "timeout", "older_than": 600}}
 OPERATIONS = (
     Operation(
+        id="dead_letters_page",
         method="GET",
         path=_KEY,
         handler=page,
@@ -145,6 +146,7 @@ OPERATIONS = (
         tells=("Link",),
     ),
     Operation(
+        id="dead_letters_redrive",
         method="POST",
         path=f"{_KEY}/redrive",
         handler=redrive,
@@ -156,6 +158,7 @@ OPERATIONS = (
         example=_EXAMPLE,
     ),
     Operation(
+        id="dead_letters_discard",
         method="POST",
         path=f"{_KEY}/discard",
         handler=discard,
@@ -168,6 +171,7 @@ OPERATIONS = (
         example={"ids": ["order-4711"]},
     ),
     Operation(
+        id="dead_letters_one",
         method="GET",
         path=_KEY + "/{id}",
         handler=one,
@@ -177,6 +181,7 @@ OPERATIONS = (
         tag="dead letters",
     ),
     Operation(
+        id="dead_letters_redrive_one",
         method="POST",
         path=_KEY + "/{id}/redrive",
         handler=redrive_one,
@@ -186,6 +191,7 @@ OPERATIONS = (
         tag="dead letters",
     ),
     Operation(
+        id="dead_letters_discard_one",
         method="DELETE",
         path=_KEY + "/{id}",
         handler=discard_one,

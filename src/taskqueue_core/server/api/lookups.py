@@ -42,6 +42,7 @@ def _object(pairs: Iterator[tuple[str, bytes | None]]) -> Iterator[bytes]:
 
 OPERATIONS = (
     Operation(
+        id="lookups_statuses",
         method="POST",
         path="/v1/queues/{key}/statuses",
         handler=statuses,
@@ -53,6 +54,7 @@ OPERATIONS = (
         example={"ids": ["order-4711"]},
     ),
     Operation(
+        id="lookups_results",
         method="POST",
         path="/v1/queues/{key}/results",
         handler=results,

@@ -112,6 +112,7 @@ _FORCE = (
 )
 OPERATIONS = (
     Operation(
+        id="migration_limits",
         method="GET",
         path="/v1/limits",
         handler=limits,
@@ -119,6 +120,7 @@ OPERATIONS = (
         tag="server",
     ),
     Operation(
+        id="migration_look",
         method="GET",
         path="/v1/migration",
         handler=look,
@@ -130,6 +132,7 @@ OPERATIONS = (
     ),
     *(
         Operation(
+            id=f"migration_{called}",
             method="POST",
             path=f"/v1/migration/{name}",
             handler=handler,
@@ -140,10 +143,10 @@ OPERATIONS = (
             problems=(404, 409, 503),
             tag="migration",
         )
-        for name, handler, query in (
-            ("start", begin, ()),
-            ("finish", end, _FORCE),
-            ("rollback", back, _FORCE),
+        for name, called, handler, query in (
+            ("start", "begin", begin, ()),
+            ("finish", "end", end, _FORCE),
+            ("rollback", "back", back, _FORCE),
         )
     ),
 )

@@ -166,7 +166,7 @@ def _describe(
     text = inspect.getdoc(operation.handler) or ""
     summary, _, description = text.replace("``", "`").partition("\n\n")
     described: dict[str, Any] = {
-        "operationId": _operation_id(operation),
+        "operationId": operation.id,
         "tags": [operation.tag],
         "summary": summary,
         "responses": {
@@ -221,11 +221,6 @@ def _problems(operation: Operation) -> list[int]:
     if operation.verbs:
         found.update(_NEEDS_TOKEN)
     return sorted(found)
-
-
-def _operation_id(operation: Operation) -> str:
-    module = operation.handler.__module__.rpartition(".")[2].removeprefix("http_")
-    return f"{module}_{operation.handler.__name__}"
 
 
 def _answer_type(operation: Operation) -> str:

@@ -186,6 +186,8 @@ class Scope(StrEnum):
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One method of one path. Its handler's docstring describes it."""
 
+    id: str = ""
+    """its name in the OpenAPI document; needed if that describes it"""
     method: str
     path: str
     handler: Handler

@@ -60,6 +60,7 @@ _KEY = "/v1/queues/{key}"
 _CONFIRM = Query("confirm", NAME, "the queue's key, once more", required=True, example="emails")
 OPERATIONS = (
     Operation(
+        id="queues_queues",
         method="GET",
         path="/v1/queues",
         handler=queues,
@@ -72,6 +73,7 @@ OPERATIONS = (
         tag="queues",
     ),
     Operation(
+        id="queues_queue",
         method="GET",
         path=_KEY,
         handler=queue,
@@ -81,6 +83,7 @@ OPERATIONS = (
         tag="queues",
     ),
     Operation(
+        id="queues_ledger",
         method="GET",
         path=f"{_KEY}/ledger",
         handler=ledger,
@@ -90,6 +93,7 @@ OPERATIONS = (
         tag="queues",
     ),
     Operation(
+        id="queues_total",
         method="GET",
         path="/v1/ledger",
         handler=total,
@@ -100,6 +104,7 @@ OPERATIONS = (
         tag="queues",
     ),
     Operation(
+        id="queues_purge",
         method="POST",
         path=f"{_KEY}/purge",
         handler=purge,

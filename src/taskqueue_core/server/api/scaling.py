@@ -61,6 +61,7 @@ async def scaling(call: Call) -> Response:
 
 OPERATIONS = (
     Operation(
+        id="scaling_scaling",
         method="GET",
         path="/v1/scaling/{key}",
         handler=scaling,

@@ -127,6 +127,7 @@ _IF_MATCH = Query(
 )
 OPERATIONS = (
     Operation(
+        id="settings_read",
         method="GET",
         path=f"{_KEY}/settings",
         handler=read,
@@ -137,6 +138,7 @@ OPERATIONS = (
         problems=(503,),
     ),
     Operation(
+        id="settings_replace",
         method="PUT",
         path=f"{_KEY}/settings",
         handler=replace,
@@ -150,6 +152,7 @@ OPERATIONS = (
         example={"version": 3, "max_inflight": 10},
     ),
     Operation(
+        id="settings_reset",
         method="DELETE",
         path=f"{_KEY}/settings",
         handler=reset,
@@ -163,8 +166,9 @@ OPERATIONS = (
     ),
     *(
         Operation(
+            id=f"settings_{name}",
             method="POST",
-            path=f"{_KEY}/{handler.__name__}",
+            path=f"{_KEY}/{name}",
             handler=handler,
             verb="admin",
             query=(_INTAKE,),
@@ -173,6 +177,6 @@ OPERATIONS = (
             tells=("ETag",),
             problems=(409, 503),
         )
-        for handler in (pause, resume)
+        for name, handler in (("pause", pause), ("resume", resume))
     ),
 )

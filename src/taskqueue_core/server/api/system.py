@@ -79,11 +79,24 @@ async def maintain(call: Call) -> Response:
 
 OPERATIONS = (
     Operation(
-        method="GET", path="/health", handler=health, answers={200: HealthOut, 503: HealthOut}
+        id="system_health",
+        method="GET",
+        path="/health",
+        handler=health,
+        answers={200: HealthOut, 503: HealthOut},
     ),
-    Operation(method="GET", path="/alive", handler=alive, answers={200: AliveOut}),
-    Operation(method="GET", path="/ready", handler=ready, answers={200: ReadyOut, 503: ReadyOut}),
     Operation(
+        id="system_alive", method="GET", path="/alive", handler=alive, answers={200: AliveOut}
+    ),
+    Operation(
+        id="system_ready",
+        method="GET",
+        path="/ready",
+        handler=ready,
+        answers={200: ReadyOut, 503: ReadyOut},
+    ),
+    Operation(
+        id="system_workers",
         method="GET",
         path="/v1/workers",
         handler=workers,
@@ -96,6 +109,7 @@ OPERATIONS = (
         tells=("Link",),
     ),
     Operation(
+        id="system_maintain",
         method="POST",
         path="/v1/maintain",
         handler=maintain,

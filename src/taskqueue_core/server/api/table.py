@@ -72,9 +72,14 @@ OPERATIONS = (
     *migration.OPERATIONS,
     *scaling.OPERATIONS,
     Operation(
-        method="GET", path="/v1/openapi.json", handler=describe, answers={200: dict[str, Any]}
+        id="table_describe",
+        method="GET",
+        path="/v1/openapi.json",
+        handler=describe,
+        answers={200: dict[str, Any]},
     ),
     Operation(
+        id="table_describe_socket",
         method="GET",
         path="/v1/asyncapi.json",
         handler=describe_socket,

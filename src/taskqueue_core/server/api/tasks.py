@@ -145,6 +145,7 @@ _EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.or
 _RETRIED = {201: ConfirmationOut, 200: ConfirmationOut}
 OPERATIONS = (
     Operation(
+        id="tasks_publish",
         method="POST",
         path="/v1/tasks",
         handler=publish,
@@ -158,6 +159,7 @@ OPERATIONS = (
         problems=(503,),
     ),
     Operation(
+        id="tasks_retry",
         method="POST",
         path="/v1/retries",
         handler=retry,
@@ -170,6 +172,7 @@ OPERATIONS = (
         problems=(503,),
     ),
     Operation(
+        id="tasks_again",
         method="POST",
         path="/v1/tasks/{key}/{id}/retry",
         handler=again,
@@ -181,6 +184,7 @@ OPERATIONS = (
         problems=(409, 503),
     ),
     Operation(
+        id="tasks_status",
         method="GET",
         path="/v1/tasks/{key}/{id}",
         handler=status,
@@ -191,6 +195,7 @@ OPERATIONS = (
         problems=(404, 429, 503),
     ),
     Operation(
+        id="tasks_result",
         method="GET",
         path="/v1/tasks/{key}/{id}/result",
         handler=result,
@@ -201,6 +206,7 @@ OPERATIONS = (
         problems=(404, 429, 503),
     ),
     Operation(
+        id="tasks_cancel",
         method="DELETE",
         path="/v1/tasks/{key}/{id}",
         handler=cancel,

@@ -21,6 +21,7 @@ async def metrics(call: Call) -> Response:
 
 OPERATIONS = (
     Operation(
+        id="operation_metrics",
         method="GET",
         path="/metrics",
         handler=metrics,

@@ -73,11 +73,12 @@ class _Answer(msgspec.Struct):
 
 
 _answer = msgspec.json.Decoder(_Answer)
+_NAMES = {Auth: "auth", Subscribe: "subscribe"}
 
 
 def decode(kind: type[F], data: str | bytes) -> F:
     """Return the frame of this kind. Raises `Violation`."""
-    name = kind.__name__.lower()
+    name = _NAMES[kind]
     if isinstance(data, bytes):
         raise Violation(f"{name}: a text message is expected")
     try:

@@ -71,6 +71,25 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "ping": {"n": 7},
     "pong": {"n": 7},
 }
+_TITLES = {
+    "hello": "Hello",
+    "credit": "Credit",
+    "ack": "Ack",
+    "redeliver": "Redeliver",
+    "retry": "Retry",
+    "dead_letter": "DeadLetter",
+    "progress": "Progress",
+    "bye": "Bye",
+    "welcome": "Welcome",
+    "deliver": "Deliver",
+    "settled": "Settled",
+    "revoke": "Revoke",
+    "drain": "Drain",
+    "degraded": "Degraded",
+    "error": "Error",
+    "ping": "Ping",
+    "pong": "Pong",
+}
 _REF = "#/components/schemas/{name}"
 
 
@@ -106,7 +125,7 @@ def document(version: str) -> dict[str, Any]:
         },
         "components": {
             "messages": {tag: _message(tag, kind) for tag, kind in both.items()},
-            "schemas": _schemas(list(both.values())),
+            "schemas": _schemas(both),
         },
     }
 
@@ -173,10 +192,10 @@ _VERDICTS = ("ack", "redeliver", "retry", "dead_letter")
 def _message(tag: str, kind: type) -> dict[str, Any]:
     return {
         "name": tag,
-        "title": kind.__name__,
+        "title": _TITLES[tag],
         "summary": _summary(kind),
         "contentType": "application/json",
-        "payload": {"$ref": _REF.format(name=kind.__name__)},
+        "payload": {"$ref": _REF.format(name=_TITLES[tag])},
         "examples": [{"payload": {"type": tag, **_EXAMPLES[tag]}}],
     }
 
@@ -185,8 +204,10 @@ def _summary(kind: type) -> str:
     return (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("``", "`").replace("\n", " ")
 
 
-def _schemas(kinds: list[type[msgspec.Struct]]) -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
+def _schemas(both: dict[str, type[msgspec.Struct]]) -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(both.values(), ref_template=_REF)
+    for tag, kind in both.items():  # no frame refers to another, so no reference changes
+        schemas[_TITLES[tag]] = {**schemas.pop(kind.__name__), "title": _TITLES[tag]}
     for schema in schemas.values():
         if "description" in schema:
             schema["description"] = schema["description"].replace("``", "`")
