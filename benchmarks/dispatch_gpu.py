@@ -13,8 +13,8 @@ import sys
 import time
 from typing import Any
 
-from taskqueue_dispatch.gpu.jobs import Job
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 
 
 async def main(slots: int, low: float, high: float) -> None:

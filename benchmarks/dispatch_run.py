@@ -16,8 +16,8 @@ from typing import Any
 
 from taskqueue_core.capabilities import Permit, SlotLease, control_of
 from taskqueue_core.tasks import Task
-from taskqueue_dispatch.calling.client import Caller
 from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.jobs import Submission
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of

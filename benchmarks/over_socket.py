@@ -16,7 +16,7 @@ from statistics import median, quantiles
 import over_window
 
 from taskqueue_core import Queue, Task
-from taskqueue_core.remote import RemoteBackend
+from taskqueue_remote import RemoteBackend
 
 TASKS = 10_000
 RATE = 200
@@ -25,7 +25,7 @@ KEY = "bench"
 PATIENCE = 60.0
 WORKER = """
 import time
-from taskqueue_core.worker import Worker
+from taskqueue_worker import Worker
 
 worker = Worker(concurrency=100)
 
@@ -42,7 +42,7 @@ async def running() -> AsyncIterator[Queue]:
     children: list[subprocess.Popen[str]] = []
 
     def start(*words: str, folder: str) -> dict[str, str]:
-        command = [sys.executable, "-m", "taskqueue_core.cli", *words, "--json"]
+        command = [sys.executable, "-m", "taskqueue_cli", *words, "--json"]
         child = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

@@ -21,7 +21,7 @@ from meter import cpu_of
 from processes import RedisServer, pin
 
 from taskqueue_core import Queue, Task
-from taskqueue_core.remote import RemoteBackend
+from taskqueue_remote import RemoteBackend
 
 TASKS = 20_000
 BYTES = 300
@@ -50,7 +50,7 @@ async def throughput() -> dict[str, float]:
 
 def _serve(backend: str) -> tuple[str, ...]:
     words = ("serve", "--port", "0", "--log-level", "error", "--backend", backend, "--json")
-    return ("-m", "taskqueue_core.cli", *words)
+    return ("-m", "taskqueue_cli", *words)
 
 
 async def _turn(kind: str, *words: str, **variables: str) -> dict[str, float]:

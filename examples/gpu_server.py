@@ -13,8 +13,8 @@ import time
 
 import uvicorn
 
-from taskqueue_dispatch.gpu.component import GpuServer
-from taskqueue_dispatch.gpu.jobs import Job, JobRefused
+from taskqueue_dispatch.gpu_server.component import GpuServer
+from taskqueue_dispatch.gpu_server.jobs import Job, JobRefused
 
 SLOTS = 2
 STEPS = 4

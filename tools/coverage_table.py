@@ -32,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 ROWS = Path("docs/coverage-rows.toml")
 TABLE = Path("docs/coverage.md")
-TESTS = ("tests", "src/taskqueue_core/conformance")
+TESTS = ("tests", "src/taskqueue_conformance")
 PARTS = range(1, 18)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

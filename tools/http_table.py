@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from taskqueue_core.server.api.operations import Operation
-from taskqueue_core.server.api.table import OPERATIONS
-from taskqueue_dispatch.api.part import OPERATIONS as DISPATCH
+from taskqueue_dispatch.api.extension import OPERATIONS as DISPATCH
+from taskqueue_server.api.table import OPERATIONS
+from taskqueue_server.routing.operations import Operation
 
 DOCS = Path(__file__).parent.parent / "docs"
 TABLES = {"http.md": OPERATIONS, "dispatcher.md": DISPATCH}

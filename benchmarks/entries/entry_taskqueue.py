@@ -21,7 +21,7 @@ from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.loading import load_backend
 from taskqueue_core.tasks import Delivery, Published
-from taskqueue_core.worker import LocalWorker
+from taskqueue_worker import LocalWorker
 
 BULK = 1000
 """tasks of one publish call, the contract's limit"""

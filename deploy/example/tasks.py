@@ -1,6 +1,6 @@
 """The tasks of the example in compose.yaml and kubernetes.yaml."""
 
-from taskqueue_core.worker import Worker
+from taskqueue_worker import Worker
 
 worker = Worker()
 

@@ -11,7 +11,7 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.queue import Queue, connect
-from taskqueue_core.reconciling import Reconciled, reconcile
+from taskqueue_core.reconcile import Reconciled, reconcile
 from taskqueue_core.sync import SyncQueue, connect_sync
 from taskqueue_core.tasks import Confirmation, Delivery, Ledger, Task
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from taskqueue_core.authoring import demand_no_keys
+from taskqueue_core.authoring.helpers import demand_no_keys
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomBell, RoomBells, control_of, has
 from taskqueue_core.config import Settings, load_settings, of_the_old_side
@@ -22,12 +22,12 @@ from taskqueue_core.errors import (
     QueueFull,
 )
 from taskqueue_core.hooks import Hooks
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.loading import load_backend
-from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.migration import MigratingBackend, MigrationMode, ShardedBackend
 from taskqueue_core.plugins import load_plugins
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_core.succession import MigratingBackend, MigrationMode, ShardedBackend
 from taskqueue_core.tasks import (
     DEFAULT_PRIORITY,
     Confirmation,

@@ -26,8 +26,8 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.limits import check_label, check_name
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_dispatch.allowed import Allowed, Resolve, resolve
 from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.endpoint_policy import Allowed, Resolve, resolve
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
 

@@ -21,21 +21,21 @@ from msgspec import structs
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of, dead_letters_of, slots_of
 from taskqueue_core.config import load_settings
-from taskqueue_core.consuming.housekeeping import keep_house
-from taskqueue_core.consuming.store_link import PATIENCE, StoreLink
+from taskqueue_core.consumer.maintenance import keep_house
+from taskqueue_core.consumer.store_link import PATIENCE, StoreLink
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Published, Task, new_id
 from taskqueue_dispatch.callbacks import Sender, callback_id, callback_task, expiry_task
-from taskqueue_dispatch.calling.breaker import Breaker
-from taskqueue_dispatch.calling.client import Caller
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.finding import Finder, Waiters
+from taskqueue_dispatch.endpoint_client.breaker import Breaker
+from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.jobs import Submission, callback_url_of, task_of
-from taskqueue_dispatch.keeping import Keeper
+from taskqueue_dispatch.lease_renewal import Keeper
+from taskqueue_dispatch.model_runner import Runner
 from taskqueue_dispatch.names import CALLBACKS
-from taskqueue_dispatch.parts import Parts
 from taskqueue_dispatch.registry import Registry
-from taskqueue_dispatch.runner import Runner
+from taskqueue_dispatch.runner_context import Parts
+from taskqueue_dispatch.slot_finder import Finder, Waiters
 from taskqueue_dispatch.status import Jobs
 from taskqueue_dispatch.submit import Estimates, Leased, NoSlots, Queued, Submitter
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from taskqueue_core.authoring import checked_keys
+from taskqueue_core.authoring.helpers import checked_keys
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import Clock, SystemClock
 from taskqueue_core.config import load_settings
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Task
-from taskqueue_memory.bells import MemoryRoomBell
 from taskqueue_memory.config import MemorySettings
+from taskqueue_memory.control import MemoryControl, MemoryDeadLetters
 from taskqueue_memory.journal import Journal
-from taskqueue_memory.operators import MemoryControl, MemoryDeadLetters
-from taskqueue_memory.slots import MemorySlots
-from taskqueue_memory.store import Store
+from taskqueue_memory.room_signal import MemoryRoomBell
+from taskqueue_memory.slots.pool import MemorySlots
 from taskqueue_memory.subscription import MemorySubscription
+from taskqueue_memory.transitions import Store
 
 __all__ = ["MemoryBackend", "MemoryPublisher", "create_backend"]
 
@@ -43,7 +43,7 @@ class MemoryPublisher:
         return self._store.retry(task, at, error, token, settles)
 
     def room_bell(self, *keys: str) -> MemoryRoomBell:
-        """See `taskqueue_core.capabilities.flow.RoomBells`."""
+        """See `taskqueue_core.capabilities.room.RoomBells`."""
         return MemoryRoomBell(self._store.bells, checked_keys(keys))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from taskqueue_core.tasks import State
-from taskqueue_memory.agenda import ROOM
+from taskqueue_memory.due_heap import ROOM
 
 if TYPE_CHECKING:
     from taskqueue_memory.records import Record

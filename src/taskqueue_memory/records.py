@@ -9,17 +9,17 @@ from typing import Protocol
 
 import msgspec
 
-from taskqueue_core.authoring import UNLIMITED, Room, room_of
+from taskqueue_core.authoring.entries import Entry
+from taskqueue_core.authoring.fair_order import Floor
+from taskqueue_core.authoring.helpers import UNLIMITED, Room, room_of
 from taskqueue_core.capabilities import Order, QueueSettings
-from taskqueue_core.entries import Entry
-from taskqueue_core.flow import Bucket, bucket_after
-from taskqueue_core.order import Floor
+from taskqueue_core.rate_limit import Bucket, bucket_after
 from taskqueue_core.tasks import (
     Ledger,
     QueueStats,
     State,
 )
-from taskqueue_memory.agenda import Agenda
+from taskqueue_memory.due_heap import Agenda
 from taskqueue_memory.lanes import Lane, Lanes
 from taskqueue_memory.tenants import Account, Tenants
 from taskqueue_memory.turns import Turns

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.tasks import Delivery, Expired, Settled, State
-from taskqueue_memory.bells import Bells
-from taskqueue_memory.calendar import Calendar
 from taskqueue_memory.journal import Journal
 from taskqueue_memory.records import QueueState, Record
+from taskqueue_memory.room_signal import Bells
+from taskqueue_memory.timers import Calendar
 
 __all__ = ["Steps"]
 

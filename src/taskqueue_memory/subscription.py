@@ -7,11 +7,16 @@ import itertools
 import secrets
 from collections.abc import Iterable, Sequence
 
-from taskqueue_core.authoring import SubscriptionBase, answer, checked_limit, checked_results
+from taskqueue_core.authoring.helpers import (
+    SubscriptionBase,
+    answer,
+    checked_limit,
+    checked_results,
+)
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.tasks import Delivery, Expired, Received, Settled
 from taskqueue_memory.records import QueueState, Record
-from taskqueue_memory.store import Store
+from taskqueue_memory.transitions import Store
 
 __all__ = ["MemorySubscription"]
 

@@ -9,12 +9,12 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from taskqueue_core.authoring import Room, room_of
+from taskqueue_core.authoring.fair_order import Walk
+from taskqueue_core.authoring.helpers import Room, room_of
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.flow import Bucket, bucket_after
-from taskqueue_core.order import Walk
+from taskqueue_core.rate_limit import Bucket, bucket_after
 from taskqueue_core.tasks import State
-from taskqueue_memory.agenda import Agenda
+from taskqueue_memory.due_heap import Agenda
 from taskqueue_memory.lanes import Lane
 
 if TYPE_CHECKING:

@@ -42,10 +42,10 @@ def _look() -> None:
 
 def _late() -> None:
     """Do what the plugin has not done: Prefect runs none where it is first imported inside of a running loop."""
-    from taskqueue_prefect.host import Host
+    from taskqueue_prefect.context import Host
+    from taskqueue_prefect.lifespan import serve_on
+    from taskqueue_prefect.patches import faults
     from taskqueue_prefect.plugin import install
-    from taskqueue_prefect.replacing import faults
-    from taskqueue_prefect.serving import serve_on
 
     async def serve() -> None:
         try:

@@ -1,7 +1,7 @@
 """The plugin, by Prefect's own entry point. Every process that imports Prefect imports it: so it takes next to nothing.
 
 Where no backend is chosen it does nothing. Otherwise it says what becomes of four of the server's modules when they
-are imported: `taskqueue_prefect.replacing`. A process that imports none of them pays for an entry in a list.
+are imported: `taskqueue_prefect.patches`. A process that imports none of them pays for an entry in a list.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def install() -> bool:
     os.environ.update(environment())
     if not os.environ.get(BACKEND):
         return False
-    from taskqueue_prefect.imports import after_import
+    from taskqueue_prefect.import_hooks import after_import
 
     after_import(dict.fromkeys(_MODULES, _replace))
     return True
@@ -48,6 +48,6 @@ _MODULES = (
 
 
 def _replace(module: ModuleType) -> None:
-    from taskqueue_prefect import replacing
+    from taskqueue_prefect import patches as replacing
 
     replacing.replace(module)

@@ -2,16 +2,16 @@
 
 They are called from two sides. Requests put runs in, each in a context of its own. The handler of a worker's socket
 makes one `MultiQueue` and asks it for one run after the other; whatever is called from there is about that socket,
-which a context variable tells: see `taskqueue_prefect.handing_over`.
+which a context variable tells: see `taskqueue_prefect.delivery`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskqueue_prefect import scheduling
-from taskqueue_prefect.handing_over import HandingOver
-from taskqueue_prefect.host import Host
+from taskqueue_prefect import enqueue as scheduling
+from taskqueue_prefect.context import Host
+from taskqueue_prefect.delivery import HandingOver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

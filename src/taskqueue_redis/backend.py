@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
-from taskqueue_core.authoring import checked_keys
+from taskqueue_core.authoring.helpers import checked_keys
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import Clock
 from taskqueue_core.config import load_settings
@@ -14,11 +14,11 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Health
 from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.context import Home
 from taskqueue_redis.control import RedisControl
 from taskqueue_redis.dead_letters import RedisDeadLetters
-from taskqueue_redis.home import Home
 from taskqueue_redis.publisher import RedisPublisher
-from taskqueue_redis.slots import RedisSlots
+from taskqueue_redis.slots.pool import RedisSlots
 from taskqueue_redis.subscription import RedisSubscription
 
 __all__ = ["RedisBackend", "create_backend"]

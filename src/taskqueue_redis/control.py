@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring import checked_progress, checked_settings
+from taskqueue_core.authoring.helpers import checked_progress, checked_settings
 from taskqueue_core.capabilities import Durability, Maintained, Order, QueueSettings
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
-from taskqueue_core.flow import RateLimit
 from taskqueue_core.limits import check_name
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import (
     Delivery,
     Expired,
@@ -21,11 +21,11 @@ from taskqueue_core.tasks import (
     TaskStatus,
     WorkerInfo,
 )
-from taskqueue_redis.books import ledger_of, pairs, status_of
-from taskqueue_redis.home import Home
-from taskqueue_redis.receipts import readable
-from taskqueue_redis.scripts import Word, microseconds, seconds
-from taskqueue_redis.translation import translated
+from taskqueue_redis.connection.errors import translated
+from taskqueue_redis.context import Home
+from taskqueue_redis.scripts.receipts import readable
+from taskqueue_redis.scripts.runner import Word, microseconds, seconds
+from taskqueue_redis.scripts.task_record import ledger_of, pairs, status_of
 
 __all__ = ["RedisControl"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from taskqueue_core.tasks import DeadLetter
-from taskqueue_redis.books import dead_letter_of
-from taskqueue_redis.home import Home
-from taskqueue_redis.scripts import Word
-from taskqueue_redis.translation import translated
+from taskqueue_redis.connection.errors import translated
+from taskqueue_redis.context import Home
+from taskqueue_redis.scripts.runner import Word
+from taskqueue_redis.scripts.task_record import dead_letter_of
 
 __all__ = ["RedisDeadLetters"]
 

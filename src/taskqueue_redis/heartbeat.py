@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.failures import Failure
-from taskqueue_redis.link import Link
-from taskqueue_redis.scripts import Scripts
+from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.failures import Failure
+from taskqueue_redis.scripts.runner import Scripts
 
 __all__ = ["Heartbeat"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring import checked_keys, refusal
+from taskqueue_core.authoring.helpers import checked_keys, refusal
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import (
     BackendUnavailable,
@@ -20,15 +20,15 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
-from taskqueue_redis.coalescing import Coalescer
-from taskqueue_redis.envelope import digest, encode
-from taskqueue_redis.failures import AnswerLost, Refused
-from taskqueue_redis.home import Home
-from taskqueue_redis.keys import room_channel
-from taskqueue_redis.receipts import readable
+from taskqueue_redis.connection.errors import translated
+from taskqueue_redis.connection.failures import AnswerLost, Refused
+from taskqueue_redis.context import Home
 from taskqueue_redis.room import RedisRoomBell
-from taskqueue_redis.scripts import Word, microseconds
-from taskqueue_redis.translation import translated
+from taskqueue_redis.scripts.coalescer import Coalescer
+from taskqueue_redis.scripts.keys import room_channel
+from taskqueue_redis.scripts.receipts import readable
+from taskqueue_redis.scripts.runner import Word, microseconds
+from taskqueue_redis.scripts.task_codec import digest, encode
 
 __all__ = ["RedisPublisher"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
-from taskqueue_redis.translation import translated
+from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.wakeups import Wakeups
 
 __all__ = ["RedisRoomBell"]

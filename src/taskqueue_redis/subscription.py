@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from taskqueue_core.authoring import SubscriptionBase, answer, checked_limit, checked_results
+from taskqueue_core.authoring.helpers import (
+    SubscriptionBase,
+    answer,
+    checked_limit,
+    checked_results,
+)
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed
 from taskqueue_core.tasks import Delivery, Received, Settled
 from taskqueue_core.together import together
-from taskqueue_redis.home import Home
-from taskqueue_redis.intake import GivenUp, Intake
-from taskqueue_redis.reading import delivery_of
-from taskqueue_redis.receipts import Receipt, readable
-from taskqueue_redis.scripts import microseconds, seconds
-from taskqueue_redis.translation import translated
+from taskqueue_redis.connection.errors import translated
+from taskqueue_redis.context import Home
+from taskqueue_redis.receiver import GivenUp, Intake
+from taskqueue_redis.scripts.deliveries import delivery_of
+from taskqueue_redis.scripts.receipts import Receipt, readable
+from taskqueue_redis.scripts.runner import microseconds, seconds
 
 __all__ = ["RedisSubscription"]
 

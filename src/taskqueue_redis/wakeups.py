@@ -7,13 +7,13 @@ from typing import Protocol
 
 from taskqueue_core.clock import Clock, SystemClock, Timer
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_redis.doorbell import Doorbell
-from taskqueue_redis.failures import Failure
-from taskqueue_redis.keys import bell, process_channel
-from taskqueue_redis.link import Link
-from taskqueue_redis.owned import Owned
-from taskqueue_redis.receipts import Receipts
-from taskqueue_redis.scripts import Scripts, microseconds, seconds
+from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.failures import Failure
+from taskqueue_redis.connection.owned import Owned
+from taskqueue_redis.connection.pubsub import Doorbell
+from taskqueue_redis.scripts.keys import bell, process_channel
+from taskqueue_redis.scripts.receipts import Receipts
+from taskqueue_redis.scripts.runner import Scripts, microseconds, seconds
 
 __all__ = ["Ringing", "Sleeper", "Wakeups"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskqueue_redis.journal import COLUMNS, HEAD, Steps
+from taskqueue_redis.journal.reader import COLUMNS, HEAD, Steps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -23,7 +23,7 @@ _LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
     "spark.log.level": "ERROR",
-    "spark.python.daemon.module": "taskqueue_spark.daemon",
+    "spark.python.daemon.module": "taskqueue_spark.worker_daemon",
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

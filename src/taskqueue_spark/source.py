@@ -35,10 +35,10 @@ class TaskQueueDataSource(DataSource):
 
         resource = resource_of(self.options)
         if resource == "journal":
-            from taskqueue_spark.reading import spark_schema  # noqa: PLC0415
+            from taskqueue_spark.batch_reader import spark_schema  # noqa: PLC0415
 
             return spark_schema()
-        from taskqueue_spark import tasks  # noqa: PLC0415
+        from taskqueue_spark import task_reader as tasks  # noqa: PLC0415
 
         return tasks.schema(self.options)
 
@@ -47,10 +47,10 @@ class TaskQueueDataSource(DataSource):
         from taskqueue_spark.options import ReadOptions, resource_of  # noqa: PLC0415
 
         if resource_of(self.options) != "journal":
-            from taskqueue_spark import tasks  # noqa: PLC0415
+            from taskqueue_spark import task_reader as tasks  # noqa: PLC0415
 
             return tasks.reader(self.options, schema)
-        from taskqueue_spark.reading import FilteringReader, JournalReader  # noqa: PLC0415
+        from taskqueue_spark.batch_reader import FilteringReader, JournalReader  # noqa: PLC0415
 
         options = ReadOptions.of(self.options)
         # Spark refuses every read of a reader that takes filters where it does not pass them on.
@@ -60,7 +60,7 @@ class TaskQueueDataSource(DataSource):
         """Return a reader of a journal that grows. Raises `InvalidInput`."""
         from taskqueue_core.errors import InvalidInput  # noqa: PLC0415
         from taskqueue_spark.options import ReadOptions, resource_of  # noqa: PLC0415
-        from taskqueue_spark.streaming import JournalStream  # noqa: PLC0415
+        from taskqueue_spark.stream_reader import JournalStream  # noqa: PLC0415
 
         if resource_of(self.options) != "journal":
             raise InvalidInput("resource", "what is not read as a stream", "journal")
@@ -68,12 +68,12 @@ class TaskQueueDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
         """Return a writer of tasks. Raises `InvalidInput`."""
-        from taskqueue_spark.sink import writing  # noqa: PLC0415
+        from taskqueue_spark.sink import writer as writing  # noqa: PLC0415
 
         return writing.writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - as above
         """Return a writer of tasks as they come. Raises `InvalidInput`."""
-        from taskqueue_spark.sink import writing  # noqa: PLC0415
+        from taskqueue_spark.sink import writer as writing  # noqa: PLC0415
 
         return writing.stream_writer(self.options, schema, overwrite)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from tests.chaos.cast import Actor
 from tests.chaos.history import What
 from tests.chaos.limiting import limit, pause, resume, swap

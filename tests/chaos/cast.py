@@ -27,7 +27,7 @@ _nursery.set_forkserver_preload(
         "tests.chaos.programs.server",
         "tests.chaos.programs.worker",
         "taskqueue_redis",
-        "taskqueue_core.remote",
+        "taskqueue_remote",
     ]
 )
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.succession import ShardedBackend
-from taskqueue_redis.keys import Partitions
+from taskqueue_core.migration import ShardedBackend
+from taskqueue_redis.scripts.keys import Partitions
 from tests.chaos.history import Event, What
 from tests.chaos.limiting import limit
 from tests.chaos.world import CONFIG, Outcome, Shape, World

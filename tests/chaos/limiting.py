@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.operating import change_settings
+from taskqueue_core.queue_settings import change_settings
 from tests.chaos.history import What
 
 if TYPE_CHECKING:

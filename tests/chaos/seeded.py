@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.capabilities import Order
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from tests.chaos.checker import Figures
 from tests.chaos.nemesis import Fault, describe, schedule
 from tests.chaos.replicas import Replicas

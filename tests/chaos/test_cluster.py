@@ -11,8 +11,8 @@ import pytest
 
 from taskqueue_core.capabilities import dead_lettering_of, dead_letters_of
 from taskqueue_core.tasks import Task
-from taskqueue_redis.cluster import slot_of
-from taskqueue_redis.keys import Partitions, bell
+from taskqueue_redis.connection.cluster import slot_of
+from taskqueue_redis.scripts.keys import Partitions, bell
 from tests.chaos.cases import CHAOS, LONG, SEEDS, passed, small
 from tests.chaos.clustered import Clustered, Sharded, standstill
 from tests.chaos.history import Event, What

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from taskqueue_core.capabilities import Order
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from tests.chaos.cases import CHAOS, LEASE, LONG, SEEDS, passed, small
 from tests.chaos.cast import Actor
 from tests.chaos.checker import check

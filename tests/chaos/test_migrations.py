@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.succession import MigrationMode
+from taskqueue_core.migration import MigrationMode
 from taskqueue_redis import RedisBackend
 from tests.flow.migrating import migration
 from tests.redis.engines import find_engine
@@ -83,7 +83,7 @@ class Operator:
 
     async def _start(self, name: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "taskqueue_core.cli", "migrate", name,
+            sys.executable, "-m", "taskqueue_cli", "migrate", name,
             env=self.environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
 

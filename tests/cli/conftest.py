@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskqueue_core.cli import main
-from taskqueue_core.cli.output import console
+from taskqueue_cli import main
+from taskqueue_cli.output import console
 from tests.cli.processes import process
 from tests.cli.shared import Shared, renew
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from taskqueue_redis.watchdog import Watchdog
+from taskqueue_redis.embedded.watchdog import Watchdog
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ def process(*words: str, stderr: int | None = subprocess.PIPE) -> Iterator[subpr
     with (
         closing(Watchdog("KILL", group=True)) as watchdog,
         subprocess.Popen(
-            [sys.executable, "-m", "taskqueue_core.cli", *words, "--json", "--log-level", "error"],
+            [sys.executable, "-m", "taskqueue_cli", *words, "--json", "--log-level", "error"],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from taskqueue_core.cli import main
-from taskqueue_core.cli.failures import exit_code
+from taskqueue_cli import main
+from taskqueue_cli.failures import exit_code
 from taskqueue_core.errors import (
     BackendUnavailable,
     CapabilityMissing,
@@ -19,7 +19,7 @@ from taskqueue_core.errors import (
     PublishUnconfirmed,
     TaskQueueError,
 )
-from taskqueue_core.worker import WorkerQuarantined, WorkerRefused
+from taskqueue_worker import WorkerQuarantined, WorkerRefused
 from tests.cli.conftest import Cli
 from tests.cli.shared import Shared
 
@@ -108,7 +108,7 @@ def test_a_reader_that_leaves_is_no_bug() -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        words = [sys.executable, "-m", "taskqueue_core.cli", "version", "--json"]
+        words = [sys.executable, "-m", "taskqueue_cli", "version", "--json"]
         done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, check=False)
     finally:
         os.close(write)
@@ -123,7 +123,7 @@ def test_without_the_extra_it_says_how_to_get_it(
     real = builtins.__import__
 
     def without(name: str, *rest: Any, **more: Any) -> Any:
-        if name.startswith("taskqueue_core.cli.app"):
+        if name.startswith("taskqueue_cli.app"):
             raise ModuleNotFoundError("No module named 'typer'", name="typer")
         return real(name, *rest, **more)
 

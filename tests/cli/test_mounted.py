@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from taskqueue_core.cli import mounted
+from taskqueue_cli import mounted
 from taskqueue_core.errors import ConfigurationError
 
 
@@ -46,7 +46,7 @@ def test_a_package_that_is_broken_spoils_no_other_command() -> None:
 
 def test_the_pipeline_costs_other_commands_nothing() -> None:
     """Neither Spark nor what it brings is imported before a command of the pipeline runs (G10)."""
-    script = "import sys, taskqueue_core.cli.app; print(*{'pyspark', 'hiredis', 'pyarrow', 'jinja2'} & {*sys.modules})"
+    script = "import sys, taskqueue_cli.app; print(*{'pyspark', 'hiredis', 'pyarrow', 'jinja2'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from taskqueue_core.cli.output import console, print_json
-from taskqueue_core.server.logs import formatter
+from taskqueue_cli.output import console, print_json
+from taskqueue_server.logs import formatter
 from tests.cli.conftest import Cli
 
 

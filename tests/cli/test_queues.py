@@ -7,7 +7,7 @@ import pytest
 
 import taskqueue_core.queue
 from taskqueue_core.capabilities import Order, QueueSettings
-from taskqueue_core.flow import IntervalUnit, RateLimit
+from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
 from tests.cli.conftest import Cli
 from tests.cli.shared import Shared

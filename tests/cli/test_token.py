@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_core.server.access.tokens import Tokens
-from taskqueue_core.server.access.tokens_file import add, new_token, remove
+from taskqueue_server.auth.tokens import Tokens
+from taskqueue_server.auth.tokens_file import add, new_token, remove
 from tests.cli.conftest import Cli
 
 MAIL = ("--verbs", "publish,consume", "--keys", "mail-*, x")

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring import answer
+from taskqueue_core.authoring.helpers import answer
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Delivery, Received, Settled
 from tests.conformance.facade import FacadeSubscription

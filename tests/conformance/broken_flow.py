@@ -11,7 +11,7 @@ import msgspec
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
-from taskqueue_memory.bells import MemoryRoomBell
+from taskqueue_memory.room_signal import MemoryRoomBell
 from tests.conformance.broken_limits import LyingControl, queue_of
 from tests.conformance.facade import Facade, FacadeControl, FacadePublisher
 

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import structs
 
 from taskqueue_core.capabilities import Left, Permit, PoolView, Seen, SlotLease
-from taskqueue_memory.bells import Bells, MemoryRoomBell
-from taskqueue_memory.leases import Lease
+from taskqueue_memory.room_signal import Bells, MemoryRoomBell
+from taskqueue_memory.slots.leases import Lease
 from tests.conformance.facade import Facade, FacadeSlots
 
 # Whose a slot is

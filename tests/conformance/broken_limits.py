@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring import refusal
+from taskqueue_core.authoring.helpers import refusal
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Confirmation, Delivery, Received, Settled, State, Task
 from taskqueue_memory.records import QueueState

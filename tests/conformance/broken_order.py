@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from taskqueue_core.authoring.fair_order import Walk
 from taskqueue_core.capabilities import Order, QueueSettings
-from taskqueue_core.order import Walk
 from taskqueue_core.tasks import Confirmation, Delivery, Received, Settled, State, Task
 from taskqueue_memory.lanes import Lane
 from taskqueue_memory.records import Record

@@ -10,9 +10,9 @@ from typing import Any
 from msgspec import structs
 
 from taskqueue_core.capabilities import Endpoint, EndpointInfo, SlotLease
-from taskqueue_memory.leases import Place
-from taskqueue_memory.pool import Pool
-from taskqueue_memory.slots import MemorySlots
+from taskqueue_memory.slots.leases import Place
+from taskqueue_memory.slots.pool import MemorySlots
+from taskqueue_memory.slots.transitions import Pool
 from tests.conformance.facade import Facade, FacadeSlots
 
 _FOR_EVER = 1e6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from taskqueue_core.authoring import SubscriptionBase, checked_settings, demand_no_keys
+from taskqueue_core.authoring.helpers import SubscriptionBase, checked_settings, demand_no_keys
 from taskqueue_core.backend import Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import Control, DeadLetters, Durability, QueueSettings
 from taskqueue_core.clock import ManualClock
@@ -21,8 +21,8 @@ from taskqueue_core.tasks import (
     Task,
 )
 from taskqueue_memory import MemoryBackend
-from taskqueue_memory.pool import Pool
-from taskqueue_memory.slots import MemorySlots
+from taskqueue_memory.slots.pool import MemorySlots
+from taskqueue_memory.slots.transitions import Pool
 from taskqueue_memory.subscription import MemorySubscription
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from taskqueue_conformance import Bench, Harness
+from taskqueue_conformance.applying import missing
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import Bench, Harness
-from taskqueue_core.conformance.applying import missing
 from tests.clock import JumpingLoop
 from tests.conformance.facade import Broken, Facade, backend_of
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import Phase, seed, settings
 
-from taskqueue_core.conformance import BackendSuite, machine
-from taskqueue_core.conformance.machine import MachineSuite
-from taskqueue_core.conformance.slots import SlotsSuite
+from taskqueue_conformance import BackendSuite
+from taskqueue_conformance.model import machine
+from taskqueue_conformance.model.machine import MachineSuite
+from taskqueue_conformance.slots.suite import SlotsSuite
 from tests.conformance import broken_consumers as consumers
 from tests.conformance import broken_flow as flow
 from tests.conformance import broken_leases as leases

@@ -14,35 +14,35 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import taskqueue_core.conformance as kit
+import taskqueue_conformance as kit
+from taskqueue_conformance import BackendSuite, Bench, Harness, needs, plugin
+from taskqueue_conformance.applying import needs_of
+from taskqueue_conformance.slots.suite import SlotsSuite
+from taskqueue_conformance.suites.flow import FlowSuite
+from taskqueue_conformance.suites.ordering_keys import EntitiesSuite
+from taskqueue_conformance.suites.processing import ProcessingSuite
+from taskqueue_conformance.suites.publish import PublishSuite
+from taskqueue_conformance.suites.replicas import ReplicasSuite
+from taskqueue_conformance.suites.room_signal import RoomSuite
+from taskqueue_conformance.suites.schedule import ScheduleSuite
+from taskqueue_conformance.suites.tenants import TenantsSuite
+from taskqueue_conformance.suites.waiting import WaitingSuite
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite, Bench, Harness, needs, plugin
-from taskqueue_core.conformance.applying import needs_of
-from taskqueue_core.conformance.entities import EntitiesSuite
-from taskqueue_core.conformance.flow import FlowSuite
-from taskqueue_core.conformance.processing import ProcessingSuite
-from taskqueue_core.conformance.publish import PublishSuite
-from taskqueue_core.conformance.replicas import ReplicasSuite
-from taskqueue_core.conformance.room import RoomSuite
-from taskqueue_core.conformance.schedule import ScheduleSuite
-from taskqueue_core.conformance.slots import SlotsSuite
-from taskqueue_core.conformance.tenants import TenantsSuite
-from taskqueue_core.conformance.waiting import WaitingSuite
 from taskqueue_memory import MemoryBackend
 from tests.clock import LoopClock
 from tests.conformance.facade import Facade, Minimal, Replicated, TwoSteps
 from tests.conformance.runner import async_tests, laws, outcomes, suite_on
 
 if TYPE_CHECKING:
-    from taskqueue_core.conformance.applying import Need
+    from taskqueue_conformance.applying import Need
 
 pytest_plugins = "pytester"
 
 AUTHORS_PAGE = """
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite, Harness
+from taskqueue_conformance import BackendSuite, Harness
 from taskqueue_memory import MemoryBackend
 
 class TestMine(BackendSuite):
@@ -63,7 +63,7 @@ class TestBroken(Harness):
 """
 
 FORGETFUL_PAGE = """
-from taskqueue_core.conformance.publish import PublishSuite
+from taskqueue_conformance.suites.publish import PublishSuite
 from taskqueue_memory import MemoryBackend
 
 class TestForgetful(PublishSuite):
@@ -293,9 +293,9 @@ def test_plugin_knows_the_modules() -> None:
 def test_plugin_is_cheap() -> None:
     """The plugin, which pytest imports in every run, brings in neither Hypothesis nor the tests."""
     program = (
-        "import sys, taskqueue_core.conformance.plugin as p;"
-        "print('hypothesis' in sys.modules, 'taskqueue_core.conformance.suite' in sys.modules);"
-        "print(p.__name__ and __import__('taskqueue_core.conformance').conformance.Harness.max_examples)"
+        "import sys, taskqueue_conformance.plugin as p;"
+        "print('hypothesis' in sys.modules, 'taskqueue_conformance.suite' in sys.modules);"
+        "print(p.__name__ and __import__('taskqueue_conformance').conformance.Harness.max_examples)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

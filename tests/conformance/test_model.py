@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from taskqueue_conformance.model import moves
+from taskqueue_conformance.model.machine import MachineSuite, QueueMachine
 from taskqueue_core.capabilities import Order
-from taskqueue_core.conformance import moves
-from taskqueue_core.conformance.machine import MachineSuite, QueueMachine
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from tests.conformance import broken_flow as flow
 from tests.conformance import broken_order as order
 from tests.conformance.facade import Broken, Facade

@@ -11,7 +11,7 @@ import msgspec
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
-from taskqueue_core.flow import Bucket
+from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.recordstore import Record, RecordStore
 from taskqueue_core.tasks import State
 

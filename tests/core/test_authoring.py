@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 
-from taskqueue_core.authoring import LocalSubscription
+from taskqueue_core.authoring.helpers import LocalSubscription
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Delivery, Received, Task
 

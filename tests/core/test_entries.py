@@ -1,6 +1,6 @@
 """The books of one task, without storage, beside what the kit proves of them."""
 
-from taskqueue_core.entries import Entry
+from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.tasks import Settled, State, Task
 
 NOW = 1000.0

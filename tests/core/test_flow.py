@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from taskqueue_core.authoring import UNLIMITED, Room, refusal, room_of
+from taskqueue_core.authoring.entries import Entry
+from taskqueue_core.authoring.helpers import UNLIMITED, Room, refusal, room_of
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.entries import Entry
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.flow import (
+from taskqueue_core.rate_limit import (
     Bucket,
     IntervalUnit,
     RateLimit,

@@ -19,8 +19,8 @@ from taskqueue_core.errors import (
     InvalidBackend,
 )
 from taskqueue_core.hooks import Hooks
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.loading import check_backend, installed_backends, load_backend
-from taskqueue_core.observed import ObservedBackend
 from taskqueue_memory import MemoryBackend
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

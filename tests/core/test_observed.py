@@ -22,7 +22,7 @@ from taskqueue_core.capabilities.require import dead_lettering_of
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, LeaseLost
 from taskqueue_core.hooks import Hooks, hookimpl
-from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Delivery, Expired, Published, Settled, Task

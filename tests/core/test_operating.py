@@ -8,8 +8,13 @@ import pytest
 
 from taskqueue_core.capabilities import Control, Order, QueueSettings
 from taskqueue_core.errors import InvalidInput, SettingsConflict
-from taskqueue_core.flow import IntervalUnit, RateLimit
-from taskqueue_core.operating import change_settings, pause_queue, read_settings, reset_settings
+from taskqueue_core.queue_settings import (
+    change_settings,
+    pause_queue,
+    read_settings,
+    reset_settings,
+)
+from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 
 
 class Settings:
@@ -47,7 +52,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def sleep(_: float) -> None:
         pass
 
-    monkeypatch.setattr("taskqueue_core.operating.asyncio.sleep", sleep)
+    monkeypatch.setattr("taskqueue_core.queue_settings.asyncio.sleep", sleep)
 
 
 async def test_what_others_change_meanwhile_is_kept() -> None:

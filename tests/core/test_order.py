@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskqueue_core.order import TURN, Floor, Walk, cost, joins_at, returns_at
+from taskqueue_core.authoring.fair_order import TURN, Floor, Walk, cost, joins_at, returns_at
 
 
 def turns(walk: Walk[str], count: int, weights: dict[str, int] | None = None) -> str:

@@ -10,8 +10,8 @@ from taskqueue_core.capabilities import control_of
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendNotFound, BackendUnavailable, CapabilityMissing
 from taskqueue_core.hooks import HOOK_API
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue, open_backend
 from taskqueue_core.tasks import Confirmation, Ledger, Published, State
 from taskqueue_memory import MemoryBackend

@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from taskqueue_conformance import BackendSuite
 from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed, SubscriptionClosed
-from taskqueue_core.flow import RateLimit
-from taskqueue_core.recordstore import RecordBackend, books, subscription
-from taskqueue_core.recordstore import operators as operators_module
+from taskqueue_core.rate_limit import RateLimit
+from taskqueue_core.recordstore import RecordBackend, subscription
+from taskqueue_core.recordstore import control as operators_module
+from taskqueue_core.recordstore import transitions as books
 from taskqueue_core.tasks import Settled, State, Task
 from tests.core.dict_store import DictStore, Disk
 

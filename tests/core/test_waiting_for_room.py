@@ -12,7 +12,7 @@ from taskqueue_core import InvalidInput, PublishUnconfirmed, QueueFull, Task, co
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 from tests.clock import LoopClock

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
-from taskqueue_core.server import create_app
-from taskqueue_core.server.dashboard import sampler
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import create_app
+from taskqueue_server.dashboard import sampler
 from tests.clock import pytest_asyncio_loop_factories
 from tests.dashboard.support import PAGE, browsing
 from tests.server.support import Running, settings

@@ -17,7 +17,7 @@ from playwright.async_api import Browser
 from taskqueue_core.capabilities import Order, QueueSettings, control_of
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_core.worker import Worker
+from taskqueue_worker import Worker
 from tests.dashboard.support import browsing
 from tests.server.support import Running, running
 

@@ -17,8 +17,8 @@ from taskqueue_core.hooks import Identity, hookimpl
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Ledger
-from taskqueue_core.worker import Context, Worker
 from taskqueue_memory import MemoryBackend
+from taskqueue_worker import Context, Worker
 from tests.binaries import chromium
 from tests.server.support import Running, running
 

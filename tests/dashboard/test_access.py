@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from taskqueue_core.hooks import Identity
-from taskqueue_core.server import dashboard
-from taskqueue_core.server.api.operations import Scope
+from taskqueue_server import dashboard
+from taskqueue_server.routing.operations import Scope
 from tests.dashboard.support import ADMIN, PAGE, Gate, post
 from tests.server.support import Running, eventually, http, running
 

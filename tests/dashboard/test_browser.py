@@ -7,8 +7,8 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.server.access import door as access
 from taskqueue_core.tasks import Ledger, QueueStats, State
+from taskqueue_server.auth import access
 from tests.dashboard.support import ADMIN, Gate, looking
 from tests.dashboard.test_forms import bury
 from tests.server.support import eventually, running

@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.server.dashboard import samples
+from taskqueue_server.dashboard import snapshot as samples
 from tests.dashboard.support import loaded, looking, raw_ledger, shown_ledger
 from tests.server.support import eventually, http
 

@@ -6,8 +6,8 @@ import httpx2
 import pytest
 
 from taskqueue_core.capabilities import Order, QueueSettings
-from taskqueue_core.server.dashboard import rules
 from taskqueue_core.tasks import State
+from taskqueue_server.dashboard import settings_form as rules
 from tests.dashboard.support import post
 from tests.server.support import Running
 

@@ -13,11 +13,6 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.server.api.problems import ProblemError
-from taskqueue_core.server.dashboard import Sampler, sampler
-from taskqueue_core.server.dashboard.gauges import Gauges
-from taskqueue_core.server.dashboard.samples import HISTORY, History, Look, Sample
-from taskqueue_core.server.room import Room
 from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
@@ -28,6 +23,11 @@ from taskqueue_core.tasks import (
     Settled,
     Task,
 )
+from taskqueue_server.context.limited_slots import Room
+from taskqueue_server.dashboard import Sampler, sampler
+from taskqueue_server.dashboard.local_metrics import Gauges
+from taskqueue_server.dashboard.snapshot import HISTORY, History, Look, Sample
+from taskqueue_server.problems import ProblemError
 from tests.dashboard.support import PAGE
 from tests.server.support import Running, eventually, http, running
 

@@ -11,11 +11,11 @@ import pytest
 
 from taskqueue_core.config import Settings
 from taskqueue_core.hooks import Identity
-from taskqueue_core.server.dashboard import Sampler, pages, sampler, stream
-from taskqueue_core.server.dashboard.samples import LISTED, History
-from taskqueue_core.server.dashboard.tasks import _pretty
-from taskqueue_core.server.dashboard.views import View
 from taskqueue_core.tasks import Ledger
+from taskqueue_server.dashboard import Sampler, pages, sampler, stream
+from taskqueue_server.dashboard.snapshot import LISTED, History
+from taskqueue_server.dashboard.tasks import _pretty
+from taskqueue_server.dashboard.views import View
 from tests.dashboard.support import ADMIN, PAGE, Gate, raw_ledger
 from tests.dashboard.test_forms import bury
 from tests.dashboard.test_live import _sample

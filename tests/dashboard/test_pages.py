@@ -11,10 +11,10 @@ import httpx2
 import pytest
 
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.server import dashboard
-from taskqueue_core.server.dashboard.pages import local_path
-from taskqueue_core.server.dashboard.statics import FILES
 from taskqueue_core.tasks import Task
+from taskqueue_server import dashboard
+from taskqueue_server.dashboard.pages import local_path
+from taskqueue_server.dashboard.static_files import FILES
 from tests.server.support import Running
 
 BUDGET = 200_000

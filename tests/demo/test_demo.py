@@ -34,7 +34,7 @@ def demo(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     scratch = folder.parent / "scratch"
     scratch.mkdir(exist_ok=True)
     with subprocess.Popen(
-        [sys.executable, "-m", "taskqueue_core.cli", "demo", str(folder), *words],
+        [sys.executable, "-m", "taskqueue_cli", "demo", str(folder), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from taskqueue_core.demo.check import compare
-from taskqueue_core.demo.measure import measure
-from taskqueue_core.demo.plan import make_plan
+from taskqueue_cli.demo.check import compare
+from taskqueue_cli.demo.measure import measure
+from taskqueue_cli.demo.plan import make_plan
 from taskqueue_core.errors import InvalidInput
 
 

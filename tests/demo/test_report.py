@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from taskqueue_core.demo import DemoOptions, Report, view_for
-from taskqueue_core.demo.check import Comparison
-from taskqueue_core.demo.plan import Plan, make_plan
-from taskqueue_core.demo.report import Killed
+from taskqueue_cli.demo import DemoOptions, Report, view_for
+from taskqueue_cli.demo.check import Comparison
+from taskqueue_cli.demo.plan import Plan, make_plan
+from taskqueue_cli.demo.report import Killed
 from taskqueue_core.tasks import DeadLetter, Ledger, QueueStats, Task
 
 

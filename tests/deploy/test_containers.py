@@ -83,9 +83,9 @@ class TestImage:
         allowed = [str(ROOT / "src"), *(str(one) for one in modules(names, tmp_path))]
         program = (
             "import sys\n"
-            "from taskqueue_core.cli import main\n"
-            "import taskqueue_redis, taskqueue_core.server.running.processes, taskqueue_core.worker\n"
-            "from taskqueue_core.server import create_app\n"
+            "from taskqueue_cli import main\n"
+            "import taskqueue_redis, taskqueue_server.process.supervisor, taskqueue_worker\n"
+            "from taskqueue_server import create_app\n"
             "for words in (['serve', '--help'], ['worker', '--help'], ['--version']):\n"
             "    assert main(words) == 0\n"
         )

@@ -12,8 +12,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from taskqueue_core.config import Settings
-from taskqueue_core.server import create_app
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import create_app
 from tests.server.support import settings
 
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.config import Settings
-from taskqueue_core.server.running.reload import LIVE
+from taskqueue_server.process.reload import LIVE
 
 FOLDER = Path(__file__).parents[2] / "deploy/systemd"
 UNIT = (FOLDER / "taskqueue.service").read_text("utf-8")

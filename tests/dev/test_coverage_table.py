@@ -104,7 +104,7 @@ def test_classes_and_their_tests_are_read(root: Path) -> None:
         '    def helper(self):\n        """A3."""\n'
     )
     found = coverage_table.find_tests(root, {"A"})
-    path = "src/taskqueue_core/conformance/publish.py::Publish"
+    path = "src/taskqueue_conformance/suites/publish.py::Publish"
     assert found == {"A17": ["tests/test_x.py::test_it"], "A1": [path], "A2": [f"{path}::test_x"]}
 
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 import httpx2
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.server.hub import Hub
 from taskqueue_dispatch.api import part
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
+from taskqueue_server.context.server import Hub
 from tests.dispatch.patience import PATIENCE
 from tests.dispatch.support import settings, until
 from tests.server.support import http, problem, running

@@ -7,10 +7,17 @@ from typing import Any, cast
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import SlotPool, slots_of
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.finding import Finder, FoundLeased, FoundNone, FoundQueued, Permit, Waiters
-from taskqueue_dispatch.keeping import Keeper
+from taskqueue_dispatch.lease_renewal import Keeper
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.slot_finder import (
+    Finder,
+    FoundLeased,
+    FoundNone,
+    FoundQueued,
+    Permit,
+    Waiters,
+)
 from taskqueue_dispatch.submit import Reason
 from tests.dispatch.desk import URL, Failing, Servers, free, registry_of, settings, well
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx2
 
-from taskqueue_dispatch.calling.client import Caller
-from taskqueue_dispatch.gpu.component import GpuServer
-from taskqueue_dispatch.gpu.jobs import Handler, Job, JobFailed, JobRefused
+from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.gpu_server.component import GpuServer
+from taskqueue_dispatch.gpu_server.jobs import Handler, Job, JobFailed, JobRefused
 from tests.dispatch.gpu_support import SYNC, calling, lease_of, served, task_of
 from tests.dispatch.patience import PATIENCE
 

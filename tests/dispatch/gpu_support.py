@@ -16,8 +16,8 @@ import uvicorn
 
 from taskqueue_core.capabilities import Endpoint, Permit, SlotLease
 from taskqueue_core.tasks import Task
-from taskqueue_dispatch.calling.client import Caller
 from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
 __all__ = [

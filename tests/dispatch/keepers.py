@@ -10,7 +10,7 @@ from typing import Any, cast
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import slots_of
 from taskqueue_core.clock import ManualClock
-from taskqueue_dispatch.keeping import Held, Keeper
+from taskqueue_dispatch.lease_renewal import Held, Keeper
 from taskqueue_dispatch.registry import Registry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Failing, Servers, settings, well

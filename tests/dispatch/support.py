@@ -11,8 +11,8 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import PoolView, control_of, slots_of
 from taskqueue_core.tasks import Ledger, encode_json
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.gpu.jobs import Job
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.jobs import Submission
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of

@@ -8,10 +8,10 @@ from typing import Any
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.server.api.waiting import MAX_WAIT
-from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
+from taskqueue_server.context.waiters import MAX_WAIT
 from tests.dispatch.api import Api, problem, serving
 from tests.dispatch.patience import PATIENCE
 from tests.dispatch.support import Gate, ledger_of, until

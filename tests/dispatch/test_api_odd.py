@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.limits import LIMITS
-from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.names import queue_of
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.api import problem, serving

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from tests.dispatch.patience import eventually
 from tests.redis.servers import RedisServer
 from tests.redis.serving import serving

@@ -13,7 +13,7 @@ import httpx2
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import SlotLease
 from taskqueue_core.limits import LIMITS
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from tests.dispatch.api import Api, problem, serving
 from tests.dispatch.support import ASKED, Gate, until

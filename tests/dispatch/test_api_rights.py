@@ -13,18 +13,18 @@ import pytest
 from starlette.routing import Route
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.server.access import door
-from taskqueue_core.server.api.operations import Operation, Scope
-from taskqueue_core.server.api.table import OPERATIONS as CORE
-from taskqueue_core.server.app import create_app
-from taskqueue_core.server.dashboard.app import OPERATIONS as PAGES
-from taskqueue_core.server.metrics.operation import OPERATIONS as METRICS
-from taskqueue_core.server.prefect import OPERATIONS as PREFECT
 from taskqueue_dispatch.api import part
-from taskqueue_dispatch.api.part import OPERATIONS
-from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.api.extension import OPERATIONS
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.names import JOBS, queue_of
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.api.table import OPERATIONS as CORE
+from taskqueue_server.app import create_app
+from taskqueue_server.auth import access as door
+from taskqueue_server.dashboard.app import OPERATIONS as PAGES
+from taskqueue_server.metrics.operation import OPERATIONS as METRICS
+from taskqueue_server.prefect import OPERATIONS as PREFECT
+from taskqueue_server.routing.operations import Operation, Scope
 from tests.dispatch.api import problem, serving
 from tests.dispatch.support import settings, until
 from tests.server.access import ADMIN, ALL, A, B, bearer, entry, write

@@ -18,14 +18,14 @@ from hypothesis import settings as tried
 from schemathesis.checks import load_all_checks, not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from taskqueue_core.server import Server
-from taskqueue_core.server.api.openapi import document
-from taskqueue_core.server.api.table import OPERATIONS as CORE
-from taskqueue_core.server.api.waiting import Waiters
-from taskqueue_core.server.hub import VERSION
 from taskqueue_dispatch.api import part
-from taskqueue_dispatch.api.part import OPERATIONS, TAGS
+from taskqueue_dispatch.api.extension import OPERATIONS, TAGS
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import Server
+from taskqueue_server.api.table import OPERATIONS as CORE
+from taskqueue_server.context.server import VERSION
+from taskqueue_server.context.waiters import Waiters
+from taskqueue_server.routing.openapi import document
 from tests.dispatch.support import settings
 from tests.server.in_thread import in_thread
 from tests.server.support import settings as server_settings

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from taskqueue_dispatch.calling import breaker as module
-from taskqueue_dispatch.calling.breaker import LONGEST, Breaker
 from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.endpoint_client import breaker as module
+from taskqueue_dispatch.endpoint_client.breaker import LONGEST, Breaker
 
 FLUX = ("flux", "one")
 

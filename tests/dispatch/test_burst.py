@@ -11,7 +11,7 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_dispatch.client import submit_until_confirmed
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from tests.dispatch.api import Api, serving
 from tests.dispatch.fronts import Flaky, Reply, reply

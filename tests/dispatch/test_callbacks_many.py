@@ -10,8 +10,8 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Order, control_of
+from taskqueue_core.consumer.settlement import settle
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.settlement import settle
 from taskqueue_dispatch.callbacks import Sender
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_memory import MemoryBackend
@@ -52,7 +52,7 @@ class TestMany:
 
     async def test_hosts_in_turn(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         """A host that hangs has four calls at a time and no more, and others do not wait for it (C7, Security 22)."""
-        monkeypatch.setattr("taskqueue_dispatch.callbacks.sending._GRACE", 0.05)
+        monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE", 0.05)
         async with receiving(hang) as slow, receiving() as swift:
             names = fixed(slow="127.0.0.1", swift="127.0.0.1")
             stuck = [job_for(slow, f"s{n}", host="slow.example") for n in range(30)]
@@ -109,7 +109,7 @@ class TestStopping:
 
     async def test_not_for_ever(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         """What hangs is handed back, not as lost, and the next sender sends it with the same id (R15)."""
-        monkeypatch.setattr("taskqueue_dispatch.callbacks.sending._GRACE", 0.05)
+        monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE", 0.05)
         async with receiving(hang, OK) as receiver:
             job = job_for(receiver)
             async with sending(backend, settings(receiver)):
@@ -189,7 +189,7 @@ async def test_a_settlement_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
             raise InvalidInput("result", "another", "none")
         return await settle(*arguments)
 
-    monkeypatch.setattr("taskqueue_dispatch.callbacks.sending.settle", settles)
+    monkeypatch.setattr("taskqueue_dispatch.callbacks.sender.settle", settles)
     async with receiving() as receiver:
         job, other = job_for(receiver), job_for(receiver, "two")
         async with sending(backend, settings(receiver)) as sender:

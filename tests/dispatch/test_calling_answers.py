@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskqueue_dispatch.calling.answers import (
+from taskqueue_dispatch.endpoint_client.answers import (
     Accepted,
     Answer,
     Busy,
@@ -18,7 +18,7 @@ from taskqueue_dispatch.calling.answers import (
     Running,
     Unreachable,
 )
-from taskqueue_dispatch.calling.reading import DONE, FAILED, LONGEST_REST
+from taskqueue_dispatch.endpoint_client.reading import DONE, FAILED, LONGEST_REST
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from tests.dispatch.gpu_support import (
     ASYNC,

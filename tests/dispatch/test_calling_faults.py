@@ -10,8 +10,9 @@ import tracemalloc
 import pytest
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_dispatch.calling import client, exchanging
-from taskqueue_dispatch.calling.answers import Answer, Done, Failed, Unreachable
+from taskqueue_dispatch.endpoint_client import client
+from taskqueue_dispatch.endpoint_client import exchange as exchanging
+from taskqueue_dispatch.endpoint_client.answers import Answer, Done, Failed, Unreachable
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from tests.dispatch.gpu_support import (
     ASYNC,

@@ -8,9 +8,9 @@ import socket
 
 import pytest
 
-from taskqueue_dispatch.calling import transports
-from taskqueue_dispatch.calling.answers import Answer, Done
-from taskqueue_dispatch.calling.client import Caller
+from taskqueue_dispatch.endpoint_client import transports
+from taskqueue_dispatch.endpoint_client.answers import Answer, Done
+from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.models import ModelConfig
 from tests.dispatch.gpu_support import (
     SYNC,

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from taskqueue_core.capabilities import slots_of
-from taskqueue_dispatch.calling.answers import Done, Unreachable
-from taskqueue_dispatch.calling.client import Caller
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.egress import NameUnknown, NotReached, Recently
-from taskqueue_dispatch.keeping import Keeper
+from taskqueue_dispatch.endpoint_client.answers import Done, Unreachable
+from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.lease_renewal import Keeper
+from taskqueue_dispatch.outbound_http import NameUnknown, NotReached, Recently
 from taskqueue_dispatch.registry import Registry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.gpu_support import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.tasks import Task
-from taskqueue_dispatch.calling.answers import Accepted, Done, Unreachable
+from taskqueue_dispatch.endpoint_client.answers import Accepted, Done, Unreachable
 from taskqueue_dispatch.models import ModelConfig
 from tests.dispatch.gpu_support import (
     ASYNC,

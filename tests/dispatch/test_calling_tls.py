@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_dispatch.calling import exchanging
-from taskqueue_dispatch.calling.answers import Done, Unreachable
-from taskqueue_dispatch.calling.client import Caller
 from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.endpoint_client import exchange as exchanging
+from taskqueue_dispatch.endpoint_client.answers import Done, Unreachable
+from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.gpu_support import (

@@ -9,7 +9,7 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Seen, slots_of
-from taskqueue_dispatch.keeping import Keeper
+from taskqueue_dispatch.lease_renewal import Keeper
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Servers, registry_of, settings
 from tests.dispatch.keepers import LEASE, Desk, is_healthy, running

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from taskqueue_core.cli import main
-from taskqueue_core.cli.output import console
+from taskqueue_cli import main
+from taskqueue_cli.output import console
 from taskqueue_dispatch.models import ModelConfig
 from tests.cli.conftest import Done
 from tests.cli.processes import process
@@ -40,7 +40,15 @@ def server() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[str]:
     """The endpoint of a simulated server."""
-    words = [sys.executable, "-m", "taskqueue_dispatch.gpu", "--slots", "2", "--latency", "0.05"]
+    words = [
+        sys.executable,
+        "-m",
+        "taskqueue_dispatch.gpu_server",
+        "--slots",
+        "2",
+        "--latency",
+        "0.05",
+    ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout is not None
@@ -116,7 +124,7 @@ def test_watching(cli: Cli, gpu: str, server: str) -> None:
     registered(cli, "watched", gpu)
     words = ("dispatch", "endpoints", "watched", "--watch", "--url", server)
     with subprocess.Popen(
-        [sys.executable, "-u", "-m", "taskqueue_core.cli", *words],
+        [sys.executable, "-u", "-m", "taskqueue_cli", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -158,7 +166,7 @@ def test_a_job_that_fails(cli: Cli, gpu: str) -> None:
     """The end of a failed job, and one that does not come in time, are errors that name it (C16, C26)."""
     assert cli("config", "ill", "--set", "max_retries=0").code == 0
     with subprocess.Popen(
-        [sys.executable, "-m", "taskqueue_dispatch.gpu", "--mode", "fail"],
+        [sys.executable, "-m", "taskqueue_dispatch.gpu_server", "--mode", "fail"],
         stdout=subprocess.PIPE,
         text=True,
     ) as running:
@@ -235,7 +243,7 @@ def test_wrong_usage(cli: Cli, tmp_path: Path) -> None:
 def test_a_demo_without_its_extra() -> None:
     """What is not installed is said, with the way to have it."""
     program = "import sys; sys.modules['standardwebhooks'] = None\n"
-    program += "from taskqueue_core.cli import main; sys.exit(main(['dispatch', 'demo']))"
+    program += "from taskqueue_cli import main; sys.exit(main(['dispatch', 'demo']))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
     )

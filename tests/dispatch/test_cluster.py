@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.status import JobState

@@ -19,16 +19,16 @@ from rich.console import Console
 from rich.text import Text
 
 from taskqueue_core.capabilities import Endpoint
-from taskqueue_core.server import Server
-from taskqueue_core.server.parts import Part
 from taskqueue_core.tasks import Ledger
 from taskqueue_dispatch.demo.board import Board, Line, Rack
 from taskqueue_dispatch.demo.options import DemoOptions
 from taskqueue_dispatch.demo.plan import make_plan
 from taskqueue_dispatch.demo.report import Callbacks, Crash, Lie, OfModel, Report
-from taskqueue_dispatch.demo.site import _serving
+from taskqueue_dispatch.demo.server import _serving
 from taskqueue_dispatch.demo.view import LiveView
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import Server
+from taskqueue_server.routing.extensions import Part
 from tests.redis.backends import opened
 from tests.redis.servers import RedisServer
 from tests.server.support import settings
@@ -44,7 +44,7 @@ def demo(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.Pop
     """A run in a session of its own, with its temporary files in a folder."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("TASKQUEUE_")}
     with subprocess.Popen(
-        [sys.executable, "-m", "taskqueue_core.cli", "dispatch", "demo", *words],
+        [sys.executable, "-m", "taskqueue_cli", "dispatch", "demo", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

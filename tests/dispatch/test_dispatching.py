@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from taskqueue_core.backend import Backend
-from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from tests.dispatch.support import (
     ASKED,

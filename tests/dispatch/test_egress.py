@@ -13,10 +13,17 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.callbacks import callback_task
-from taskqueue_dispatch.egress import NameUnknown, NotReached, Policy, Recently, check_url, look_up
-from taskqueue_dispatch.egress.addresses import may_be_reached
-from taskqueue_dispatch.egress.urls import read_url
 from taskqueue_dispatch.names import CALLBACKS
+from taskqueue_dispatch.outbound_http import (
+    NameUnknown,
+    NotReached,
+    Policy,
+    Recently,
+    check_url,
+    look_up,
+)
+from taskqueue_dispatch.outbound_http.addresses import may_be_reached
+from taskqueue_dispatch.outbound_http.urls import read_url
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.patience import PATIENCE, eventually
 from tests.dispatch.receivers import connections, receiving_at, sending, settings
@@ -215,7 +222,7 @@ class TestNames:
 
     async def test_no_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A resolver that hangs is given up (OPEN-C7)."""
-        monkeypatch.setattr("taskqueue_dispatch.egress.checking._SECONDS", 0.01)
+        monkeypatch.setattr("taskqueue_dispatch.outbound_http.url_policy._SECONDS", 0.01)
 
         async def hangs(_host: str, _port: int) -> tuple[str, ...]:
             await asyncio.Event().wait()
@@ -279,7 +286,7 @@ class TestRecently:
 
     async def test_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Names are remembered up to a number; one more waits for none of those that hang (fault I3)."""
-        monkeypatch.setattr("taskqueue_dispatch.egress.looking_up._MANY", 3)
+        monkeypatch.setattr("taskqueue_dispatch.outbound_http.dns._MANY", 3)
         now, hangs = [0.0], asyncio.Event()
 
         async def resolve(_host: str, _port: int) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import pytest
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_dispatch.callbacks.policy import policy_of
-from taskqueue_dispatch.egress import (
+from taskqueue_dispatch.outbound_http import (
     Checked,
     NotReached,
     Policy,
@@ -240,7 +240,7 @@ class TestRude:
         self, script: Script, length: int | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A status that came whole counts; the body is not waited for, and never unpacked (fault I1)."""
-        monkeypatch.setattr("taskqueue_dispatch.egress.posting._BODY_SECONDS", 0.2)
+        monkeypatch.setattr("taskqueue_dispatch.outbound_http.post._BODY_SECONDS", 0.2)
         async with receiving(script) as receiver:
             reply = await send(receiver, within=2 * PATIENCE)
         assert reply.status == 200

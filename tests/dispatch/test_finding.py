@@ -12,9 +12,9 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Permit as Kind
 from taskqueue_core.capabilities import SlotLease, slots_of
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, LeaseLost
-from taskqueue_dispatch import finding
-from taskqueue_dispatch.finding import FoundNone, FoundQueued
+from taskqueue_dispatch import slot_finder as finding
 from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.slot_finder import FoundNone, FoundQueued
 from taskqueue_dispatch.submit import Reason
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, free, registry_of, well

@@ -9,8 +9,15 @@ from functools import partial
 import pytest
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_dispatch.calling.answers import Accepted, Busy, Done, Failed, Missing, Running
-from taskqueue_dispatch.gpu.jobs import Job
+from taskqueue_dispatch.endpoint_client.answers import (
+    Accepted,
+    Busy,
+    Done,
+    Failed,
+    Missing,
+    Running,
+)
+from taskqueue_dispatch.gpu_server.jobs import Job
 from tests.dispatch.gpu_model import serving
 from tests.dispatch.gpu_support import (
     ASYNC,

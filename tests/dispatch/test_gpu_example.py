@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx2
 
-from taskqueue_dispatch.calling.answers import Done, Failed
+from taskqueue_dispatch.endpoint_client.answers import Done, Failed
 from tests.dispatch.gpu_support import SYNC, calling, endpoint_of, lease_of, task_of
 from tests.dispatch.patience import until
 

@@ -7,12 +7,12 @@ import asyncio
 import msgspec
 import pytest
 
-from taskqueue_dispatch.calling.answers import Accepted, Done
-from taskqueue_dispatch.gpu import pushing
-from taskqueue_dispatch.gpu.component import GpuServer
-from taskqueue_dispatch.gpu.jobs import Job, JobFailed
-from taskqueue_dispatch.gpu.pushing import Pusher
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.endpoint_client.answers import Accepted, Done
+from taskqueue_dispatch.gpu_server import push as pushing
+from taskqueue_dispatch.gpu_server.component import GpuServer
+from taskqueue_dispatch.gpu_server.jobs import Job, JobFailed
+from taskqueue_dispatch.gpu_server.push import Pusher
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from tests.dispatch.gpu_support import (
     ASYNC,
     SYNC,

@@ -11,10 +11,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_dispatch.calling.answers import Done, Failed, Missing
-from taskqueue_dispatch.gpu import component, jobs
-from taskqueue_dispatch.gpu.component import GpuServer
-from taskqueue_dispatch.gpu.jobs import Job
+from taskqueue_dispatch.endpoint_client.answers import Done, Failed, Missing
+from taskqueue_dispatch.gpu_server import component, jobs
+from taskqueue_dispatch.gpu_server.component import GpuServer
+from taskqueue_dispatch.gpu_server.jobs import Job
 from tests.dispatch.gpu_model import Model, serving
 from tests.dispatch.gpu_support import (
     SYNC,

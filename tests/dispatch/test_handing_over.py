@@ -9,9 +9,9 @@ from collections import defaultdict
 import pytest
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.consuming import housekeeping
-from taskqueue_dispatch.gpu.jobs import Job
-from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_core.consumer import maintenance as housekeeping
+from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.status import JobState
 from tests.dispatch.support import ASKED, Gate, dispatching, ended, ledger_of, send, serve, until

@@ -10,7 +10,7 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Left, Permit, Seen, SlotLease, slots_of
-from taskqueue_dispatch.keeping import Keeper
+from taskqueue_dispatch.lease_renewal import Keeper
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Failing, Servers, registry_of, settings, well
 from tests.dispatch.keepers import HOUR, LEASE, Desk, is_healthy, running

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.names import CALLBACKS
 from tests.dispatch import calling_back, receivers

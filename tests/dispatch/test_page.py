@@ -13,16 +13,16 @@ from playwright.async_api import Browser, Locator, Page, expect
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.hooks import Identity
-from taskqueue_core.server.access import door
-from taskqueue_core.server.dashboard import sampler
-from taskqueue_core.server.dashboard.pages import path
 from taskqueue_dispatch.api import part
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.dashboard import PAGES
+from taskqueue_dispatch.dashboard import snapshot as page_moments
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.names import queue_of
-from taskqueue_dispatch.page import PAGES
-from taskqueue_dispatch.page import moments as page_moments
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.auth import access as door
+from taskqueue_server.dashboard import sampler
+from taskqueue_server.dashboard.pages import path
 from tests.dashboard.support import PAGE, Gate, browsing, looking, post
 from tests.dispatch.support import send, serve, settings, until
 from tests.server.support import Running, http, running

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskqueue_dispatch.calling.answers import Accepted, Done, Failed
-from taskqueue_dispatch.calling.reading import DONE, FAILED
-from taskqueue_dispatch.pushed import accepted_note, answer_of
+from taskqueue_dispatch.endpoint_client.answers import Accepted, Done, Failed
+from taskqueue_dispatch.endpoint_client.reading import DONE, FAILED
+from taskqueue_dispatch.slot_notes import accepted_note, answer_of
 
 
 def note(**fields: Any) -> bytes:

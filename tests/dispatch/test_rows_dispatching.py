@@ -13,8 +13,8 @@ import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, Order, Seen, slots_of
 from taskqueue_core.tasks import Task, encode_json
-from taskqueue_dispatch.gpu.jobs import Job
-from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.jobs import Submission
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.service import Dispatcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from tests.dispatch.killed import process
 from tests.dispatch.killed_program import Told

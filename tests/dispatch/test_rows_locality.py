@@ -9,10 +9,10 @@ from msgspec import structs
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, Seen, SlotLease, SlotPool, slots_of
-from taskqueue_dispatch.gpu.jobs import Job
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
-from taskqueue_dispatch.sharing import Turns
+from taskqueue_dispatch.shared_capacity import Turns
 from tests.dispatch.desk import URL, registry_of, settings
 from tests.dispatch.support import Gate, dispatching, ended, send, until
 

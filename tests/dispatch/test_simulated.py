@@ -11,7 +11,7 @@ from functools import partial
 import httpx2
 import pytest
 
-from taskqueue_dispatch.calling.answers import (
+from taskqueue_dispatch.endpoint_client.answers import (
     Accepted,
     Answer,
     Busy,
@@ -21,9 +21,9 @@ from taskqueue_dispatch.calling.answers import (
     Running,
     Unreachable,
 )
-from taskqueue_dispatch.calling.client import Caller
-from taskqueue_dispatch.gpu.__main__ import main
-from taskqueue_dispatch.gpu.simulated import CONTROL, Mode, SimulatedGpu
+from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.gpu_server.__main__ import main
+from taskqueue_dispatch.gpu_server.simulator import CONTROL, Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from tests.dispatch.gpu_support import ASYNC, SYNC, calling, endpoint_of, lease_of, task_of
 from tests.dispatch.patience import PATIENCE, until
@@ -206,12 +206,12 @@ async def test_latencies_repeat() -> None:
 
 
 class TestProcess:
-    """``python -m taskqueue_dispatch.gpu``."""
+    """``python -m taskqueue_dispatch.gpu_server``."""
 
     async def test_it_runs(self, caller: Caller) -> None:
         """A process of its own tells where it is, does jobs, and ends when it is told to (fault H4)."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "taskqueue_dispatch.gpu", "--latency", "0.001", "0.002"),
+            *(sys.executable, "-m", "taskqueue_dispatch.gpu_server", "--latency", "0.001", "0.002"),
             *("--name", "b", "--slots", "2"),
             stdout=asyncio.subprocess.PIPE,
         )

@@ -10,7 +10,7 @@ import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import SlotLease
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
 from tests.dispatch.support import dispatching, ended, ledger_of, send, serve, until
 

@@ -16,7 +16,7 @@ from taskqueue_core.errors import (
     PublishUnconfirmed,
     QueueFull,
 )
-from taskqueue_core.operating import change_settings, pause_queue
+from taskqueue_core.queue_settings import change_settings, pause_queue
 from taskqueue_core.tasks import Settled
 from taskqueue_dispatch.jobs import Submission
 from taskqueue_dispatch.models import ModelConfig

@@ -10,9 +10,10 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, control_of
-from taskqueue_core.consuming import housekeeping
-from taskqueue_dispatch.callbacks import callback_id, sending
-from taskqueue_dispatch.gpu.simulated import Mode, SimulatedGpu
+from taskqueue_core.consumer import maintenance as housekeeping
+from taskqueue_dispatch.callbacks import callback_id
+from taskqueue_dispatch.callbacks import sender as sending
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.status import JobState

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from taskqueue_core.backend import Backend
-from taskqueue_dispatch.finding import FoundLeased, FoundQueued, Permit
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
+from taskqueue_dispatch.slot_finder import FoundLeased, FoundQueued, Permit
 from tests.dispatch.patience import PATIENCE
 from tests.dispatch.support import dispatching, ended, send, serve, until
 

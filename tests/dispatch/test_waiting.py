@@ -10,8 +10,8 @@ import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Order, Seen
 from taskqueue_core.errors import InvalidInput
-from taskqueue_dispatch.finding import FoundQueued
 from taskqueue_dispatch.models import ModelConfig, WhenDown
+from taskqueue_dispatch.slot_finder import FoundQueued
 from taskqueue_dispatch.submit import Reason
 from tests.dispatch.desk import free
 from tests.dispatch.finders import awaited, desk_of, is_free, reason

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from taskqueue_core.backend import Backend
-from taskqueue_dispatch import runner, running
-from taskqueue_dispatch.callbacks import sending
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch import job_attempt as running
+from taskqueue_dispatch import model_runner as runner
+from taskqueue_dispatch.callbacks import sender as sending
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.service import Dispatcher
 from tests.dispatch.patience import PATIENCE
@@ -167,7 +168,7 @@ async def test_many_that_cannot_be_settled(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs whose end can't be told for now are bounded: no more are taken until there is room (OPEN-C5, C13)."""
-    monkeypatch.setattr("taskqueue_dispatch.runner._UNSETTLED", 3)
+    monkeypatch.setattr("taskqueue_dispatch.model_runner._UNSETTLED", 3)
     stuck = asyncio.Event()
     async with (
         SimulatedGpu(name="a", slots=2, latency=0.001) as gpu,

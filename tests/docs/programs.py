@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from taskqueue_redis.watchdog import Watchdog
+from taskqueue_redis.embedded.watchdog import Watchdog
 
 __all__ = ["PATIENCE", "background", "blocks", "python", "run"]
 

@@ -54,7 +54,7 @@ class Place:
         """Return a command of the page, for this environment."""
         first, *rest = shlex.split(self.here(command))
         if first == "taskqueue":
-            return [sys.executable, "-m", "taskqueue_core.cli", *rest]
+            return [sys.executable, "-m", "taskqueue_cli", *rest]
         return [sys.executable if first == "python" else first, *rest]
 
     def start(self, words: list[str], **more: Any) -> AbstractContextManager[subprocess.Popen[str]]:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from taskqueue_cli import main
 from taskqueue_core.capabilities import Order, QueueSettings
-from taskqueue_core.cli import main
 from taskqueue_core.config import Settings
-from taskqueue_core.flow import RateLimit
-from taskqueue_core.server import Server
-from taskqueue_core.server.api.problems import refusal_status
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Refusal
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import Server
+from taskqueue_server.problems import refusal_status
 from tests.binaries import curl
 from tests.docs.programs import blocks, python, run
 from tests.server.in_thread import in_thread

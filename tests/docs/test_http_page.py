@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.config import Settings
-from taskqueue_core.server import Server
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import Server
 from tests.binaries import curl
 from tests.docs.programs import blocks, run
 from tests.server.in_thread import in_thread

@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from taskqueue_core.cli import main
-from taskqueue_core.server.running.reload import LIVE
+from taskqueue_cli import main
+from taskqueue_server.process.reload import LIVE
 from tests.redis.serving import serving
 
 PAGE = (Path(__file__).parents[2] / "docs/operating.md").read_text("utf-8")

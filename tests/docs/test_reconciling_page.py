@@ -13,8 +13,8 @@ import pytest
 
 from taskqueue_core import Reconciled
 from taskqueue_core.config import Settings
-from taskqueue_core.server import Server
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import Server
 from tests.docs.programs import blocks, python
 from tests.server.in_thread import in_thread
 

@@ -16,10 +16,10 @@ import pytest
 from pydantic import SecretStr
 
 from taskqueue_core.capabilities import Durability, Order
-from taskqueue_core.flow import IntervalUnit, RateLimit
+from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
-from taskqueue_redis.scripts import source
+from taskqueue_redis.scripts.runner import source
 from tests.binaries import curl
 from tests.docs.programs import PATIENCE, background
 from tests.ports import free_port

@@ -102,7 +102,7 @@ def test_it_runs_the_main_job(installed: Environment, tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"line {number}\n" * (number + 1))
     printed = installed.python(
-        "-m", "taskqueue_core.cli", "demo", str(tmp_path), "--backend", "taskqueue_sqlite", "--json"
+        "-m", "taskqueue_cli", "demo", str(tmp_path), "--backend", "taskqueue_sqlite", "--json"
     )
     summary = json.loads(printed)
     assert summary["ok"], summary["checks"]

@@ -19,7 +19,7 @@ import msgspec
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
-from taskqueue_core.succession import (
+from taskqueue_core.migration import (
     MigratingBackend,
     MigrationMode,
     finish,

@@ -9,7 +9,7 @@ from typing import Any
 
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.succession import (
+from taskqueue_core.migration import (
     MigratingBackend,
     MigrationMode,
 )

@@ -8,14 +8,14 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import LeaseLost
-from taskqueue_core.succession import (
+from taskqueue_core.migration import (
     Phase,
     finish,
     rollback,
     start,
     status,
 )
-from taskqueue_core.succession.phases import MigrationUnfinished
+from taskqueue_core.migration.steps import MigrationUnfinished
 from taskqueue_core.tasks import Published, Refusal, Settled, Task
 from tests.flow.pairs import ACCEPTED, DUPLICATE, KEY, REFUSED, pair, take
 

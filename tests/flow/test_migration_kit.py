@@ -2,18 +2,18 @@
 
 import pytest
 
+from taskqueue_conformance import BackendSuite, Bench
+from taskqueue_conformance.suites.control import ControlSuite
+from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
+from taskqueue_conformance.suites.deliver import DeliverSuite
+from taskqueue_conformance.suites.handover import HandoverSuite
+from taskqueue_conformance.suites.publish import PublishSuite
+from taskqueue_conformance.suites.retry import RetrySuite
+from taskqueue_conformance.suites.settle import SettleSuite
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite, Bench
-from taskqueue_core.conformance.control import ControlSuite
-from taskqueue_core.conformance.dead_letters import DeadLettersSuite
-from taskqueue_core.conformance.deliver import DeliverSuite
-from taskqueue_core.conformance.handover import HandoverSuite
-from taskqueue_core.conformance.publish import PublishSuite
-from taskqueue_core.conformance.retry import RetrySuite
-from taskqueue_core.conformance.settle import SettleSuite
-from taskqueue_core.flow import RateLimit
-from taskqueue_core.succession import MigratingBackend, MigrationMode, rollback, start
+from taskqueue_core.migration import MigratingBackend, MigrationMode, rollback, start
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_memory import MemoryBackend
 
 pytestmark = pytest.mark.fast_clock

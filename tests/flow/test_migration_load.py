@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskqueue_core.succession import MigrationMode
+from taskqueue_core.migration import MigrationMode
 from tests.flow.migrating import MemoryHome, migration
 
 

@@ -10,9 +10,7 @@ from taskqueue_core.backend import Capabilities
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, InvalidInput
-from taskqueue_core.flow import RateLimit
-from taskqueue_core.recordstore import RecordBackend
-from taskqueue_core.succession import (
+from taskqueue_core.migration import (
     MigratingBackend,
     MigrationMode,
     Phase,
@@ -21,6 +19,8 @@ from taskqueue_core.succession import (
     start,
     status,
 )
+from taskqueue_core.rate_limit import RateLimit
+from taskqueue_core.recordstore import RecordBackend
 from taskqueue_core.tasks import Settled, Task
 from taskqueue_memory import MemoryBackend
 from tests.core.dict_store import DictStore, Disk

@@ -2,28 +2,28 @@
 
 import pytest
 
+from taskqueue_conformance import BackendSuite
+from taskqueue_conformance.bench import KEY, OTHER
+from taskqueue_conformance.suites.close import ClosingSuite
+from taskqueue_conformance.suites.concurrency import ConcurrencySuite
+from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
+from taskqueue_conformance.suites.deliver import DeliverSuite
+from taskqueue_conformance.suites.expire import ExpireSuite
+from taskqueue_conformance.suites.flow import FlowSuite
+from taskqueue_conformance.suites.handover import HandoverSuite
+from taskqueue_conformance.suites.ledger import LedgerSuite
+from taskqueue_conformance.suites.publish import PublishSuite
+from taskqueue_conformance.suites.rate import RateSuite
+from taskqueue_conformance.suites.retry import RetrySuite
+from taskqueue_conformance.suites.revocation import RevocationSuite
+from taskqueue_conformance.suites.schedule import ScheduleSuite
+from taskqueue_conformance.suites.settle import SettleSuite
+from taskqueue_conformance.suites.tracking import TrackingSuite
+from taskqueue_conformance.suites.waiting import WaitingSuite
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite
-from taskqueue_core.conformance.bench import KEY, OTHER
-from taskqueue_core.conformance.closing import ClosingSuite
-from taskqueue_core.conformance.concurrency import ConcurrencySuite
-from taskqueue_core.conformance.dead_letters import DeadLettersSuite
-from taskqueue_core.conformance.deliver import DeliverSuite
-from taskqueue_core.conformance.expire import ExpireSuite
-from taskqueue_core.conformance.flow import FlowSuite
-from taskqueue_core.conformance.handover import HandoverSuite
-from taskqueue_core.conformance.ledger import LedgerSuite
-from taskqueue_core.conformance.publish import PublishSuite
-from taskqueue_core.conformance.rate import RateSuite
-from taskqueue_core.conformance.retry import RetrySuite
-from taskqueue_core.conformance.revocation import RevocationSuite
-from taskqueue_core.conformance.schedule import ScheduleSuite
-from taskqueue_core.conformance.settle import SettleSuite
-from taskqueue_core.conformance.tracking import TrackingSuite
-from taskqueue_core.conformance.waiting import WaitingSuite
-from taskqueue_core.succession import ShardedBackend
+from taskqueue_core.migration import ShardedBackend
 from taskqueue_memory import MemoryBackend
 
 pytestmark = pytest.mark.fast_clock

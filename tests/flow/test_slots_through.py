@@ -6,23 +6,23 @@ from collections.abc import Callable
 
 import pytest
 
+from taskqueue_conformance.slots.suite import SlotsSuite
 from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.capabilities import Endpoint, Seen, slots_of
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance.slots import SlotsSuite
 from taskqueue_core.errors import CapabilityMissing
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.recordstore import RecordBackend
-from taskqueue_core.remote import RemoteBackend
-from taskqueue_core.succession import (
+from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.migration import (
     MigratingBackend,
     ShardedBackend,
     finish,
     rollback,
     start,
 )
+from taskqueue_core.recordstore import RecordBackend
 from taskqueue_memory import MemoryBackend
+from taskqueue_remote import RemoteBackend
 from tests.core.dict_store import DictStore, Disk
 
 MODEL = "org/model-1"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Received, State, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_memory.records import QueueState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from taskqueue_core.tasks import State, Task
-from taskqueue_memory.agenda import ROOM, Agenda
+from taskqueue_memory.due_heap import ROOM, Agenda
 from taskqueue_memory.lanes import Lane
 from taskqueue_memory.records import QueueState, Record
 

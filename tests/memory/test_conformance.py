@@ -5,9 +5,9 @@
 
 import os
 
+from taskqueue_conformance import BackendSuite
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite
 from taskqueue_memory import MemoryBackend
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
 from tests.memory.test_wakeups import counted_looks, hop, stop, waiting

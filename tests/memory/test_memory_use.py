@@ -13,7 +13,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Ledger, Published, Settled, State, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_memory.agenda import ROOM, Agenda
+from taskqueue_memory.due_heap import ROOM, Agenda
 from taskqueue_memory.records import QueueState, Record
 
 LARGE = b'"' + b"x" * 50_000 + b'"'

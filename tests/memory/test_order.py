@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from taskqueue_core import authoring
+from taskqueue_core.authoring import helpers as authoring
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_memory.agenda import ROOM
+from taskqueue_memory.due_heap import ROOM
 from taskqueue_memory.records import QueueState
 from tests.memory.histories import FAIR, History, moves
 from tests.memory.test_wakeups import hop, ids, waiting

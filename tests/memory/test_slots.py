@@ -7,8 +7,8 @@ import asyncio
 from taskqueue_core.capabilities import Endpoint, Permit, Seen, SlotLease
 from taskqueue_core.clock import ManualClock
 from taskqueue_memory import MemoryBackend
-from taskqueue_memory.agenda import ROOM
-from taskqueue_memory.slots import MemorySlots
+from taskqueue_memory.due_heap import ROOM
+from taskqueue_memory.slots.pool import MemorySlots
 
 MODEL = "model-1"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
 from tests.memory.histories import FAIR

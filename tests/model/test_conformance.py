@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from tests.chaos.cases import SEEDS, passed, small
 from tests.chaos.nemesis import schedule
 from tests.model.replay import Mismatch, replay

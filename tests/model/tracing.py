@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hiredis import Reader
 
-from taskqueue_redis import scripts
+from taskqueue_redis.scripts import runner as scripts
 from tests.redis.servers import RedisServer
 
 __all__ = ["TRACED", "Call", "install", "traced", "traces"]

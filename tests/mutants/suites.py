@@ -53,29 +53,29 @@ SUITES = {
     "lua": Suite(("src/taskqueue_redis/lua/**/*.lua", "!src/taskqueue_redis/lua/**/slots*.lua"), _STORE),
     "slots": Suite(
         (
-            "src/taskqueue_redis/slots.py", "src/taskqueue_redis/slot_books.py",
+            "src/taskqueue_redis/slots/pool.py", "src/taskqueue_redis/slots/records.py",
             "src/taskqueue_redis/lua/**/slots*.lua",
         ),
         _STORE,
     ),
     "server": Suite(
         (
-            "src/taskqueue_core/server/**/*.py", "!src/taskqueue_core/server/prefect/*.py",
-            "!src/taskqueue_core/server/running/processes.py", "!src/taskqueue_core/server/running/programs.py",
-            "!src/taskqueue_core/server/running/child.py", "!src/taskqueue_core/server/running/reload.py",
+            "src/taskqueue_server/**/*.py", "!src/taskqueue_server/prefect/*.py",
+            "!src/taskqueue_server/process/supervisor.py", "!src/taskqueue_server/process/uvicorn_protocols.py",
+            "!src/taskqueue_server/process/child.py", "!src/taskqueue_server/process/reload.py",
         ),
         _SESSIONS,
     ),
-    "worker": Suite(("src/taskqueue_core/worker/*.py", "src/taskqueue_core/consuming/*.py"), _SESSIONS),
+    "worker": Suite(("src/taskqueue_worker/*.py", "src/taskqueue_core/consumer/*.py"), _SESSIONS),
     "dispatcher": Suite(
         (
             "src/taskqueue_dispatch/**/*.py", "!src/taskqueue_dispatch/demo/*.py",
-            "!src/taskqueue_dispatch/cli/demo.py", "!src/taskqueue_dispatch/gpu/__main__.py",
+            "!src/taskqueue_dispatch/cli/demo.py", "!src/taskqueue_dispatch/gpu_server/__main__.py",
         ),
         ("tests/dispatch",),
     ),
     "prefect": Suite(
-        ("src/taskqueue_prefect/*.py", "src/taskqueue_core/server/prefect/*.py"), ("tests/prefect",)
+        ("src/taskqueue_prefect/*.py", "src/taskqueue_server/prefect/*.py"), ("tests/prefect",)
     ),
     "pipeline": Suite(("src/taskqueue_spark/**/*.py",), ("tests/spark",)),
 }  # fmt: skip

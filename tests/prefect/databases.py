@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from taskqueue_redis.watchdog import Watchdog
+from taskqueue_redis.embedded.watchdog import Watchdog
 from tests.binaries import postgres
 from tests.binaries.folders import ROOT, made
 from tests.redis.reserved import reserve

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import httpx2
 
-from taskqueue_redis.watchdog import Watchdog
+from taskqueue_redis.embedded.watchdog import Watchdog
 from tests.prefect.environment import PROGRAMS, ROOT
 from tests.redis.reserved import reserve
 from tests.redis.servers import RedisServer, Startable, wait_until

@@ -12,8 +12,8 @@ import pytest
 
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_prefect import runs
-from taskqueue_prefect.handing_over import HandingOver
+from taskqueue_prefect import task_runs as runs
+from taskqueue_prefect.delivery import HandingOver
 from tests.prefect.support import KEY, task_run
 
 __all__ = ["STATE", "A", "B", "Odd", "Place", "place"]

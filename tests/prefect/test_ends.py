@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
-from taskqueue_core.server.prefect import handing_over
-from taskqueue_core.server.sockets.channel import Channel
 from taskqueue_core.tasks import Received, State
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.prefect import delivery as handing_over
+from taskqueue_server.worker_socket.websocket import Channel
 from tests.prefect.support import KEY, Taker, publish_runs, status, untouched, url_of
 from tests.server.access import entry, write
 from tests.server.flaky import Flaky, Plain

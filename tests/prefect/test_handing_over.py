@@ -12,9 +12,9 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.hooks import hookimpl
-from taskqueue_core.server.prefect import handing_over
-from taskqueue_core.server.sockets.pings import PingingProtocol
 from taskqueue_core.tasks import State, Task
+from taskqueue_server.prefect import delivery as handing_over
+from taskqueue_server.worker_socket.pings import PingingProtocol
 from tests.prefect.support import KEY, Taker, publish_runs, status, task_run, untouched, url_of
 from tests.server.support import Running, eventually, http, running
 from tests.server.test_metrics import scrape
@@ -330,7 +330,7 @@ class TestStrayAcks:
 
     async def test_other_servers_have_no_pings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Under another server program acks count all the same; only the one on its way is not told."""
-        monkeypatch.setattr("taskqueue_core.server.running.programs.SocketProtocol.pings", dict)
+        monkeypatch.setattr("taskqueue_server.process.uvicorn_protocols.SocketProtocol.pings", dict)
         async with running() as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             assert await worker.take(2) == ["a", "b"]

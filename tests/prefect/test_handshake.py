@@ -12,8 +12,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from taskqueue_core.server.prefect import guests, socket
-from taskqueue_core.server.prefect.frames import Subscribe
+from taskqueue_server.prefect import handshake as guests
+from taskqueue_server.prefect import socket
+from taskqueue_server.prefect.frames import Subscribe
 from tests.prefect.support import KEY, Taker, publish_runs, task_run, url_of
 from tests.server.access import entry, write
 from tests.server.support import Running, eventually, http, problem, running

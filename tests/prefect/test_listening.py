@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskqueue_core.tasks import State
-from taskqueue_prefect.handing_over import HandingOver
+from taskqueue_prefect.delivery import HandingOver
 from tests.prefect.sockets import A, Place, place
 from tests.redis.backends import until
 

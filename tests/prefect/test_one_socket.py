@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from starlette.exceptions import WebSocketException
 
-from taskqueue_core.protocol.task_run import MAX_BYTES
+from taskqueue_core.protocol.prefect_task_run import MAX_BYTES
 from taskqueue_core.tasks import Delivery, State, Task
-from taskqueue_prefect import handing_over, runs
-from taskqueue_prefect.handing_over import HandingOver
+from taskqueue_prefect import delivery as handing_over
+from taskqueue_prefect import task_runs as runs
+from taskqueue_prefect.delivery import HandingOver
 from taskqueue_prefect.names import client_of
 from tests.prefect.sockets import SAID, STATE, A, B, Odd, Place, place
 from tests.prefect.support import KEY, task_run

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from taskqueue_redis.watchdog import Watchdog
+from taskqueue_redis.embedded.watchdog import Watchdog
 from tests.prefect.environment import EXAMPLES, ROOT
 from tests.prefect.replicas import Site
 from tests.redis.engines import find_engine

@@ -117,7 +117,7 @@ class Server(Process):
     """A server. Entered, it answers."""
 
     def __init__(self, place: Place, backend: str) -> None:
-        words = ["-m", "taskqueue_core.cli", "serve", "--backend", backend]
+        words = ["-m", "taskqueue_cli", "serve", "--backend", backend]
         port = ["--port", str(place.hold.port)]
         super().__init__(Own(place.folder), "server", [*words, *port], os.environ)
         self._client = place.client

@@ -13,11 +13,11 @@ import pytest
 from taskqueue_core.backend import Subscription
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_prefect import runs
+from taskqueue_prefect import task_runs as runs
 from taskqueue_prefect.names import connection_of
-from taskqueue_prefect.reconciling import Reconciler
-from taskqueue_prefect.runs import Accepted
+from taskqueue_prefect.reconcile import Reconciler
 from taskqueue_prefect.settings import PrefectSettings
+from taskqueue_prefect.task_runs import Accepted
 
 AGAIN = {State.WAITING, State.SCHEDULED}
 GRACE, HELD, REMEMBER = 30.0, 3600.0, 7200.0

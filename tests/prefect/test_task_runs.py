@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.protocol.task_run import MAX_BYTES, refusal
+from taskqueue_core.protocol.prefect_task_run import MAX_BYTES, refusal
 from taskqueue_core.tasks import Task
 from tests.prefect.environment import PROGRAMS
 from tests.prefect.support import KEY, task_run
@@ -148,6 +148,6 @@ def test_the_size_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is sent more than it takes would come again for the same, for ever."""
     task = Task.of(KEY, task_run())
     assert refusal(task) is None
-    monkeypatch.setattr("taskqueue_core.protocol.task_run.MAX_BYTES", 100)
+    monkeypatch.setattr("taskqueue_core.protocol.prefect_task_run.MAX_BYTES", 100)
     assert refusal(task) == f"{len(task.payload)} bytes, a worker takes 100"
     assert MAX_BYTES == 1024 * 1024

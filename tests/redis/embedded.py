@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
-from taskqueue_redis.binaries import Binary, look_at
-from taskqueue_redis.embedded import EmbeddedRedis
+from taskqueue_redis.embedded.binaries import Binary, look_at
+from taskqueue_redis.embedded.server import EmbeddedRedis
 from tests.redis.engines import Engine
 from tests.redis.resp import Resp
 

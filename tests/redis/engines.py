@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from taskqueue_redis.binaries import MINIMUM, look_at, wheel_binary
+from taskqueue_redis.embedded.binaries import MINIMUM, look_at, wheel_binary
 from tests.binaries import Unavailable, store_servers
 
 __all__ = ["MAIN", "NAMES", "OLDEST", "VARIABLE", "Engine", "find_engine"]

@@ -10,7 +10,7 @@ from typing import Any, Self
 from hiredis import Reader
 
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.link import Link
+from taskqueue_redis.connection.client import Link
 from tests.chaos.proxy import FaultProxy
 
 __all__ = [

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from taskqueue_redis.watchdog import Watchdog
+from taskqueue_redis.embedded.watchdog import Watchdog
 from tests.redis.engines import Engine
 from tests.redis.reserved import reserve
 from tests.redis.resp import RedisError, Resp

@@ -71,7 +71,7 @@ async def serving(
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "taskqueue_core.cli", "serve", "--port", "0", "--json", *words),
+            *("-m", "taskqueue_cli", "serve", "--port", "0", "--json", *words),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,

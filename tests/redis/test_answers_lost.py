@@ -13,7 +13,7 @@ import pytest
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.intake import Intake
+from taskqueue_redis.receiver import Intake
 from taskqueue_redis.subscription import RedisSubscription
 from tests.chaos.proxy import FaultProxy
 from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
@@ -284,7 +284,7 @@ async def test_one_partition_of_several_fails(
                     raise BackendUnavailable("lost") from AnswerLost("lost")
             return told
 
-        from taskqueue_redis.failures import AnswerLost  # noqa: PLC0415
+        from taskqueue_redis.connection.failures import AnswerLost  # noqa: PLC0415
 
         for point in range(1, 12):
             for key in KEYS:

@@ -12,7 +12,7 @@ from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Published, Settled, State, Task
 from taskqueue_redis import RedisBackend, publisher
-from taskqueue_redis.envelope import encode
+from taskqueue_redis.scripts.task_codec import encode
 from tests.chaos.proxy import FaultProxy
 from tests.redis.backends import KEY, fall_silent, opened, publish, stream, take, until
 from tests.redis.conftest import MakeServer

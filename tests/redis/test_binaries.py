@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.binaries import Binary, find_binary, look_at, wheel_binary
+from taskqueue_redis.embedded.binaries import Binary, find_binary, look_at, wheel_binary
 
 
 def program(path: Path, version: str) -> Path:
@@ -67,7 +67,7 @@ def test_the_installed_wheel(path: Path) -> None:
 def test_the_package_is_not_imported() -> None:
     """Finding the server imports neither the package nor the client that it depends on."""
     code = (
-        "import sys; from taskqueue_redis.binaries import find_binary; find_binary(); "
+        "import sys; from taskqueue_redis.embedded.binaries import find_binary; find_binary(); "
         "print([name for name in sys.modules if name.startswith('valkey')])"
     )
     done = subprocess.run(

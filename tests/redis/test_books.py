@@ -11,7 +11,7 @@ import pytest
 from taskqueue_core.capabilities import Order
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.subscription import RedisSubscription

@@ -13,10 +13,10 @@ import pytest
 import trustme
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.checks import ServerFacts, check_server
-from taskqueue_redis.failures import NotReached
-from taskqueue_redis.link import Link
-from taskqueue_redis.rights import CLIENT_COMMANDS, SCRIPT_COMMANDS, access_list
+from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.failures import NotReached
+from taskqueue_redis.setup.checks import ServerFacts, check_server
+from taskqueue_redis.setup.permissions import CLIENT_COMMANDS, SCRIPT_COMMANDS, access_list
 from tests.chaos.proxy import FaultProxy
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.clusters import Cluster, follow

@@ -15,8 +15,9 @@ from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import Endpoint, Seen
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed, SubscriptionClosed
 from taskqueue_core.tasks import Received, Task
-from taskqueue_redis import RedisBackend, home
-from taskqueue_redis.failures import NotReached
+from taskqueue_redis import RedisBackend
+from taskqueue_redis import context as home
+from taskqueue_redis.connection.failures import NotReached
 from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.links import settings_for

@@ -13,11 +13,11 @@ from functools import cache
 import pytest
 from pydantic import SecretStr
 
+from taskqueue_conformance import BackendSuite, Harness
+from taskqueue_conformance.model.machine import MachineSuite
+from taskqueue_conformance.slots.machine import SlotsMachineSuite
 from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite, Harness
-from taskqueue_core.conformance.machine import MachineSuite
-from taskqueue_core.conformance.slots_machine import SlotsMachineSuite
 from taskqueue_redis import RedisBackend, RedisSettings
 from tests.redis.clusters import Cluster
 from tests.redis.servers import RedisServer

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from taskqueue_redis.doorbell import Doorbell
-from taskqueue_redis.failures import Misconfigured, NotReached
-from taskqueue_redis.link import Link
-from taskqueue_redis.rights import access_list
+from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.failures import Misconfigured, NotReached
+from taskqueue_redis.connection.pubsub import Doorbell
+from taskqueue_redis.setup.permissions import access_list
 from tests.redis.backends import PATIENCE, until
 from tests.redis.conftest import MakeServer
 from tests.redis.links import KEY, linked, linked_by_proxy

@@ -15,9 +15,9 @@ from urllib.parse import unquote
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis import embedded
-from taskqueue_redis.binaries import Binary, find_binary
-from taskqueue_redis.embedded import EmbeddedRedis
+from taskqueue_redis.embedded import server as embedded
+from taskqueue_redis.embedded.binaries import Binary, find_binary
+from taskqueue_redis.embedded.server import EmbeddedRedis
 from tests.redis.embedded import alive, ask, binary_of, call, children
 from tests.redis.engines import Engine
 from tests.redis.resp import Resp
@@ -112,8 +112,8 @@ def test_loading_is_waited_for(binary: Binary, tmp_path: Path) -> None:
 _OWNER = """
 import sys, time
 from pathlib import Path
-from taskqueue_redis.binaries import look_at
-from taskqueue_redis.embedded import EmbeddedRedis
+from taskqueue_redis.embedded.binaries import look_at
+from taskqueue_redis.embedded.server import EmbeddedRedis
 redis = EmbeddedRedis(sys.argv[1], binary=look_at(Path(sys.argv[2]))).start()
 print(redis.pid, flush=True)
 time.sleep(600)

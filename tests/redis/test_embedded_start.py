@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.binaries import Binary, find_binary
-from taskqueue_redis.embedded import EmbeddedRedis
+from taskqueue_redis.embedded.binaries import Binary, find_binary
+from taskqueue_redis.embedded.server import EmbeddedRedis
 from tests.redis.embedded import binary_of, call, children
 from tests.redis.engines import Engine
 

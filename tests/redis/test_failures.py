@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis import failures
-from taskqueue_redis.failures import (
+from taskqueue_redis.connection import failures
+from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.failures import (
     RULES,
     ErrorReply,
     Failure,
@@ -28,7 +29,6 @@ from taskqueue_redis.failures import (
     judge_connecting,
     normalised,
 )
-from taskqueue_redis.link import Link
 from tests.redis.backends import until
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import Engine

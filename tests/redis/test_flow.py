@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from taskqueue_core.flow import IntervalUnit, RateLimit
+from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import KEY, PATIENCE, fall_silent, housekept, opened, publish, take, until

@@ -9,9 +9,9 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.journal import COLUMNS as NAMES
-from taskqueue_redis.journal import JournalReader, entries_of
-from taskqueue_redis.keeping import keep
+from taskqueue_redis.journal.keep import keep
+from taskqueue_redis.journal.reader import COLUMNS as NAMES
+from taskqueue_redis.journal.reader import JournalReader, entries_of
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from taskqueue_redis.failures import (
+from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.failures import (
     AnswerLost,
     Failure,
     NoScript,
     NotReached,
     Refused,
 )
-from taskqueue_redis.link import Link
 from tests.redis.backends import PATIENCE, until
 from tests.redis.conftest import MakeServer
 from tests.redis.links import KEY, SHORT, Puppet, linked, linked_by_proxy, linked_to_puppet, raw

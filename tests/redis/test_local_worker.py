@@ -6,7 +6,7 @@ import asyncio
 
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.loading import load_backend
-from taskqueue_core.worker import Context, LocalWorker
+from taskqueue_worker import Context, LocalWorker
 from tests.worker.local import ledger_when, publish, serving, until
 
 

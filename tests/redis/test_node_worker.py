@@ -14,7 +14,7 @@ import msgspec
 
 from taskqueue_core.capabilities import control_of, dead_letters_of
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
-from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import State, Task

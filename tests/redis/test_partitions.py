@@ -13,8 +13,8 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.tasks import Delivery, Published, Refusal, Task
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.failures import AnswerLost, NotReached, Refused
-from taskqueue_redis.scripts import Scripts
+from taskqueue_redis.connection.failures import AnswerLost, NotReached, Refused
+from taskqueue_redis.scripts.runner import Scripts
 from taskqueue_redis.subscription import RedisSubscription
 from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.operating import change_settings
-from taskqueue_core.succession import MigratingBackend, ShardedBackend, start
-from taskqueue_core.succession.names import Generation
+from taskqueue_core.migration import MigratingBackend, ShardedBackend, start
+from taskqueue_core.queue_settings import change_settings
+from taskqueue_core.sharding.names import Generation
 from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.keys import Partitions
+from taskqueue_redis.scripts.keys import Partitions
 from tests.flow.migrating import MemoryHome, migration
 from tests.redis.backends import PATIENCE
 from tests.redis.clusters import Cluster

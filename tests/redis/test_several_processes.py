@@ -21,13 +21,14 @@ from websockets.exceptions import ConnectionClosed
 
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
-from taskqueue_core.server.running import listening, processes
-from taskqueue_core.server.running.listening import Port
-from taskqueue_core.server.running.processes import Processes
 from taskqueue_core.tasks import QueueStats, State, Task
-from taskqueue_core.worker import Context
-from taskqueue_core.worker import Worker as TaskWorker
 from taskqueue_redis import RedisBackend
+from taskqueue_server.process import listeners as listening
+from taskqueue_server.process import supervisor as processes
+from taskqueue_server.process.listeners import Port
+from taskqueue_server.process.supervisor import Processes
+from taskqueue_worker import Context
+from taskqueue_worker import Worker as TaskWorker
 from tests.redis.conftest import MakeServer
 from tests.redis.serving import SECONDS, alive, serving
 from tests.server.support import eventually, receipts, settings

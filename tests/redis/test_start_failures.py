@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_core.server.running.processes import Processes
+from taskqueue_server.process.supervisor import Processes
 from tests.redis.clusters import Cluster, Sentinels
 from tests.redis.engines import Engine, find_engine
 from tests.redis.servers import RedisServer, Startable

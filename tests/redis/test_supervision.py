@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from taskqueue_core.tasks import Settled
-from taskqueue_redis.doorbell import Doorbell
-from taskqueue_redis.scripts import Scripts
+from taskqueue_redis.connection.pubsub import Doorbell
+from taskqueue_redis.scripts.runner import Scripts
 from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 from tests.redis.servers import RedisServer
 from tests.redis.test_wakeups import kill_bells

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from taskqueue_redis.checks import parsed
-from taskqueue_redis.cluster import slot_of
-from taskqueue_redis.doorbell import Doorbell
-from taskqueue_redis.failures import Misconfigured, NotReached
-from taskqueue_redis.link import Ask, Link
+from taskqueue_redis.connection.client import Ask, Link
+from taskqueue_redis.connection.cluster import slot_of
+from taskqueue_redis.connection.failures import Misconfigured, NotReached
+from taskqueue_redis.connection.pubsub import Doorbell
+from taskqueue_redis.setup.checks import parsed
 from tests.redis.backends import until
 from tests.redis.clusters import Cluster, Sentinels, in_step
 from tests.redis.engines import find_engine

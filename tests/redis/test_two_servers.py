@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.server import hub
 from taskqueue_core.tasks import State
 from taskqueue_redis import RedisBackend
+from taskqueue_server.context import server as hub
 from tests.redis.conftest import MakeServer
 from tests.server.support import Running, receipts, running
 

@@ -9,16 +9,16 @@ import pytest_asyncio
 import taskqueue_core.queue
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.config import Settings
+from taskqueue_core.dead_letter_filter import act_on_all
 from taskqueue_core.errors import InvalidInput, QueueFull, SettingsConflict
-from taskqueue_core.flow import IntervalUnit, RateLimit
-from taskqueue_core.operating import pause_queue
 from taskqueue_core.queue import Queue
-from taskqueue_core.remote import RemoteBackend
+from taskqueue_core.queue_settings import pause_queue
+from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_core.server import Server
-from taskqueue_core.sifting import act_on_all
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task
 from taskqueue_memory import MemoryBackend
+from taskqueue_remote import RemoteBackend
+from taskqueue_server import Server
 
 
 @pytest_asyncio.fixture

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from taskqueue_core.address import Address
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.queue import open_backend
-from taskqueue_core.remote import RemoteBackend
-from taskqueue_core.remote.address import ServerAddress
-from taskqueue_core.server.access.credentials import session_cookie
-from taskqueue_core.server.logs import formatter
+from taskqueue_core.server_address import ServerAddress
 from taskqueue_core.tasks import Task
-from taskqueue_core.worker import Worker
-from taskqueue_core.worker.address import Address
+from taskqueue_remote import RemoteBackend
+from taskqueue_server.auth.credentials import session_cookie
+from taskqueue_server.logs import formatter
+from taskqueue_worker import Worker
 from tests.server.access import bearer, entry, write
 from tests.server.support import Running, http, receipts, running, settings
 

@@ -15,20 +15,20 @@ from tools.check_files import forbidden, name_of
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "src").rglob("*.py"))
 IMPORTERS = {
-    "taskqueue_core/conformance/__init__.py": "its own modules, by a fixed table",
-    "taskqueue_core/conformance/plugin.py": "a module of the kit, by a fixed name",
-    "taskqueue_core/demo/child.py": "the demo's own programs",
+    "taskqueue_conformance/__init__.py": "its own modules, by a fixed table",
+    "taskqueue_conformance/plugin.py": "a module of the kit, by a fixed name",
+    "taskqueue_cli/demo/child.py": "the demo's own programs",
     "taskqueue_core/loading.py": "the backend that the operator names",
-    "taskqueue_core/worker/loading.py": "the worker that the command line names",
-    "taskqueue_spark/cli/working.py": "two libraries, by fixed names",
-    "taskqueue_spark/daemon.py": "libraries, by fixed names",
+    "taskqueue_worker/load.py": "the worker that the command line names",
+    "taskqueue_spark/cli/session.py": "two libraries, by fixed names",
+    "taskqueue_spark/worker_daemon.py": "libraries, by fixed names",
 }
 """who imports by a name at run time, and whose name that is: never the wire's"""
 NAMERS = {"__import__", "import_module", "run_path", "run_module"}
 UNVERIFIED = {"taskqueue_redis/config.py": "TASKQUEUE_REDIS_DANGEROUSLY_SKIP_TLS_VERIFICATION"}
 SECRETS = {"token", "secret", "sha256", "digest", "password"}
 """names of what must not be compared by == where it decides who comes in"""
-DOOR = sorted((ROOT / "src/taskqueue_core/server").glob("*.py"))
+DOOR = sorted((ROOT / "src/taskqueue_server").glob("*.py"))
 
 
 def trees(files: list[Path]) -> Iterator[tuple[str, ast.AST]]:
@@ -76,7 +76,7 @@ def test_nothing_is_imported_by_a_name_of_the_wire() -> None:
 def test_handlers_come_from_the_registry() -> None:
     """Security 11: where a worker looks for a handler there is no getattr with a name that is not written there."""
     for name in ("registry", "runner", "calls", "gathering", "intake"):
-        tree = ast.parse((ROOT / f"src/taskqueue_core/worker/{name}.py").read_text("utf-8"))
+        tree = ast.parse((ROOT / f"src/taskqueue_worker/{name}.py").read_text("utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
                 assert isinstance(node.args[1], ast.Constant), (name, node.lineno)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_core.cli import main
+from taskqueue_cli import main
 from taskqueue_core.config import Settings
-from taskqueue_core.server.access.door import CHECK_SECONDS, LOOK_SECONDS
-from taskqueue_core.server.access.tokens import VERBS, Tokens, read_entries
-from taskqueue_core.server.sockets import registry
-from taskqueue_core.server.sockets.greeting import HELLO_SECONDS
 from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_server.auth.access import CHECK_SECONDS, LOOK_SECONDS
+from taskqueue_server.auth.tokens import VERBS, Tokens, read_entries
+from taskqueue_server.context import connections as registry
+from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ taskqueue (token .+)$", PAGE, re.MULTILINE)

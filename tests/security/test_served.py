@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_core.cli import main
+from taskqueue_cli import main
 from tests.server.access import ADMIN, A, entry, write
 from tests.server.tls import make_files
 
@@ -40,7 +40,7 @@ def test_for_everybody_with_tokens_and_tls(
         "TASKQUEUE_TLS_CERTIFICATE": str(files.good),
         "TASKQUEUE_TLS_KEY": str(files.key),
     }
-    command = [sys.executable, "-m", "taskqueue_core.cli", *SERVE, "--json", "--host", "0.0.0.0"]  # noqa: S104 - as the page has it
+    command = [sys.executable, "-m", "taskqueue_cli", *SERVE, "--json", "--host", "0.0.0.0"]  # noqa: S104 - as the page has it
     with (
         log.open("wb") as stderr,
         subprocess.Popen(

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
-from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server.access.tokens import hashed
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.auth.tokens import hashed
 from tests.server.support import Running, running
 
 ADMIN = "tq_admin-of-everything"

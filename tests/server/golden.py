@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.server.api import openapi
-from taskqueue_core.server.api.table import OPERATIONS
-from taskqueue_core.server.sockets import asyncapi
-from taskqueue_dispatch.api.part import OPERATIONS as DISPATCH
-from taskqueue_dispatch.api.part import TAGS
+from taskqueue_dispatch.api.extension import OPERATIONS as DISPATCH
+from taskqueue_dispatch.api.extension import TAGS
+from taskqueue_server.api.table import OPERATIONS
+from taskqueue_server.routing import openapi
+from taskqueue_server.worker_socket import asyncapi
 
 __all__ = ["FOLDER", "described"]
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from taskqueue_core.server import Server
+from taskqueue_server import Server
 
 __all__ = ["in_thread"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from taskqueue_core.server import Server
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import Server
 from tests.server.support import settings
 
 

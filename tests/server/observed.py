@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.tasks import Ledger, Task
+from taskqueue_remote import RemoteBackend
 from tests.server.rude import RawSocket
 from tests.server.support import Worker, eventually
 

@@ -21,8 +21,8 @@ import msgspec
 
 from taskqueue_core.config import Settings
 from taskqueue_core.queue import open_backend
-from taskqueue_core.server import Server
-from taskqueue_core.server.logs import set_up_logs
+from taskqueue_server import Server
+from taskqueue_server.logs import set_up_logs
 
 
 def look(server: Server) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from websockets.typing import Subprotocol
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
-from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.protocol.frames import SUBPROTOCOL
-from taskqueue_core.server import Server, create_app
-from taskqueue_core.server.hub import Hub
-from taskqueue_core.server.parts import Part
 from taskqueue_core.tasks import Ledger, State, Task
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import Server, create_app
+from taskqueue_server.context.server import Hub
+from taskqueue_server.routing.extensions import Part
 from tests.clock import JumpingLoop, LoopClock
 
 PROBLEM = "application/problem+json"

@@ -14,9 +14,9 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from taskqueue_core.server.running.programs import ANSWER_SECONDS, HEADER_SECONDS
-from taskqueue_core.server.sockets import registry
 from taskqueue_core.tasks import State
+from taskqueue_server.context import connections as registry
+from taskqueue_server.process.uvicorn_protocols import ANSWER_SECONDS, HEADER_SECONDS
 from tests.server.rude import PING, RawSocket, frame
 from tests.server.support import Running, eventually, running
 

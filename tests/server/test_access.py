@@ -14,10 +14,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, Identity
-from taskqueue_core.server.access.credentials import session_cookie
-from taskqueue_core.server.access.door import check_host, notice
-from taskqueue_core.server.sockets import registry
-from taskqueue_core.server.sockets.greeting import HELLO_SECONDS
+from taskqueue_server.auth.access import check_host, notice
+from taskqueue_server.auth.credentials import session_cookie
+from taskqueue_server.context import connections as registry
+from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
 from tests.server.access import (
     ADMIN,
     ALL,

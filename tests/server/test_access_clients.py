@@ -14,15 +14,15 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request, Response
 
+from taskqueue_core.address import Address
+from taskqueue_core.client_security import trusting
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
-from taskqueue_core.remote import RemoteBackend
-from taskqueue_core.server.access.tls import server_context
 from taskqueue_core.tasks import Published, Task
-from taskqueue_core.trust import trusting
-from taskqueue_core.worker import Worker
-from taskqueue_core.worker.address import Address
-from taskqueue_core.worker.connection import open_socket
-from taskqueue_core.worker.errors import WorkerRefused
+from taskqueue_remote import RemoteBackend
+from taskqueue_server.auth.tls import server_context
+from taskqueue_worker import Worker
+from taskqueue_worker.errors import WorkerRefused
+from taskqueue_worker.server_connection import open_socket
 from tests.server.access import A, B, entry, everybody, write
 from tests.server.support import Running, running, settings
 from tests.server.tls import Files, make_files

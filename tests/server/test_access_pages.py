@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from taskqueue_core.server.access.credentials import (
+from taskqueue_server.auth.credentials import (
     by_cookie,
     login_cookie,
     logout_cookie,

@@ -11,15 +11,15 @@ import httpx2
 import pytest
 from starlette.routing import Route, WebSocketRoute
 
-from taskqueue_core.server import prefect
-from taskqueue_core.server.access import door as module
-from taskqueue_core.server.api.operations import Operation, Scope
-from taskqueue_core.server.api.table import OPERATIONS
-from taskqueue_core.server.app import create_app
-from taskqueue_core.server.dashboard.app import OPERATIONS as PAGES
-from taskqueue_core.server.metrics import operation as http_metrics
 from taskqueue_core.tasks import Health, State
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import prefect
+from taskqueue_server.api.table import OPERATIONS
+from taskqueue_server.app import create_app
+from taskqueue_server.auth import access as module
+from taskqueue_server.dashboard.app import OPERATIONS as PAGES
+from taskqueue_server.metrics import operation as http_metrics
+from taskqueue_server.routing.operations import Operation, Scope
 from tests.server.access import ADMIN, ALL, A, B, bearer, entry, everybody, write
 from tests.server.support import eventually, http, problem, receipts, running, settings
 

@@ -14,10 +14,10 @@ from websockets.exceptions import InvalidStatus
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, Identity
-from taskqueue_core.server.access import door as module
-from taskqueue_core.server.access import tokens
-from taskqueue_core.server.access.door import Access
 from taskqueue_core.tasks import State
+from taskqueue_server.auth import access as module
+from taskqueue_server.auth import tokens
+from taskqueue_server.auth.access import Access
 from tests.clock import LoopClock
 from tests.server.access import ADMIN, A, B, Plugin, bearer, entry, everybody, guarded, spoil, write
 from tests.server.support import eventually, http, problem, running, settings

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.server.access import tokens as module
-from taskqueue_core.server.access.tokens import Tokens, hashed, signature
-from taskqueue_core.server.access.tokens_file import add, remove
+from taskqueue_server.auth import tokens as module
+from taskqueue_server.auth.tokens import Tokens, hashed, signature
+from taskqueue_server.auth.tokens_file import add, remove
 from tests.server.access import entry, write
 
 SECRET = "tq_0123456789"

@@ -13,9 +13,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from taskqueue_core.hooks import Identity
-from taskqueue_core.server.access import usage as module
-from taskqueue_core.server.access.usage import MAX_DEBT, Usage
-from taskqueue_core.server.api.problems import ProblemError
+from taskqueue_server.auth import quotas as module
+from taskqueue_server.auth.quotas import MAX_DEBT, Usage
+from taskqueue_server.problems import ProblemError
 from tests.prefect.support import KEY, Taker, url_of
 from tests.server.access import ADMIN, A, B, Plugin, bearer, entry, guarded, write
 from tests.server.support import Running, eventually, http, problem, running

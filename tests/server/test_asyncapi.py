@@ -18,7 +18,7 @@ from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.frames import decode_client
 from taskqueue_core.protocol.server_events import Say
 from taskqueue_core.protocol.server_session import ServerSession
-from taskqueue_core.server.sockets.asyncapi import CLOSE_CODES, document
+from taskqueue_server.worker_socket.asyncapi import CLOSE_CODES, document
 from tests.server.sessions import delivery, ready
 from tests.server.test_protocol_docs import EXAMPLES, PAGE
 from tests.server.test_session_fuzz import Driver

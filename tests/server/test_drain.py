@@ -21,7 +21,7 @@ from tests.server.support import Worker, eventually, http, receipts, running
 
 PROGRAM = """
 from taskqueue_core.config import Settings
-from taskqueue_core.server import serve
+from taskqueue_server import serve
 settings = Settings(port=0, drain={drain}, grace=0.2, lease=120)
 serve(settings, "taskqueue_memory", on_ready=lambda url: print(url, flush=True))
 print("ended", flush=True)

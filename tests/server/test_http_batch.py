@@ -11,9 +11,9 @@ import pytest
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.server.api import batch as http_batch
 from taskqueue_core.tasks import Confirmation, Task
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.api import batch as http_batch
 from tests.server.support import http, problem, running
 
 NDJSON = {"content-type": "application/x-ndjson"}

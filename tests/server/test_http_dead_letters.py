@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from taskqueue_core import sifting
+from taskqueue_core import dead_letter_filter as sifting
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import DeadLetter, Task
 from taskqueue_memory import MemoryBackend

@@ -11,9 +11,9 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import QueueFull, SettingsConflict
 from taskqueue_core.queue import stored
-from taskqueue_core.server.api.problems import problem_of
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Task
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.problems import problem_of
 from tests.server.support import problem
 
 _SETTINGS = "/v1/queues/k/settings"
@@ -246,7 +246,7 @@ class TestRefusals:
         self, api: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """R8: a store that would not keep it is not given it; the other lines of a batch are not held up."""
-        monkeypatch.setattr("taskqueue_core.server.api.batch.has", lambda *_: False)
+        monkeypatch.setattr("taskqueue_server.api.batch.has", lambda *_: False)
         lines = '{"key":"k","id":"a","ordering_key":"e"}\n{"key":"k","id":"b"}'
         kind = {"content-type": "application/x-ndjson"}
         answer = await api.post("/v1/tasks/batch", content=lines, headers=kind)

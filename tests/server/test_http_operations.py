@@ -11,9 +11,9 @@ import pytest
 from taskqueue_core.backend import Subscription
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.hooks import Identity
-from taskqueue_core.server import create_app
 from taskqueue_core.tasks import Health, Task
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import create_app
 from tests.server.support import app_client, problem, settings
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from taskqueue_core.hooks import Identity
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.succession import MigratingBackend
+from taskqueue_core.migration import MigratingBackend
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
 from tests.server.support import app_client, problem

@@ -10,11 +10,11 @@ import pytest
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.server import create_app
-from taskqueue_core.server.api.problems import ProblemError
-from taskqueue_core.server.api.waiting import MAX_WAIT, Waiters
 from taskqueue_core.tasks import Task, TaskStatus
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import create_app
+from taskqueue_server.context.waiters import MAX_WAIT, Waiters
+from taskqueue_server.problems import ProblemError
 from tests.server.support import Running, eventually, http, problem, running, settings
 
 pytestmark = pytest.mark.fast_clock

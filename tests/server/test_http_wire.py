@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.server.api import bodies
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.routing import bodies
 from tests.server.support import http, problem, running
 from tests.server.test_abuse import memory
 

@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from taskqueue_core.server.sockets.accepting import have_room
-from taskqueue_core.server.sockets.registry import MAX_CONNECTIONS, MAX_STRANGERS
-from taskqueue_core.worker import Worker
-from taskqueue_core.worker.backoff import Backoff
+from taskqueue_server.context.connections import MAX_CONNECTIONS, MAX_STRANGERS
+from taskqueue_server.worker_socket.accepting import have_room
+from taskqueue_worker import Worker
+from taskqueue_worker.backoff import Backoff
 from tests.server.observed import Observed, observed
 from tests.server.rude import RawSocket
 from tests.server.support import eventually

@@ -15,9 +15,9 @@ import httpx2
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from taskqueue_core.consuming import housekeeping
-from taskqueue_core.server.logs import FIELDS, formatter, set_up_logs
+from taskqueue_core.consumer import maintenance as housekeeping
 from taskqueue_core.tasks import Task
+from taskqueue_server.logs import FIELDS, formatter, set_up_logs
 from tests.server.access import ADMIN, A, bearer, entry, everybody, write
 from tests.server.support import Running, eventually, http, running
 from tests.server.test_serve_reload import served

@@ -14,14 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import LeaseLost
-from taskqueue_core.flow import RateLimit
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server.hub import VERSION
-from taskqueue_core.server.metrics import observer as metrics
-from taskqueue_core.server.metrics import store as metrics_store
-from taskqueue_core.server.metrics.local import MOST_KEYS, OTHER, Local
-from taskqueue_core.server.metrics.requests import Noted
+from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
@@ -30,6 +25,11 @@ from taskqueue_core.tasks import (
     Task,
 )
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.context.server import VERSION
+from taskqueue_server.metrics import exporter as metrics
+from taskqueue_server.metrics import store_metrics as metrics_store
+from taskqueue_server.metrics.http import Noted
+from taskqueue_server.metrics.process_metrics import MOST_KEYS, OTHER, Local
 from tests.server.access import ADMIN, A, bearer, everybody
 from tests.server.support import eventually, http, problem, receipts, running
 

@@ -12,10 +12,10 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from taskqueue_core.server.api import scaling as http_scaling
-from taskqueue_core.server.api import table
-from taskqueue_core.server.api.scaling import ScalingOut
-from taskqueue_core.server.logs import FIELDS
+from taskqueue_server.api import scaling as http_scaling
+from taskqueue_server.api import table
+from taskqueue_server.api.scaling import ScalingOut
+from taskqueue_server.logs import FIELDS
 from tests.server.support import http, running
 
 ROOT = Path(__file__).parents[2]

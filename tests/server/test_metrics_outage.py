@@ -8,9 +8,9 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.server.metrics import store as metrics_store
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.metrics import store_metrics as metrics_store
 from tests.server.support import eventually, http, running
 from tests.server.test_metrics import scrape
 

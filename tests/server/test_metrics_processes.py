@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx2
 
-from taskqueue_core.server.metrics.observer import FOLDER
+from taskqueue_server.metrics.exporter import FOLDER
 from tests.server.support import Worker, eventually, receipts
 from tests.server.test_metrics import Seen, scrape
 

@@ -12,10 +12,10 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from taskqueue_core.server.api.openapi import document
-from taskqueue_core.server.api.table import OPERATIONS
-from taskqueue_core.server.hub import VERSION
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.api.table import OPERATIONS
+from taskqueue_server.context.server import VERSION
+from taskqueue_server.routing.openapi import document
 from tests.server.support import problem
 from tests.server.test_http_operations import bury
 

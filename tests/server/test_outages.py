@@ -11,9 +11,9 @@ import pytest
 
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.errors import CapabilityMissing
-from taskqueue_core.server import create_app
 from taskqueue_core.tasks import State
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import create_app
 from tests.server.flaky import Flaky, Plain
 from tests.server.support import Worker, eventually, http, receipts, running, settings
 

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
-from taskqueue_core.consuming.store_link import StoreLink
+from taskqueue_core.consumer.store_link import StoreLink
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.server_session import ServerSession
-from taskqueue_core.server.sockets.channel import ABORT, Channel, Gone
-from taskqueue_core.server.sockets.greeting import adopt
-from taskqueue_core.server.sockets.pump import Pump
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.worker_socket.handshake import adopt
+from taskqueue_server.worker_socket.sender import Pump
+from taskqueue_server.worker_socket.websocket import ABORT, Channel, Gone
 from tests.server.support import eventually
 
 
@@ -114,7 +114,7 @@ class TestChannel:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It is broken then."""
-        monkeypatch.setattr("taskqueue_core.server.sockets.channel._CLOSE_SECONDS", 0.05)
+        monkeypatch.setattr("taskqueue_server.worker_socket.websocket._CLOSE_SECONDS", 0.05)
         socket = Socket()
         socket.writable.clear()
         await channel(socket).close(1000, "bye")

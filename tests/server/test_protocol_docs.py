@@ -12,8 +12,8 @@ import pytest
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.server_session import ServerSession
-from taskqueue_core.server.sockets import registry
-from taskqueue_core.server.sockets.greeting import HELLO_SECONDS
+from taskqueue_server.context import connections as registry
+from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```json (\w+)\n(.*?)\n```", PAGE, re.DOTALL)

@@ -24,14 +24,14 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.hooks import Hooks, Identity
-from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server import Server
-from taskqueue_core.server.api.openapi import document
-from taskqueue_core.server.api.table import OPERATIONS
-from taskqueue_core.server.api.waiting import Waiters
-from taskqueue_core.server.hub import VERSION
-from taskqueue_core.succession import MigratingBackend
+from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.migration import MigratingBackend
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import Server
+from taskqueue_server.api.table import OPERATIONS
+from taskqueue_server.context.server import VERSION
+from taskqueue_server.context.waiters import Waiters
+from taskqueue_server.routing.openapi import document
 from tests.server.in_thread import in_thread
 from tests.server.support import Door, settings
 

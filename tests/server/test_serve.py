@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from taskqueue_core.capabilities import Maintained
-from taskqueue_core.consuming import housekeeping
-from taskqueue_core.consuming.housekeeping import keep_house
+from taskqueue_core.concurrency import first, forever
+from taskqueue_core.consumer import maintenance as housekeeping
+from taskqueue_core.consumer.maintenance import keep_house
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.hooks import Connection, Hooks, hookimpl
-from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server import Server, serve
-from taskqueue_core.server.logs import FIELDS, set_up_logs
-from taskqueue_core.server.racing import first, forever
-from taskqueue_core.server.sockets.registry import Registry
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.tasks import Expired
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import Server, serve
+from taskqueue_server.context.connections import Registry
+from taskqueue_server.logs import FIELDS, set_up_logs
 from tests.server.support import eventually, http, running, settings
 
 

@@ -20,12 +20,12 @@ from pydantic import SecretStr
 
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.server.hub import Hub
-from taskqueue_core.server.logs import set_level, set_up_logs
-from taskqueue_core.server.running import notify
-from taskqueue_core.server.running.orders import plain, settings_of
-from taskqueue_core.server.running.reload import LIVE, read_anew, reload
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.context.server import Hub
+from taskqueue_server.logs import set_level, set_up_logs
+from taskqueue_server.process import systemd as notify
+from taskqueue_server.process.channel import plain, settings_of
+from taskqueue_server.process.reload import LIVE, read_anew, reload
 from tests.server.support import running, settings
 from tests.server.test_drain import Child, environment
 from tests.server.tls import make_files
@@ -64,7 +64,7 @@ async def served(
 ) -> AsyncIterator[Child]:
     """``taskqueue serve`` in ``folder``; its log is on stderr."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "taskqueue_core.cli", "serve", "--port", "0", "--json", *options),
+        *(sys.executable, "-m", "taskqueue_cli", "serve", "--port", "0", "--json", *options),
         stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

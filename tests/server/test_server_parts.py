@@ -14,14 +14,14 @@ from starlette.responses import Response
 
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import CapabilityMissing, ConfigurationError
-from taskqueue_core.server import Server, create_app
-from taskqueue_core.server import parts as module
-from taskqueue_core.server.api.operations import Call, Operation, Query, Scope, answer
-from taskqueue_core.server.dashboard.pages import render
-from taskqueue_core.server.hub import Hub
-from taskqueue_core.server.parts import Link, Part, load_parts
-from taskqueue_core.server.running.orders import Begin, line, plain, settings_of
 from taskqueue_memory import MemoryBackend
+from taskqueue_server import Server, create_app
+from taskqueue_server.context.server import Hub
+from taskqueue_server.dashboard.pages import render
+from taskqueue_server.process.channel import Begin, line, plain, settings_of
+from taskqueue_server.routing import extensions as module
+from taskqueue_server.routing.extensions import Link, Part, load_parts
+from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer
 from tests.server.access import A, B, bearer, entry, write
 from tests.server.support import http, problem, running, settings
 

@@ -22,13 +22,13 @@ from opentelemetry.trace import SpanKind, StatusCode
 from taskqueue_core import spans, telemetry
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.hooks import Hooks
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.observed import ObservedBackend
 from taskqueue_core.queue import Queue
-from taskqueue_core.remote import RemoteBackend
 from taskqueue_core.tasks import Delivery, Settled, Task
-from taskqueue_core.worker import LocalWorker, Worker
 from taskqueue_memory import MemoryBackend
+from taskqueue_remote import RemoteBackend
+from taskqueue_worker import LocalWorker, Worker
 from tests.core.fakes import ScriptedBackend
 from tests.server.support import Running, eventually, running
 
@@ -329,9 +329,9 @@ import sys
 import asyncio
 import taskqueue_core
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.observed import ObservedBackend
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.tasks import Task
-from taskqueue_core.worker import Worker
+from taskqueue_worker import Worker
 from taskqueue_memory import MemoryBackend
 from taskqueue_core import telemetry
 

@@ -19,7 +19,7 @@ from pyspark.sql import types
 
 from taskqueue_spark.service import StreamOptions, run
 from taskqueue_spark.session import LITTLE, session
-from taskqueue_spark.sink import writing
+from taskqueue_spark.sink import writer as writing
 from taskqueue_spark.source import TaskQueueDataSource
 
 

@@ -27,7 +27,7 @@ _QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 LIGHT = {
     "spark.driver.extraJavaOptions": _QUICK,
     "spark.executor.extraJavaOptions": _QUICK,
-    "spark.python.daemon.module": "taskqueue_spark.daemon",
+    "spark.python.daemon.module": "taskqueue_spark.worker_daemon",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
@@ -38,7 +38,7 @@ LIGHT = {
 _HOST = "127.0.0.1"
 _COMMANDS = """
 import json, sys
-from taskqueue_core.cli import main
+from taskqueue_cli import main
 for words in json.loads(sys.argv[1]):
     if code := main(["pipeline", *words]):
         sys.exit(code)

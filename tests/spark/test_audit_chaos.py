@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import State
-from taskqueue_redis.journal import JournalReader, Steps, entries_of
+from taskqueue_redis.journal.reader import JournalReader, Steps, entries_of
 from taskqueue_spark.columns import TRANSITIONS, batch_of
 from taskqueue_spark.pipeline.audit import VERDICTS, against, audit, conservation
 from taskqueue_spark.pipeline.history import RULES, counts, violations

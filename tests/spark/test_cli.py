@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from taskqueue_core.cli import main
+from taskqueue_cli import main
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend, MemorySettings
-from taskqueue_spark.cli.wanted import wanted
+from taskqueue_spark.cli.options import wanted
 from tests.cli.conftest import Cli, Done
 
 

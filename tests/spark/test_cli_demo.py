@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_core.demo.journals import fresh, keeper_of
+from taskqueue_cli.demo.journals import fresh, keeper_of
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.journal import Entry
-from taskqueue_redis.keeping import lines_of
+from taskqueue_redis.journal.keep import lines_of
+from taskqueue_redis.journal.reader import Entry
 
 
 def test_a_job_on_a_redis_of_its_own_can_be_looked_into_afterwards(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_job_on_a_redis_of_its_own_can_be_looked_into_afterwards(tmp_path: Pat
     }
     words = ("demo", str(files), "--backend", "redis", "--journal", str(journal), "--json")
     done = subprocess.run(
-        [sys.executable, "-m", "taskqueue_core.cli", *words],
+        [sys.executable, "-m", "taskqueue_cli", *words],
         capture_output=True,
         check=True,
         timeout=90,

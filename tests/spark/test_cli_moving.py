@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_redis import RedisBackend, RedisSettings
-from taskqueue_spark.cli.moving import as_tasks
+from taskqueue_spark.cli.bulk import as_tasks
 from tests.cli.conftest import Cli
 from tests.spark.test_cli import _nowhere, cli, on_spark
 

@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
-from taskqueue_spark.cli import working
-from taskqueue_spark.cli.showing import printed
-from taskqueue_spark.cli.stages import Stages
-from taskqueue_spark.cli.working import SparkFailed
+from taskqueue_spark.cli import session as working
+from taskqueue_spark.cli.output import printed
+from taskqueue_spark.cli.progress import Stages
+from taskqueue_spark.cli.session import SparkFailed
 
 
 @pytest.mark.parametrize("terminal", [True, False])

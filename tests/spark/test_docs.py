@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from taskqueue_core.cli import main
+from taskqueue_cli import main
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.options import _NAMES as READING

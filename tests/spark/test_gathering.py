@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from taskqueue_spark.report import gathering
-from taskqueue_spark.report.gathering import account
-from taskqueue_spark.report.making import Making, Wishes
+from taskqueue_spark.report import content as gathering
+from taskqueue_spark.report.build import Making, Wishes
+from taskqueue_spark.report.content import account
 from tests.spark.report_sample import conserved
 from tests.spark.small_journals import SmallJournal
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.pipeline.history import RULES, counts, violations
 from tests.spark.small_journals import SmallJournal

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from taskqueue_core.errors import InvalidInput
+from taskqueue_spark.pipeline.durations import executions, seconds_of
 from taskqueue_spark.pipeline.latency import latency
-from taskqueue_spark.pipeline.spells import executions, seconds_of
 from tests.spark.compiling import compiling
 from tests.spark.small_journals import (
     EPOCH,

@@ -15,11 +15,11 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend, MemorySettings
+from taskqueue_spark.batch_reader import fewer
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
 from taskqueue_spark.journals.lines import LinesJournal
 from taskqueue_spark.options import ReadOptions
-from taskqueue_spark.reading import fewer
 from tests.spark.journaling import START, line
 
 

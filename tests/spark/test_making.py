@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from taskqueue_spark.batch_reader import pinned, read_journal
 from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.options import ReadOptions
-from taskqueue_spark.reading import pinned, read_journal
-from taskqueue_spark.report import making
-from taskqueue_spark.report.making import Making, Wishes, audited
+from taskqueue_spark.report import build as making
+from taskqueue_spark.report.build import Making, Wishes, audited
 from tests.spark.as_lines import lines_of
 from tests.spark.small_journals import SmallJournal, at
 

@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
-from taskqueue_redis.journal import Entry, JournalReader, Steps
+from taskqueue_redis.journal.reader import Entry, JournalReader, Steps
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS, batch_of
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
 from taskqueue_spark.journals.redis import RedisJournal

@@ -12,10 +12,10 @@ from pyspark.sql import types as spark_types
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.succession import ShardedBackend
+from taskqueue_core.migration import ShardedBackend
 from taskqueue_core.tasks import Ledger, Task
-from taskqueue_spark.live import ledgers, live_states
 from taskqueue_spark.redrive import Moved, RedriveWriter, redrive
+from taskqueue_spark.store_tables import ledgers, live_states
 from tests.redis.backends import opened
 from tests.redis.servers import RedisServer
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from taskqueue_spark.report import scales
+from taskqueue_spark.report import numbers as scales
 from taskqueue_spark.report.page import page, written
 from taskqueue_spark.report.plots import Series, over_time
 from taskqueue_spark.report.verdict import verdict_of

@@ -13,12 +13,12 @@ import pytest
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.service import StreamOptions
-from taskqueue_spark.service.advancing import Alive, advance, note_positions, without_old_windows
+from taskqueue_spark.service.aggregate import Beginning, Count, Read
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
 from taskqueue_spark.service.balance import Asked, probe, resolve
 from taskqueue_spark.service.batches import sweep
-from taskqueue_spark.service.folding import Beginning, Count, Read
 from taskqueue_spark.service.state import Books, Position, State, Window, load, save
+from taskqueue_spark.service.update import Alive, advance, note_positions, without_old_windows
 from taskqueue_spark.service.windows import LEAST, METRICS, quantile, seconds_of, write_hours
 
 NOW = 1_790_000_000.0

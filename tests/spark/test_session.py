@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_spark.daemon import LOADED
 from taskqueue_spark.session import session
+from taskqueue_spark.worker_daemon import LOADED
 
 
 def test_a_session_counts_in_utc_and_lets_filters_through(spark: SparkSession) -> None:

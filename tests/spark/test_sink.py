@@ -18,7 +18,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, types
 
-from taskqueue_spark.sink import writing
+from taskqueue_spark.sink import writer as writing
 from tests.redis.servers import RedisServer
 
 _BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"

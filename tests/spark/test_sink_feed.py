@@ -23,9 +23,9 @@ from taskqueue_core.errors import (
     QueueFull,
 )
 from taskqueue_core.tasks import Published, Task
-from taskqueue_redis.journal import JournalReader, entries_of
+from taskqueue_redis.journal.reader import JournalReader, entries_of
 from taskqueue_spark.sink import feed as feed_module
-from taskqueue_spark.sink import writing
+from taskqueue_spark.sink import writer as writing
 from taskqueue_spark.sink.feed import Feed
 from taskqueue_spark.sink.options import SinkOptions
 from taskqueue_spark.sink.store import Store

@@ -13,12 +13,12 @@ from pyspark.sql import types as spark
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.tasks import Task
-from taskqueue_spark.sink import writing
-from taskqueue_spark.sink.invalid import Aside, job_of, reveal, sweep
+from taskqueue_spark.sink import writer as writing
 from taskqueue_spark.sink.options import RedriveOptions, SinkOptions
+from taskqueue_spark.sink.rejected_rows import Aside, job_of, reveal, sweep
 from taskqueue_spark.sink.store import Store
 from taskqueue_spark.sink.tasks import TaskReader
-from taskqueue_spark.tasks import TasksOptions
+from taskqueue_spark.task_reader import TasksOptions
 
 TEXT, TIME = spark.StringType(), spark.TimestampType()
 

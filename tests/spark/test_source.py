@@ -21,10 +21,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StringType, StructField, StructType
 
 from taskqueue_core.errors import InvalidInput
+from taskqueue_spark.batch_reader import FilteringReader, JournalReader, read_journal, spark_schema
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS, distinct
 from taskqueue_spark.journals import HistoryMissing
 from taskqueue_spark.options import ReadOptions
-from taskqueue_spark.reading import FilteringReader, JournalReader, read_journal, spark_schema
 from taskqueue_spark.source import TaskQueueDataSource
 from tests.redis.clusters import Cluster
 from tests.redis.servers import RedisServer

@@ -17,11 +17,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.streaming.query import StreamingQuery
 
 from taskqueue_core.errors import InvalidInput
+from taskqueue_spark.batch_reader import spark_schema
 from taskqueue_spark.journals import HistoryMissing
 from taskqueue_spark.offsets import Offsets
-from taskqueue_spark.reading import spark_schema
 from taskqueue_spark.source import TaskQueueDataSource
-from taskqueue_spark.streaming import JournalStream
+from taskqueue_spark.stream_reader import JournalStream
 from tests.redis.servers import RedisServer
 from tests.spark.journaling import START, Store, line
 

@@ -14,10 +14,10 @@ from pyspark.sql.datasource import InputPartition
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.succession import ShardedBackend
+from taskqueue_core.migration import ShardedBackend
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
-from taskqueue_spark import tasks
+from taskqueue_spark import task_reader as tasks
 from tests.redis.backends import opened, take
 from tests.redis.clusters import Cluster
 from tests.redis.servers import RedisServer

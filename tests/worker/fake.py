@@ -40,7 +40,7 @@ from taskqueue_core.protocol.frames import (
     decode_client,
     encode,
 )
-from taskqueue_core.worker import Worker
+from taskqueue_worker import Worker
 
 F = TypeVar("F", bound=ClientFrame)
 PATIENCE = 30.0

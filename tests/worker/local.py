@@ -10,7 +10,7 @@ from taskqueue_core import Queue, Task
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.tasks import Ledger, TaskStatus
-from taskqueue_core.worker import LocalWorker
+from taskqueue_worker import LocalWorker
 from tests.worker.fake import PATIENCE
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
-from taskqueue_redis.watchdog import Watchdog
+from taskqueue_redis.embedded.watchdog import Watchdog
 
 _PROGRAM = Path(__file__).with_name("program.py")
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from taskqueue_core.worker import Context, Worker
+from taskqueue_worker import Context, Worker
 
 logging.basicConfig(level=logging.INFO)
 worker = Worker(sys.argv[1], grace=float(sys.argv[2]) if len(sys.argv) > 2 else 5.0)

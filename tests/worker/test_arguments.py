@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.worker import Context
-from taskqueue_core.worker.arguments import Arguments, InvalidPayload
+from taskqueue_worker import Context
+from taskqueue_worker.arguments import Arguments, InvalidPayload
 from tests.worker.fake import work
 
 

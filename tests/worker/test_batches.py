@@ -15,8 +15,8 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.frames import Ack
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import State
-from taskqueue_core.worker import Context, LocalWorker, Reject, Worker
 from taskqueue_memory import MemoryBackend
+from taskqueue_worker import Context, LocalWorker, Reject, Worker
 from tests.worker.fake import FakeServer, running, work
 from tests.worker.local import ledger_when, publish, serving, status, until
 

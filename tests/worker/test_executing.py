@@ -19,8 +19,8 @@ from taskqueue_core.protocol.frames import (
     Retry,
     Revoke,
 )
-from taskqueue_core.worker import Context, Reject, Worker
-from taskqueue_core.worker import Retry as Again
+from taskqueue_worker import Context, Reject, Worker
+from taskqueue_worker import Retry as Again
 from tests.worker.fake import PATIENCE, FakeServer, running, work
 from tests.worker.local import until
 

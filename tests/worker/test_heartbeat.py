@@ -9,7 +9,7 @@ import time
 import pytest
 
 from taskqueue_core.protocol.frames import Ack, Degraded, Ping, Pong
-from taskqueue_core.worker import Worker
+from taskqueue_worker import Worker
 from tests.worker.fake import PATIENCE, FakeServer, running, work
 
 LEASE = 0.3

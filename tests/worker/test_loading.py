@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.worker import load_worker
+from taskqueue_worker import load_worker
 
 ONE = """
-from taskqueue_core.worker import Worker
+from taskqueue_worker import Worker
 worker = Worker("http://h")
 alias = worker
 other = 5

@@ -12,14 +12,14 @@ from pydantic import AfterValidator
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings, control_of, dead_letters_of
 from taskqueue_core.capabilities.control import Maintained
-from taskqueue_core.consuming import housekeeping
+from taskqueue_core.consumer import maintenance as housekeeping
 from taskqueue_core.errors import CapabilityMissing, ConfigurationError
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_core.worker import Context, LocalWorker, Reject, Retry, Worker
-from taskqueue_core.worker.local_line import LocalLine
-from taskqueue_core.worker.shift import Shift
 from taskqueue_memory import MemoryBackend
+from taskqueue_worker import Context, LocalWorker, Reject, Retry, Worker
+from taskqueue_worker.local_source import LocalLine
+from taskqueue_worker.run import Shift
 from tests.server.flaky import Flaky
 from tests.worker.local import ledger_when, publish, serving, status, until
 

@@ -10,9 +10,9 @@ import pytest
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.tasks import State
-from taskqueue_core.worker import LocalWorker, Quarantine
-from taskqueue_core.worker import WorkerQuarantined as Quarantined
 from taskqueue_memory import MemoryBackend
+from taskqueue_worker import LocalWorker, Quarantine
+from taskqueue_worker import WorkerQuarantined as Quarantined
 from tests.server.flaky import Flaky
 from tests.worker.local import ledger_when, publish, serving, status, until
 
@@ -134,8 +134,8 @@ async def test_stopping_does_not_wait_for_a_store_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The time to confirm is bounded; what is unconfirmed then is the store's to find out."""
-    monkeypatch.setattr("taskqueue_core.worker.shift._CONFIRM_SECONDS", 0.05)
-    monkeypatch.setattr("taskqueue_core.consuming.handing_back._TRIES", 1)
+    monkeypatch.setattr("taskqueue_worker.run._CONFIRM_SECONDS", 0.05)
+    monkeypatch.setattr("taskqueue_core.consumer.outage._TRIES", 1)
     backend = Flaky()
     worker = LocalWorker(backend)
 

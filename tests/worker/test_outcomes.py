@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
-from taskqueue_core.worker import Context, Reject, Retry
-from taskqueue_core.worker.outcomes import of_error, of_value
+from taskqueue_worker import Context, Reject, Retry
+from taskqueue_worker.outcomes import of_error, of_value
 from tests.worker.fake import work
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from taskqueue_core.address import SOCKET_PATH, Address
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.worker import Worker
-from taskqueue_core.worker.address import SOCKET_PATH, Address
-from taskqueue_core.worker.backoff import Backoff
-from taskqueue_core.worker.base import _unique_id
-from taskqueue_core.worker.mailbox import Mailbox
-from taskqueue_core.worker.registry import Registry
-from taskqueue_core.worker.threads import Threads
+from taskqueue_worker import Worker
+from taskqueue_worker.backoff import Backoff
+from taskqueue_worker.base import _unique_id
+from taskqueue_worker.handlers import Registry
+from taskqueue_worker.mailbox import Mailbox
+from taskqueue_worker.threads import Threads
 
 
 def test_backoff_doubles_from_at_once_to_the_cap() -> None:

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from taskqueue_core.protocol.frames import Ack, Bye, Credit, DeadLetter, Redeliver, Retry
-from taskqueue_core.worker import Quarantine, Reject, Worker, WorkerQuarantined
-from taskqueue_core.worker import Retry as Again
-from taskqueue_core.worker.quarantine import Phase
+from taskqueue_worker import Quarantine, Reject, Worker, WorkerQuarantined
+from taskqueue_worker import Retry as Again
+from taskqueue_worker.quarantine import Phase
 from tests.worker.fake import FakeServer, outcome, running, work
 from tests.worker.local import until
 

@@ -21,7 +21,7 @@ from taskqueue_core.protocol.frames import (
     Drain,
     Redeliver,
 )
-from taskqueue_core.worker import Worker, WorkerRefused
+from taskqueue_worker import Worker, WorkerRefused
 from tests.worker.fake import FakeServer, outcome, running, work
 from tests.worker.local import until
 

@@ -9,7 +9,7 @@ import pytest
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.frames import Ack, Bye, Credit, Redeliver, Retry
-from taskqueue_core.worker import Worker
+from taskqueue_worker import Worker
 from tests.worker.fake import PATIENCE, FakeServer, outcome, running, work
 from tests.worker.local import until
 

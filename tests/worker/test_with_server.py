@@ -17,10 +17,10 @@ from taskqueue_core import Queue, Task
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.config import Settings
 from taskqueue_core.queue import open_backend
-from taskqueue_core.server import Server
 from taskqueue_core.tasks import Ledger
-from taskqueue_core.worker import Context, Worker
-from taskqueue_core.worker.link import Link
+from taskqueue_server import Server
+from taskqueue_worker import Context, Worker
+from taskqueue_worker.server_link import Link
 from tests.worker.fake import PATIENCE, running
 from tests.worker.local import until
 from tests.worker.processes import program

@@ -6,9 +6,9 @@ import itertools
 from pathlib import Path
 
 import pytest
+from taskqueue_conformance import BackendSuite
 from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.conformance import BackendSuite
 
 from taskqueue_sqlite import SQLiteBackend
 

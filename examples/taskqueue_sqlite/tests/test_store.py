@@ -11,7 +11,7 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError, PublishUnconfirmed
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Task
 
 from taskqueue_sqlite import SQLiteBackend

@@ -2,7 +2,6 @@
 
 from taskqueue_core.capabilities.control import Control, Maintained
 from taskqueue_core.capabilities.dead_letters import DeadLetters
-from taskqueue_core.capabilities.flow import RoomBell, RoomBells
 from taskqueue_core.capabilities.require import (
     control_of,
     dead_lettering_of,
@@ -12,6 +11,7 @@ from taskqueue_core.capabilities.require import (
     revocation_of,
     slots_of,
 )
+from taskqueue_core.capabilities.room import RoomBell, RoomBells
 from taskqueue_core.capabilities.settings import Durability, Order, QueueSettings
 from taskqueue_core.capabilities.slots import (
     Endpoint,

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from taskqueue_core.errors import SettingsConflict
-from taskqueue_core.flow import RateLimit
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.retry import RetryPolicy
 
 __all__ = ["Durability", "Order", "QueueSettings"]

@@ -31,7 +31,7 @@ from typing import Protocol
 
 import msgspec
 
-from taskqueue_core.capabilities.flow import RoomBell
+from taskqueue_core.capabilities.room import RoomBell
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_label, check_number, kind_of
 
@@ -188,7 +188,7 @@ class SlotPool(Protocol):
 
     Times are in seconds, a ``ttl`` is more than 0. Models and servers are any printable text; holders and jobs are
     names as those of tasks. A call takes 1,000 leases at most. Methods raise `InvalidInput` for what is not so, and
-    `BackendUnavailable` where the store is out of reach. `taskqueue_core.slot_checks` checks it all.
+    `BackendUnavailable` where the store is out of reach. `taskqueue_core.authoring.slot_checks` checks it all.
     """
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:

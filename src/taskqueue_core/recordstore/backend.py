@@ -8,11 +8,11 @@ from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import Durability
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.recordstore.books import Books
-from taskqueue_core.recordstore.operators import RecordControl, RecordDeadLetters
+from taskqueue_core.recordstore.control import RecordControl, RecordDeadLetters
 from taskqueue_core.recordstore.publisher import RecordPublisher
 from taskqueue_core.recordstore.store import RecordStore
 from taskqueue_core.recordstore.subscription import RecordSubscription
+from taskqueue_core.recordstore.transitions import Books
 from taskqueue_core.tasks import Health
 
 __all__ = ["RecordBackend"]

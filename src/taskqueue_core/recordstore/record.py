@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskqueue_core.entries import Entry
+from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.tasks import Expired, State
 
 __all__ = ["Record"]

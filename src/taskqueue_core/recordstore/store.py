@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.flow import Bucket
+from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.recordstore.record import Record
 from taskqueue_core.tasks import State
 

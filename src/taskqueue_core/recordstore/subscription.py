@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
-from taskqueue_core.authoring import (
+from taskqueue_core.authoring.entries import LOST
+from taskqueue_core.authoring.helpers import (
     LocalSubscription,
     answer,
     checked_keys,
     checked_results,
     encodable,
 )
-from taskqueue_core.entries import LOST
 from taskqueue_core.limits import check_name
-from taskqueue_core.recordstore.books import STEP, Books
 from taskqueue_core.recordstore.record import Record
+from taskqueue_core.recordstore.transitions import STEP, Books
 from taskqueue_core.tasks import Delivery, Expired, Received, Settled, State
 
 __all__ = ["RecordSubscription"]

@@ -8,12 +8,12 @@ from starlette.responses import Response
 
 from taskqueue_core.capabilities import Left
 from taskqueue_core.limits import LIMITS, check_json
-from taskqueue_core.server.api import bodies
-from taskqueue_core.server.api.operations import Call, Operation, Query, Scope, answer, spliced
-from taskqueue_core.server.api.problems import ProblemError
-from taskqueue_dispatch.api.calls import dispatcher_of, job_of, unknown_job
+from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, unknown_job
 from taskqueue_dispatch.api.models import LateOut, PushedIn, TakenOut
 from taskqueue_dispatch.status import mark_of_queue
+from taskqueue_server.problems import ProblemError
+from taskqueue_server.routing import bodies
+from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer, spliced
 
 __all__ = ["OPERATIONS"]
 

@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
-from taskqueue_core.server.api import bodies
-from taskqueue_core.server.api.operations import Call, Operation, Scope
-from taskqueue_dispatch.api.calls import dispatcher_of, model_of
+from taskqueue_dispatch.api.handler_helpers import dispatcher_of, model_of
 from taskqueue_dispatch.models import ModelConfig
+from taskqueue_server.routing import bodies
+from taskqueue_server.routing.operations import Call, Operation, Scope
 
 __all__ = ["OPERATIONS"]
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.server.api.operations import Call, Operation, Query, Scope, answer
-from taskqueue_core.server.api.paging import LIMIT, link
-from taskqueue_core.server.api.problems import ProblemError
-from taskqueue_core.server.api.schemas import LABEL
-from taskqueue_dispatch.api.calls import dispatcher_of, label_of
+from taskqueue_dispatch.api.handler_helpers import dispatcher_of, label_of
 from taskqueue_dispatch.api.models import (
     EndpointIn,
     EndpointOut,
@@ -19,6 +15,10 @@ from taskqueue_dispatch.api.models import (
     Removed,
 )
 from taskqueue_dispatch.names import queue_of
+from taskqueue_server.problems import ProblemError
+from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer
+from taskqueue_server.routing.paging import LIMIT, link
+from taskqueue_server.routing.schemas import LABEL
 
 __all__ = ["OPERATIONS"]
 

@@ -7,18 +7,18 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import IdConflict, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_core.server.api.awaited import WAIT, seconds, waited
-from taskqueue_core.server.api.bodies import JSON
-from taskqueue_core.server.api.idempotency import IDEMPOTENCY_KEY, id_maker, reused
-from taskqueue_core.server.api.models import Cancelled
-from taskqueue_core.server.api.operations import Call, Operation, Scope, answer
-from taskqueue_core.server.api.problems import ProblemError, retry_after
-from taskqueue_dispatch.api.calls import dispatcher_of, job_of, unknown_job
+from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, unknown_job
 from taskqueue_dispatch.api.models import HandleIn, JobOut, LeasedOut, QueuedOut, SubmissionIn
 from taskqueue_dispatch.callbacks.records import record_of
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.status import JobState
 from taskqueue_dispatch.submit import Leased, NoSlots, Queued
+from taskqueue_server.api.models import Cancelled
+from taskqueue_server.api.wait import WAIT, seconds, waited
+from taskqueue_server.problems import ProblemError, retry_after
+from taskqueue_server.routing.bodies import JSON
+from taskqueue_server.routing.operations import Call, Operation, Scope, answer
+from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
 __all__ = ["OPERATIONS"]
 

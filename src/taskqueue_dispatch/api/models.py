@@ -10,12 +10,12 @@ from msgspec import Meta, Raw
 from taskqueue_core.capabilities import EndpointInfo
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import instant
-from taskqueue_core.server.api.schemas import Instant, Label, Name, Priority, Seconds
 from taskqueue_core.tasks import DEFAULT_PRIORITY, DeadLetter
 from taskqueue_dispatch.callbacks.records import CallbackRecord
 from taskqueue_dispatch.jobs import Submission
 from taskqueue_dispatch.registry import ModelView
 from taskqueue_dispatch.status import JobStatus
+from taskqueue_server.routing.schemas import Instant, Label, Name, Priority, Seconds
 
 __all__ = [
     "EndpointIn",

@@ -2,8 +2,8 @@
 
 from taskqueue_dispatch.callbacks.policy import policy_of
 from taskqueue_dispatch.callbacks.records import CallbackRecord
-from taskqueue_dispatch.callbacks.sending import Sender
-from taskqueue_dispatch.callbacks.signing import Signer
+from taskqueue_dispatch.callbacks.sender import Sender
+from taskqueue_dispatch.callbacks.signature import Signer
 from taskqueue_dispatch.callbacks.tasks import CALLBACK_URL, callback_id, callback_task, expiry_task
 
 __all__ = [

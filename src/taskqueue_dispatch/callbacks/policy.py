@@ -9,8 +9,8 @@ from taskqueue_core.capabilities import Order, QueueSettings, control_of, has
 from taskqueue_core.errors import ConfigurationError, SettingsConflict
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.egress import Policy
 from taskqueue_dispatch.names import CALLBACKS
+from taskqueue_dispatch.outbound_http import Policy
 
 __all__ = ["policy_of", "prepare"]
 

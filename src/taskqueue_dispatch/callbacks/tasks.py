@@ -10,8 +10,8 @@ from msgspec import structs
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_json
 from taskqueue_core.tasks import Task
-from taskqueue_dispatch.egress import read_url
 from taskqueue_dispatch.names import CALLBACKS
+from taskqueue_dispatch.outbound_http import read_url
 
 __all__ = [
     "CALLBACK_URL",

@@ -11,9 +11,10 @@ from typing import Any
 import typer
 import typer.core
 
-from taskqueue_core.cli import serve
-from taskqueue_core.cli.embedded import with_empty_value
-from taskqueue_dispatch.cli import configuring, demo, endpoints, jobs
+from taskqueue_cli.commands import serve
+from taskqueue_cli.embedded import with_empty_value
+from taskqueue_dispatch.cli import config as configuring
+from taskqueue_dispatch.cli import demo, endpoints, jobs
 
 __all__ = ["add_to"]
 

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_core.cli.output import AsJson, console, print_json
-from taskqueue_dispatch.cli.asking import NotFound, Server, Url, asked
+from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_dispatch.cli.server import NotFound, Server, Url, asked
 
 __all__ = ["add_to"]
 

@@ -14,14 +14,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_core.cli.lookup import moment
-from taskqueue_core.cli.output import AsJson, console, note, print_json
-from taskqueue_core.cli.publish import payload_of
+from taskqueue_cli.commands.publish import payload_of
+from taskqueue_cli.commands.status import moment
+from taskqueue_cli.output import AsJson, console, note, print_json
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.limits import check_name
-from taskqueue_core.remote.problems import problem_of
 from taskqueue_core.tasks import DEFAULT_PRIORITY
-from taskqueue_dispatch.cli.asking import NotFound, Server, Url, asked
+from taskqueue_dispatch.cli.server import NotFound, Server, Url, asked
+from taskqueue_remote.problems import problem_of
 
 __all__ = ["JobEnded", "NoSlots", "NotEnded", "add_to"]
 

@@ -13,11 +13,11 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from taskqueue_core.demo.cluster import DemoFailed
+from taskqueue_cli.demo.cluster import DemoFailed
 from taskqueue_core.together import together
 from taskqueue_dispatch.demo.plan import Job, Plan
-from taskqueue_dispatch.demo.site import Site
-from taskqueue_dispatch.gpu.simulated import SimulatedGpu
+from taskqueue_dispatch.demo.server import Site
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 
 __all__ = ["Clients"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.demo.report import Check
+from taskqueue_cli.demo.report import Check
 from taskqueue_core.tasks import Ledger
 
 __all__ = ["Callbacks", "Crash", "Lie", "OfModel", "Report"]

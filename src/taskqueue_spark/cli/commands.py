@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import typer
 
-from taskqueue_spark.cli import looking, moving, reporting, streaming
+from taskqueue_spark.cli import bulk as moving
+from taskqueue_spark.cli import report as reporting
+from taskqueue_spark.cli import stream as streaming
+from taskqueue_spark.cli import tables as looking
 
 __all__ = ["add_to"]
 

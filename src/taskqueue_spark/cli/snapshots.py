@@ -13,8 +13,8 @@ import msgspec
 
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_spark.cli.wanted import Wanted
-from taskqueue_spark.cli.working import Work, installed, needed, work
+from taskqueue_spark.cli.options import Wanted
+from taskqueue_spark.cli.session import Work, installed, needed, work
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -99,9 +99,9 @@ def store_options() -> dict[str, str]:
 
 def _little(source: dict[str, str] | None, wanted: Wanted) -> bool:
     """Whether there are few transitions, which is known before Spark has started."""
+    from taskqueue_spark.batch_reader import fewer  # noqa: PLC0415
     from taskqueue_spark.options import ReadOptions  # noqa: PLC0415 - Spark takes its time
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415
-    from taskqueue_spark.reading import fewer  # noqa: PLC0415
 
     if source is None:
         return tables.rows(wanted.saved or Path(), "transitions") < _LITTLE
@@ -151,10 +151,10 @@ def taken(wanted: Wanted, *, makes: bool = False) -> Iterator[Taken]:
 
 def take(running: Work, source: dict[str, str], place: Path) -> tuple[int, int, dict[str, str]]:
     """Take a snapshot; return how many transitions it has, how much was damaged, and options of what follows on it."""
+    from taskqueue_spark.batch_reader import pinned, read_journal  # noqa: PLC0415
     from taskqueue_spark.columns import distinct  # noqa: PLC0415 - Spark takes its time
     from taskqueue_spark.options import ReadOptions  # noqa: PLC0415
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415
-    from taskqueue_spark.reading import pinned, read_journal  # noqa: PLC0415
 
     with running.stages.stage("read the journal") as stage:
         end = pinned(ReadOptions.of(source))

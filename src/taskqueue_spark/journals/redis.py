@@ -11,8 +11,8 @@ from typing import Self, TypeVar
 import pyarrow as pa
 
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.journal import Entry, JournalReader, Reply, Steps, entries_of, steps_of
-from taskqueue_redis.journal import Span as Numbers
+from taskqueue_redis.journal.reader import Entry, JournalReader, Reply, Steps, entries_of, steps_of
+from taskqueue_redis.journal.reader import Span as Numbers
 from taskqueue_spark.columns import BEYOND, MISSING, Damaged, batch_of, damage
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch, worth
 

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from taskqueue_core.tasks import State
 from taskqueue_spark.columns import TASK_EVENTS
 from taskqueue_spark.pipeline.gaps import Holes, gaps
-from taskqueue_spark.pipeline.steps import ENDED, OVER, TASK, code_of, name_of, steps, words
+from taskqueue_spark.pipeline.task_steps import ENDED, OVER, TASK, code_of, name_of, steps, words
 
 __all__ = ["ANOMALIES", "VERDICTS", "against", "audit", "conservation", "gaps"]
 

@@ -7,7 +7,7 @@ from pyspark.sql import functions as fn
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
-from taskqueue_spark.pipeline.spells import (
+from taskqueue_spark.pipeline.durations import (
     MICROSECONDS,
     micros,
     run_ends,

@@ -30,9 +30,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_spark.pipeline.gaps import Holes
-from taskqueue_spark.pipeline.rules import fate, flow
-from taskqueue_spark.pipeline.steps import OF_TASK, steps, words
-from taskqueue_spark.pipeline.switches import settings
+from taskqueue_spark.pipeline.rules import per_lane as flow
+from taskqueue_spark.pipeline.rules import per_task as fate
+from taskqueue_spark.pipeline.settings_history import settings
+from taskqueue_spark.pipeline.task_steps import OF_TASK, steps, words
 
 __all__ = ["RULES", "counts", "violations"]
 

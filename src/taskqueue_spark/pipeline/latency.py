@@ -9,7 +9,7 @@ from pyspark.sql import functions as fn
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
-from taskqueue_spark.pipeline.spells import MICROSECONDS, seconds_of, steps
+from taskqueue_spark.pipeline.durations import MICROSECONDS, seconds_of, steps
 
 __all__ = ["DURATIONS", "PERCENTILES", "latency"]
 

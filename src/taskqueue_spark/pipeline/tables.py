@@ -24,7 +24,7 @@ from pyspark.sql.types import DateType
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import TRANSITIONS
-from taskqueue_spark.locking import alone
+from taskqueue_spark.folder_lock import alone
 
 __all__ = [
     "Snapshot",

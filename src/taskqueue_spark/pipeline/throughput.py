@@ -5,11 +5,17 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
-from taskqueue_core.entries import POISONED
+from taskqueue_core.authoring.entries import POISONED
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
 from taskqueue_spark.columns import TASK_EVENTS
-from taskqueue_spark.pipeline.spells import MICROSECONDS, executions, micros, run_ends, seconds_of
+from taskqueue_spark.pipeline.durations import (
+    MICROSECONDS,
+    executions,
+    micros,
+    run_ends,
+    seconds_of,
+)
 
 __all__ = ["concurrency", "throughput"]
 

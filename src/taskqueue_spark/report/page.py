@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from taskqueue_spark.report import scales
+from taskqueue_spark.report import numbers as scales
 from taskqueue_spark.report.plots import Series, bars, over_time, ranges
 
 __all__ = ["page", "written"]

@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 from markupsafe import Markup, escape
 
-from taskqueue_spark.report.scales import clock, marks, short, time_marks
+from taskqueue_spark.report.numbers import clock, marks, short, time_marks
 
 __all__ = ["Series", "bars", "over_time", "ranges"]
 

@@ -15,6 +15,6 @@ it); `running` is the process around them, `alerts` says when somebody should lo
 """
 
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.running import Summary, run
+from taskqueue_spark.service.process import Summary, run
 
 __all__ = ["StreamOptions", "Summary", "run"]

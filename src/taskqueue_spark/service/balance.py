@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.journal import JournalReader
+from taskqueue_redis.journal.reader import JournalReader
 from taskqueue_spark.options import redis_settings
 from taskqueue_spark.service.state import ENDS, LIVE, Baseline, Books, Probe, State
 

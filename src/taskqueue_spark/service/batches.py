@@ -21,18 +21,18 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import DAMAGED
 from taskqueue_spark.offsets import Offsets
-from taskqueue_spark.service import folding
-from taskqueue_spark.service.advancing import (
+from taskqueue_spark.service import aggregate as folding
+from taskqueue_spark.service.balance import Asked, probe, resolve
+from taskqueue_spark.service.options import StreamOptions
+from taskqueue_spark.service.rising import judge
+from taskqueue_spark.service.state import State, load, save
+from taskqueue_spark.service.update import (
     Alive,
     advance,
     horizon_of,
     note_positions,
     without_old_windows,
 )
-from taskqueue_spark.service.balance import Asked, probe, resolve
-from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.rising import judge
-from taskqueue_spark.service.state import State, load, save
 from taskqueue_spark.service.windows import write_hours
 
 __all__ = ["Batches"]

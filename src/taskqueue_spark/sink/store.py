@@ -20,8 +20,8 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Control, control_of
 from taskqueue_core.config import load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.migration import ShardedBackend
 from taskqueue_core.queue import open_backend
-from taskqueue_core.succession import ShardedBackend
 from taskqueue_redis.config import RedisSettings
 
 __all__ = ["STORE_OPTIONS", "Store", "places_of"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from taskqueue_core.authoring import SubscriptionBase
+from taskqueue_core.authoring.helpers import SubscriptionBase
 from taskqueue_core.backend import Backend, Capabilities
 from taskqueue_core.errors import BackendUnavailable, LeaseLost
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Received, Settled, Task

@@ -6,10 +6,10 @@ import asyncio
 
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.hooks import Hooks
+from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.loading import load_backend
-from taskqueue_core.observed import ObservedBackend
-from taskqueue_core.server.logs import set_up_logs
-from taskqueue_core.server.running.serve import Server
+from taskqueue_server.logs import set_up_logs
+from taskqueue_server.process.serve import Server
 from tests.chaos.history import Log, What
 from tests.chaos.programs.common import Setup
 from tests.chaos.programs.noted import NotedBackend

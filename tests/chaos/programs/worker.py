@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 
-from taskqueue_core.worker import Context, Reject, Retry, Worker
+from taskqueue_worker import Context, Reject, Retry, Worker
 from tests.chaos.history import Log, What
 from tests.chaos.programs.common import Setup
 

@@ -10,7 +10,7 @@ import sys
 from prefect.server.api.server import create_app
 from prefect.server.task_queue import TaskQueue
 
-from taskqueue_prefect import replacing
+from taskqueue_prefect import patches as replacing
 from taskqueue_prefect.errors import NotAsConfigured
 
 STRICT = "TASKQUEUE_PREFECT_STRICT"

@@ -13,7 +13,7 @@ import msgspec
 from pydantic import ValidationError
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError, TaskQueueError
-from taskqueue_core.flow import Bucket
+from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.recordstore import Record, RecordStore
 from taskqueue_core.tasks import State
 

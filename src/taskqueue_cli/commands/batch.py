@@ -1,0 +1,199 @@
+"""``taskqueue publish --batch``: a file of tasks, one JSON object per line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import typer
+from msgspec import Raw
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from taskqueue_cli.backends import opened
+from taskqueue_cli.failures import FAILED
+from taskqueue_cli.output import console, note, print_json
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.queue import Queue, instant
+from taskqueue_core.tasks import DEFAULT_PRIORITY, Published, Task, new_id
+
+__all__ = ["publish_file"]
+
+_LONGEST = LIMITS.payload + LIMITS.header_bytes + 16 * 1024
+_BATCH = 500
+_SHOWN = 20
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    key: str | None = None
+    payload: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
+    id: str | None = None
+    headers: dict[str, str] = {}
+    priority: int = DEFAULT_PRIORITY
+    tenant: str | None = None
+    ordering_key: str | None = None
+    deadline: float | None = None
+    not_before: float | None = None
+    delay: float | None = None
+    expires_in: float | None = None
+    max_attempts: int | None = None
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+class _Sum:
+    """What became of the lines."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.statuses: Counter[str] = Counter()
+        self.faults: list[dict[str, Any]] = []
+
+    def count(self, line: int, status: str, detail: str | None) -> None:
+        self.statuses[status] += 1
+        if detail is not None and len(self.faults) < _SHOWN:
+            self.faults.append({"line": line, "status": status, "detail": detail})
+
+    def told(self) -> dict[str, Any]:
+        kinds = (*(status.value for status in Published), "invalid")
+        counts = {name: self.statuses[name] for name in kinds}
+        return {"lines": self.lines, **counts, "faults": self.faults}
+
+    @property
+    def stored(self) -> bool:
+        return set(+self.statuses) <= {Published.ACCEPTED.value, Published.DUPLICATE.value}
+
+
+def publish_file(
+    path: Path, key: str | None, server: str | None, *, wait: float, as_json: bool
+) -> None:
+    """Publish the good lines whatever the others are like; exit with 1 if not every line is stored.
+
+    For room it waits up to ``wait`` seconds in all.
+    """
+    done = _Sum()
+    end = time.monotonic() + wait
+    try:
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size or None
+            with _progress(quiet=as_json) as progress:
+                bar = progress.add_task("publishing", total=size)
+                advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - one line
+                asyncio.run(_publish(file, key, server, done, advance, end=end))
+    except OSError as error:
+        raise InvalidInput("batch", error.strerror or "an error", "a readable file") from None
+    if as_json:
+        print_json(done.told())
+    else:
+        _print(done)
+    if not done.stored:
+        raise typer.Exit(FAILED)
+
+
+async def _publish(
+    file: BinaryIO,
+    key: str | None,
+    server: str | None,
+    done: _Sum,
+    advance: Callable[[int], None],
+    *,
+    end: float,
+) -> None:
+    read = 0
+    async with opened(server) as backend:
+        await backend.health()  # a backend elsewhere tells its time with its first answer
+        queue = Queue(backend)
+        pending: list[tuple[int, Task]] = []
+        for number, line in enumerate(_lines(file), start=1):
+            read += len(line)
+            if not line.strip():
+                continue
+            done.lines += 1
+            try:
+                pending.append((number, _task(line, key, backend.now())))
+            except InvalidInput as error:
+                done.count(number, "invalid", str(error))
+            if len(pending) >= _BATCH:
+                await _send(queue, pending, end, done)
+                advance(read)
+        await _send(queue, pending, end, done)
+        advance(read)
+
+
+async def _send(queue: Queue, pending: list[tuple[int, Task]], end: float, done: _Sum) -> None:
+    wait = max(0.0, end - time.monotonic())
+    confirmations = await queue.publish_many((task for _, task in pending), wait=wait)
+    for (number, _), confirmation in zip(pending, confirmations, strict=True):
+        why = confirmation.reason or confirmation.status.value
+        done.count(number, confirmation.status.value, None if confirmation.stored else why)
+    pending.clear()
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    while line := file.readline(_LONGEST):
+        yield line
+        while not line.endswith(b"\n") and len(line) == _LONGEST:
+            line = file.readline(_LONGEST)  # the rest of a line that is invalid for its length
+
+
+def _task(line: bytes, key: str | None, now: float) -> Task:
+    try:
+        told = _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(
+            "line", str(error)[:120], "one JSON object that describes a task"
+        ) from None
+    return Task(
+        key=told.key or key or "",
+        payload=bytes(told.payload),
+        id=new_id() if told.id is None else told.id,
+        headers=told.headers,
+        priority=told.priority,
+        tenant=told.tenant,
+        ordering_key=told.ordering_key,
+        deadline=instant(now, "expires_in", told.expires_in, "deadline", told.deadline),
+        not_before=instant(now, "delay", told.delay, "not_before", told.not_before),
+        max_attempts=told.max_attempts,
+    )
+
+
+def _progress(*, quiet: bool) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    shown = not quiet and console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=not shown)
+
+
+def _print(done: _Sum) -> None:
+    told = done.told()
+    counts = (
+        f"{told[name]:,} {name}" for name in told if name not in {"lines", "faults"} and told[name]
+    )
+    mark = "[green]✔[/]" if done.stored else "[red]✘[/]"
+    console.print(f"{mark} {done.lines:,} lines: {', '.join(counts) or 'nothing to publish'}")
+    for fault in done.faults:
+        note(f"line {fault['line']}: {fault['status']}: {fault['detail']}", "red")
+    hidden = sum(done.statuses[name] for name in ("invalid", "refused", "conflict")) - len(
+        done.faults
+    )
+    if hidden > 0:
+        note(f"and {hidden:,} more", "red")

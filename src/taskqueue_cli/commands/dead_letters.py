@@ -1,0 +1,203 @@
+"""``taskqueue dlq``: look at dead letters, and decide about them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from taskqueue_cli.backends import REACH, ServerUrl, opened
+from taskqueue_cli.commands.status import Id, Key, NoTask, moment
+from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_core.capabilities import dead_letters_of
+from taskqueue_core.dead_letter_filter import act_on_all
+from taskqueue_core.protocol.frames import to_wire_task
+from taskqueue_core.tasks import DeadLetter
+
+__all__ = ["add_to"]
+
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="ID", help="Task ids.", show_default=False)
+]
+Everything = Annotated[bool, typer.Option("--all", help="All of the queue's dead letters.")]
+Reason = Annotated[
+    str | None, typer.Option(help="Those with this reason, word for word.", show_default=False)
+]
+Error = Annotated[
+    str | None, typer.Option(help="Those in whose last error this stands.", show_default=False)
+]
+OlderThan = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Those that failed so long ago.", show_default=False),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many to list.")]
+
+_TEXT = "Look at dead letters, and decide about them."
+dlq = typer.Typer(help=f"{_TEXT}\n\n{REACH}", short_help=_TEXT, no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(dlq, name="dlq")
+
+
+@dlq.command(name="list")
+def listing(
+    key: Key, *, limit: Limit = 100, server: ServerUrl = None, as_json: AsJson = False
+) -> None:
+    """List dead letters of a queue, oldest first."""
+    found = asyncio.run(_list(key, limit, server))
+    if as_json:
+        print_json([_told(letter) for letter in found])
+        return
+    if not found:
+        console.print(f"No dead letters in [bold]{key}[/].")
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("id", style="bold", overflow="fold")
+    table.add_column("attempts", justify="right")
+    table.add_column("losses", justify="right")
+    table.add_column("failed at", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    table.add_column("last error", overflow="fold")
+    for letter in found:
+        numbers = (str(letter.attempt), str(letter.losses), moment(letter.failed_at))
+        table.add_row(letter.task.id, *numbers, Text(letter.reason), Text(_last_error(letter)))
+    console.print(table)
+    if len(found) == limit:
+        console.print(f"[dim]There may be more than these {limit}: use --limit.")
+
+
+@dlq.command()
+def show(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
+    """Show one dead letter with its payload and history."""
+    letter = asyncio.run(_find(key, task_id, server))
+    if letter is None:
+        raise NoTask(f"there is no dead letter {task_id!r} in queue {key!r}")
+    if as_json:
+        print_json(_told(letter))
+        return
+    table = Table.grid(padding=(0, 2))
+    rows = {
+        "task": letter.task.id,
+        "reason": letter.reason,
+        "attempts": str(letter.attempt),
+        "losses": str(letter.losses),
+        "failed at": moment(letter.failed_at),
+        "payload": msgspec.json.format(letter.task.payload, indent=2).decode(),
+    }
+    for name, value in rows.items():
+        table.add_row(Text(name, "dim"), Text(value))
+    for failure in letter.history:
+        line = f"{moment(failure.at)}  attempt {failure.attempt}: {failure.error}"
+        table.add_row(Text("history", "dim"), Text(line))
+    console.print(table)
+
+
+@dlq.command()
+def redrive(
+    key: Key,
+    ids: Ids = None,
+    *,
+    everything: Everything = False,
+    reason: Reason = None,
+    error: Error = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make dead tasks waiting again, with their attempts granted anew."""
+    conditions = {"reason": reason, "error": error, "older_than": older_than}
+    _check(ids, conditions, everything=everything)
+    if everything and not yes:
+        _confirm(f"Redrive all dead letters of {key}?", as_json=as_json)
+    count = asyncio.run(_act("redrive", key, ids or [], conditions, server))
+    _report(count, "waiting again", as_json=as_json)
+
+
+@dlq.command()
+def discard(
+    key: Key,
+    ids: Ids = None,
+    *,
+    everything: Everything = False,
+    reason: Reason = None,
+    error: Error = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give dead tasks up for good. This cannot be undone."""
+    conditions = {"reason": reason, "error": error, "older_than": older_than}
+    _check(ids, conditions, everything=everything)
+    if not yes:
+        what = f"{len(ids)} dead letters" if ids else "all dead letters"
+        like = " like that" if any(conditions.values()) else ""
+        _confirm(f"Discard {what}{like} of {key} for good?", as_json=as_json)
+    count = asyncio.run(_act("discard", key, ids or [], conditions, server))
+    _report(count, "discarded", as_json=as_json)
+
+
+def _check(
+    ids: list[str] | None, conditions: dict[str, str | float | None], *, everything: bool
+) -> None:
+    some = any(value is not None for value in conditions.values())
+    if bool(ids) + everything + some != 1:
+        raise typer.BadParameter("give either task ids or --all or conditions", param_hint="ID")
+
+
+def _confirm(question: str, *, as_json: bool) -> None:
+    if as_json or not sys.stdin.isatty():
+        raise typer.BadParameter("nobody can be asked here: add --yes", param_hint="--yes")
+    if not typer.confirm(question):
+        raise typer.Exit(1)
+
+
+def _report(count: int, what: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"count": count})
+    else:
+        console.print(f"{count:,} {what}")
+
+
+async def _list(key: str, limit: int, server: str | None) -> list[DeadLetter]:
+    async with opened(server) as backend:
+        return list(await dead_letters_of(backend).list(key, limit=limit))
+
+
+async def _find(key: str, task_id: str, server: str | None) -> DeadLetter | None:
+    async with opened(server) as backend:
+        return await dead_letters_of(backend).get(key, task_id)
+
+
+async def _act(
+    verb: str,
+    key: str,
+    ids: list[str],
+    conditions: dict[str, str | float | None],
+    server: str | None,
+) -> int:
+    async with opened(server) as backend:
+        letters = dead_letters_of(backend)
+        if any(value is not None for value in conditions.values()):
+            await backend.health()  # a backend elsewhere tells its time with its first answer
+            return await act_on_all(letters, verb, key, backend.now(), **conditions)
+        return await (letters.redrive if verb == "redrive" else letters.discard)(key, *ids)
+
+
+def _told(letter: DeadLetter) -> dict[str, Any]:
+    told = {name: getattr(letter, name) for name in letter.__struct_fields__}
+    return told | {"task": to_wire_task(letter.task)}
+
+
+def _last_error(letter: DeadLetter) -> str:
+    return letter.history[-1].error if letter.history else ""

@@ -1,0 +1,126 @@
+"""``taskqueue demo``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sysconfig
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from taskqueue_cli.embedded import embedded_store
+from taskqueue_cli.failures import FAILED, INTERRUPTED
+from taskqueue_cli.output import AsJson, console, note, paragraphs, print_json
+from taskqueue_core.config import Settings, load_settings
+
+__all__ = ["add_to", "until_told"]
+
+T = TypeVar("T")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="demo", help=paragraphs(run.__doc__))(run)
+
+
+def run(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PATH",
+            help="A folder, or one file. Default: Python's standard library.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="What the server stores tasks in: a name, a module path or module:attr. TASKQUEUE_BACKEND.",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 2,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Take so many files at the most.", show_default=False)
+    ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the journal of the run there, written anew, for `taskqueue pipeline report --journal FILE`.",
+            show_default=False,
+        ),
+    ] = None,
+    keep_going: Annotated[
+        bool,
+        typer.Option(
+            "--keep-going", help="Leave server and workers running afterwards, until Ctrl-C."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a real job: digest, count and compress every file under PATH, with failures on purpose.
+
+    Starts a server and workers as processes and publishes one task per file. About one task in a
+    hundred fails once, one is poison and fails always, and midway a worker is killed (SIGKILL) with
+    deliveries in hand. At the end the ledger must balance, and every result must equal a direct
+    computation; else it exits with 1.
+
+    A backend that needs a store, and whose settings name none, gets one of its own for the run.
+    """
+    from taskqueue_cli.demo import (  # noqa: PLC0415 - no other command needs it
+        DemoFailed,
+        DemoOptions,
+        Report,
+        run_demo,
+        view_for,
+    )
+
+    word = backend or load_settings(Settings).backend
+    store = embedded_store(word)
+    embedded = store is not None and store.wanted()
+    options = DemoOptions(
+        path=path or Path(sysconfig.get_path("stdlib")),
+        backend=word,
+        embedded=embedded,
+        workers=workers,
+        limit=limit,
+        journal=journal,
+        keep_going=keep_going,
+    )
+    shown = Console(stderr=True, highlight=False) if as_json else console
+    reports: list[Report] = []
+
+    def reported(report: Report) -> None:
+        reports.append(report)
+        if as_json:
+            print_json(report.told())
+
+    try:
+        asyncio.run(until_told(run_demo(options, view_for(shown), reported)))
+    except DemoFailed as error:
+        if error.logs:
+            note(error.logs, "dim")
+        raise
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        if not reports:
+            raise typer.Exit(INTERRUPTED) from None
+    if not all(report.ok for report in reports):
+        raise typer.Exit(FAILED)
+
+
+async def until_told(work: Coroutine[Any, Any, T]) -> T:
+    """Have SIGTERM and SIGHUP end the work as Ctrl-C does: in order."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, task.cancel)
+    return await task

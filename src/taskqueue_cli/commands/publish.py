@@ -1,0 +1,197 @@
+"""``taskqueue publish``: one task, or a file of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from taskqueue_cli.backends import REACH, ServerUrl, opened
+from taskqueue_cli.commands.batch import publish_file
+from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_core.backend import Backend
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, check_duration
+from taskqueue_core.queue import Queue, stored
+from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, new_id
+
+__all__ = ["add_to", "payload_of"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    text = "Publish one task, or with --batch a file of them."
+    app.command(name="publish", help=f"{text}\n\n{REACH}", short_help=text)(publish)
+
+
+def publish(
+    key: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KEY",
+            help="The kind of work; names the queue. With --batch: for lines without one.",
+            show_default=False,
+        ),
+    ] = None,
+    payload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PAYLOAD|-|@FILE",
+            help="JSON text; - reads it from stdin, @FILE from a file. Without it: null.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    task_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            help="Publishing the same id again is harmless. Default: random.",
+            show_default=False,
+        ),
+    ] = None,
+    priority: Annotated[
+        int, typer.Option(min=0, max=9, help="A higher one is delivered first.")
+    ] = DEFAULT_PRIORITY,
+    delay: Annotated[
+        float | None,
+        typer.Option(help="Deliver no earlier than in so many seconds.", show_default=False),
+    ] = None,
+    expires_in: Annotated[
+        float | None,
+        typer.Option(help="Do not deliver after so many seconds.", show_default=False),
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Who it belongs to.", show_default=False)
+    ] = None,
+    ordering_key: Annotated[
+        str | None,
+        typer.Option(help="Tasks with the same one run one after another.", show_default=False),
+    ] = None,
+    max_attempts: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Overrides the queue's own.", show_default=False),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="May be repeated.", show_default=False),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Ask a full or paused queue again for so long."
+        ),
+    ] = 0,
+    batch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Publish each line of a file (- is stdin): an object with key, payload, id, priority, "
+            "delay, expires_in ...",
+            show_default=False,
+        ),
+    ] = None,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """See `add_to`."""
+    if batch is not None:
+        mine = (payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header)
+        if any(value is not None for value in mine) or priority != DEFAULT_PRIORITY:
+            raise typer.BadParameter(
+                "the lines of the file say everything but the key", param_hint="--batch"
+            )
+        publish_file(batch, key, server, wait=wait, as_json=as_json)
+        return
+    if key is None:
+        raise typer.BadParameter("a key is needed, or --batch FILE", param_hint="KEY")
+    task = Task(
+        key=key,
+        payload=payload_of(payload),
+        id=new_id() if task_id is None else task_id,
+        priority=priority,
+        tenant=tenant,
+        ordering_key=ordering_key,
+        max_attempts=max_attempts,
+        headers=_headers(header or []),
+    )
+    confirmation = asyncio.run(_publish(task, delay, expires_in, server, wait))
+    if as_json:
+        print_json(confirmation)
+    else:
+        _print(confirmation)
+
+
+async def _publish(
+    task: Task, delay: float | None, expires_in: float | None, server: str | None, wait: float
+) -> Confirmation:
+    async with opened(server) as backend:
+        task = await _timed(backend, task, delay, expires_in)
+        (confirmation,) = await Queue(backend).publish_many([task], wait=wait)
+    return stored(confirmation)
+
+
+async def _timed(
+    backend: Backend, task: Task, delay: float | None, expires_in: float | None
+) -> Task:
+    if delay is None and expires_in is None:
+        return task
+    await backend.health()  # a backend elsewhere tells its time with its first answer
+    fields = {name: getattr(task, name) for name in task.__struct_fields__}
+    for name, seconds, field in (
+        ("delay", delay, "not_before"),
+        ("expires_in", expires_in, "deadline"),
+    ):
+        if seconds is not None:
+            check_duration(name, seconds)
+            fields[field] = backend.now() + seconds
+    return Task(**fields)
+
+
+def payload_of(word: str | None) -> bytes:
+    """Return the JSON text that a word on the command line stands for. Raises `InvalidInput`."""
+    if word is None:
+        return b"null"
+    text = _read(word).strip()
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise InvalidInput(
+            "payload",
+            "text that is not JSON",
+            """JSON; words need quotes of their own: '"hello"'""",
+        ) from None
+    return text
+
+
+def _read(word: str) -> bytes:
+    if word == "-":
+        return sys.stdin.buffer.read(LIMITS.payload + 1)
+    if not word.startswith("@"):
+        return word.encode("utf-8", "surrogateescape")
+    try:
+        with Path(word[1:]).open("rb") as file:
+            return file.read(LIMITS.payload + 1)
+    except OSError as error:
+        raise InvalidInput("payload", error.strerror or "an error", "a readable file") from None
+
+
+def _headers(words: list[str]) -> dict[str, str]:
+    headers = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or not name:
+            raise InvalidInput("header", "text without '='", "NAME=VALUE")
+        headers[name] = value
+    return headers
+
+
+def _print(confirmation: Confirmation) -> None:
+    text = f"[green]✔[/] {confirmation.status.value}  {confirmation.task_id}"
+    if confirmation.position:
+        text += f"  [dim]{confirmation.position:,} before it"
+    console.print(text)

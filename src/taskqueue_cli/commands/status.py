@@ -1,0 +1,91 @@
+"""``taskqueue status`` and ``taskqueue result``."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from msgspec import Raw
+from rich.table import Table
+from rich.text import Text
+
+from taskqueue_cli.backends import REACH, ServerUrl, opened
+from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.tasks import TaskStatus
+
+__all__ = ["NoResult", "NoTask", "add_to", "moment"]
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The task's key.", show_default=False)]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)]
+
+
+class NoTask(TaskQueueError):
+    """Nothing is known of a task: it never was, or its time to be remembered is over."""
+
+    code = "not_found"
+
+
+class NoResult(TaskQueueError):
+    """A task has no result: it has not ended yet, ended otherwise, or its result was dropped in time."""
+
+    code = "no_result"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command, text in (
+        (status, "Show what is known of one task."),
+        (result, "Print the result of one task, as JSON."),
+    ):
+        app.command(help=f"{text}\n\n{REACH}", short_help=text)(command)
+
+
+def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
+    """Exit with 1 if nothing is known of the task."""
+    found, _ = asyncio.run(_read(key, task_id, server))
+    if found is None:
+        raise NoTask(f"nothing is known of task {task_id!r} in queue {key!r}")
+    if as_json:
+        print_json(found)
+        return
+    table = Table.grid(padding=(0, 2))
+    rows = {
+        "state": found.state.value.replace("_", " "),
+        "attempt": str(found.attempt),
+        "losses": str(found.losses),
+        "since": moment(found.updated_at),
+        "progress": "" if found.progress is None else str(found.progress),
+        "error": found.error or "",
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(Text(name, "dim"), Text(value))
+    console.print(table)
+
+
+def result(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
+    """Exit with 1 if there is none."""
+    found, text = asyncio.run(_read(key, task_id, server))
+    if text is None:
+        why = "nothing is known of the task" if found is None else f"it is {found.state.value}"
+        raise NoResult(f"task {task_id!r} in queue {key!r} has no result: {why}")
+    print_json({"key": key, "task_id": task_id, "result": Raw(text)} if as_json else Raw(text))
+
+
+async def _read(
+    key: str, task_id: str, server: str | None
+) -> tuple[TaskStatus | None, bytes | None]:
+    async with opened(server) as backend:
+        control = control_of(backend)
+        (text,) = await control.results(key, task_id)
+        (found,) = await control.statuses(key, task_id)
+        return found, text
+
+
+def moment(at: float) -> str:
+    """Return a time for people, in this machine's zone."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

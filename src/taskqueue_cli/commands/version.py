@@ -1,0 +1,53 @@
+"""``taskqueue version``."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from typing import Annotated
+
+import typer
+
+from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_core.loading import installed_backends
+
+__all__ = ["add_to"]
+
+_DISTRIBUTION = "taskqueue-backends"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command, and the option that people try first."""
+    app.command(name="version")(show)
+    app.callback()(options)
+
+
+def _print(asked: bool) -> None:  # noqa: FBT001 - a callback's only argument
+    if asked:
+        show()
+        raise typer.Exit
+
+
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Hold the options that come before a command."""
+
+
+def show(*, as_json: AsJson = False) -> None:
+    """Show the version, Python's, and the installed backends."""
+    try:
+        own = version_of(_DISTRIBUTION)
+    except PackageNotFoundError:
+        own = "unknown"
+    python, backends = platform.python_version(), installed_backends()
+    if as_json:
+        print_json({"version": own, "python": python, "backends": backends})
+        return
+    console.print(
+        f"taskqueue {own} (Python {python}); backends: {', '.join(backends) or 'none installed'}"
+    )

@@ -1,0 +1,86 @@
+"""``taskqueue worker``."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from taskqueue_cli.logs import LogLevel, set_up
+from taskqueue_cli.output import AsJson, console, paragraphs, print_json
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_worker import BaseWorker, LocalWorker, Worker, load_worker
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="worker", help=paragraphs(run.__doc__))(run)
+
+
+def run(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:ATTR", help="Where the Worker is.", show_default=False)
+    ],
+    *,
+    url: Annotated[
+        str | None, typer.Option(help="The server. TASKQUEUE_SERVER_URL.", show_default=False)
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many handlers run at once.", show_default=False),
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Work on the store itself, without a server.")
+    ] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="The store of a local worker: a name, a module path or module:attr. TASKQUEUE_BACKEND.",
+            show_default=False,
+        ),
+    ] = None,
+    worker_id: Annotated[
+        str | None, typer.Option(help="A name of its own.", show_default=False)
+    ] = None,
+    log_level: LogLevel = "info",
+    as_json: AsJson = False,
+) -> None:
+    """Run a worker until Ctrl-C or SIGTERM; a second one hands back at once what still runs.
+
+    With --local or --backend it works on the store itself, without a server; so does a LocalWorker in any case.
+
+    Exits with 3 if its handlers only fail, and with 4 if the server will not have it.
+    """
+    set_up(log_level, load_settings(Settings).log_format)
+    worker = _configured(load_worker(target), url, local, backend)
+    worker.configure(worker_id=worker_id, concurrency=concurrency)
+    if as_json:
+        print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
+    else:
+        console.print(
+            f"[green]●[/] working for [bold]{', '.join(worker.keys)}[/]  [dim]Ctrl-C ends it"
+        )
+    worker.run()
+
+
+def _configured(
+    worker: BaseWorker,
+    url: str | None,
+    local: bool,  # noqa: FBT001 - as the command line has it
+    backend: str | None,
+) -> BaseWorker:
+    if isinstance(worker, Worker):
+        if not local and backend is None:
+            worker.configure(url=url)
+            return worker
+        worker = LocalWorker.of(worker)
+    if url is not None:
+        raise ConfigurationError("a local worker has no server: leave out --url")
+    if isinstance(worker, LocalWorker):
+        worker.configure(backend=backend)
+    return worker

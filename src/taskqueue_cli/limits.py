@@ -1,0 +1,111 @@
+"""Limits of the flow, as commands read and show them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.rate_limit import IntervalUnit, RateLimit
+
+__all__ = ["NONE", "limits_of", "number_of", "rate_of", "rate_text", "seconds_of", "weighted"]
+
+NONE = "none"
+_NUMBER = re.compile(r"[0-9]{1,10}")
+_SECONDS = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10})?")
+_NAMES = 3
+"""tenants or queues that are named where there are many"""
+_RATE = re.compile(rf"({_NUMBER.pattern})/([0-9]{{0,7}})([smh])")
+_UNITS = {"s": IntervalUnit.SECONDS, "m": IntervalUnit.MINUTES, "h": IntervalUnit.HOURS}
+_LETTERS = {unit: letter for letter, unit in _UNITS.items()}
+
+
+def number_of(field: str, word: str) -> int | None:
+    """Read a number, or ``none``. Raises `InvalidInput`."""
+    if word == NONE:
+        return None
+    if _NUMBER.fullmatch(word):
+        return int(word)
+    raise InvalidInput(field, f"text of length {len(word)}", f"a number, or {NONE}")
+
+
+def seconds_of(field: str, word: str) -> float | None:
+    """Read seconds, or ``none``. Raises `InvalidInput`."""
+    if word == NONE:
+        return None
+    if _SECONDS.fullmatch(word):
+        return float(word)
+    raise InvalidInput(field, f"text of length {len(word)}", f"seconds, as 600 or 0.5, or {NONE}")
+
+
+def weighted(weights: Mapping[str, int], words: Iterable[str]) -> dict[str, int]:
+    """Return weights as words change them. Raises `InvalidInput`.
+
+    ``TENANT=N`` sets one, ``TENANT=none`` takes it away, and ``none`` takes all away.
+    """
+    changed = dict(weights)
+    for word in words:
+        tenant, sign, number = word.rpartition("=")
+        if word == NONE:
+            changed.clear()
+        elif not (sign and tenant):
+            raise InvalidInput("weight", f"text of length {len(word)}", f"TENANT=N, or {NONE}")
+        elif (weight := number_of("weight", number)) is None:
+            changed.pop(tenant, None)
+        else:
+            changed[tenant] = weight
+    return changed
+
+
+def rate_of(field: str, word: str) -> dict[str, Any] | None:
+    """Read ``100/1m`` (``100/m`` will do) as the fields of a rate limit, or ``none``. Raises `InvalidInput`."""
+    if word == NONE:
+        return None
+    if found := _RATE.fullmatch(word):
+        tokens, interval, unit = found.groups()
+        return {
+            "max_tokens": int(tokens),
+            "interval": int(interval or 1),
+            "interval_unit": _UNITS[unit],
+        }
+    allowed = f"tasks in a time, as 100/1m, 1000/1s or 15/1h, or {NONE}"
+    raise InvalidInput(field, f"text of length {len(word)}", allowed)
+
+
+def rate_text(limit: RateLimit) -> str:
+    """Return what `rate_of` reads."""
+    return f"{limit.max_tokens}/{limit.interval}{_LETTERS[limit.interval_unit]}"
+
+
+def limits_of(settings: QueueSettings) -> list[str]:
+    """Say in a few words each what limits a queue."""
+    told = {
+        "paused": settings.paused,
+        "intake paused": settings.intake_paused,
+        f"moved to {settings.moved_to}": settings.moved_to,
+        f"capacity {settings.capacity or 0:,}": settings.capacity,
+        f"{settings.max_inflight:,} in flight": settings.max_inflight,
+        _rate(settings.rate_limit): settings.rate_limit,
+        f"lost after {settings.max_processing_time or 0:,g} s without progress": settings.max_processing_time,
+        "fair": settings.order is Order.FAIR,
+        f"weights {_few(f'{name}={n}' for name, n in settings.weights.items())}": settings.weights,
+        f"capacity {settings.tenant_capacity or 0:,} a tenant": settings.tenant_capacity,
+        f"{settings.tenant_max_inflight:,} in flight a tenant": settings.tenant_max_inflight,
+        f"{_rate(settings.tenant_rate_limit)} a tenant": settings.tenant_rate_limit,
+        f"{settings.floor_share:.0%} for the lowest": settings.floor_share,
+        f"{settings.shards:,} shards": settings.shards > 1,
+        f"copied to {_few(settings.bound_to)}": settings.bound_to,
+    }
+    return [words for words, there in told.items() if there]
+
+
+def _rate(limit: RateLimit | None) -> str:
+    return "" if limit is None else rate_text(limit)
+
+
+def _few(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = len(shown) - _NAMES
+    return " ".join(shown[:_NAMES]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,57 @@
+"""Which tests of the kit apply to a backend: each test declares what it needs, each class what its backend has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from taskqueue_conformance.harness import Harness
+    from taskqueue_core.backend import Capability
+
+    Need = Capability | Literal["atomic_retry", "durable", "manual_clock", "shared"]
+
+__all__ = ["add_needs", "missing", "needs", "needs_of"]
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+_OTHERS = ("atomic_retry", "durable", "manual_clock", "shared")
+_NEEDS = "__taskqueue_needs__"
+
+
+def needs(*what: Need) -> Callable[[Test], Test]:
+    """Declare what a test needs: it is not collected in a class whose backend lacks any of it."""
+
+    def declare(test: Test) -> Test:
+        add_needs(test, what)
+        return test
+
+    return declare
+
+
+def add_needs(test: Callable[..., Any], what: Collection[Need]) -> None:
+    """Add to what a test needs: what is added comes first."""
+    for need in what:
+        if not isinstance(need, StrEnum) and need not in _OTHERS:
+            raise ValueError(f"no such need: {need!r}. Name a Capability, or one of {_OTHERS}")
+    vars(test)[_NEEDS] = tuple(dict.fromkeys([*what, *needs_of(test)]))
+
+
+def needs_of(test: object) -> tuple[Need, ...]:
+    """Return what a test needs."""
+    found: tuple[Need, ...] = getattr(test, _NEEDS, ())
+    return found
+
+
+def missing(harness: type[Harness], test: object) -> Need | None:
+    """Return the first need of a test that a class does not declare, ``None`` if the test applies."""
+    return next((need for need in needs_of(test) if not _declares(harness, need)), None)
+
+
+def _declares(harness: type[Harness], need: Need) -> bool:
+    if need == "manual_clock":
+        return harness.manual_clock
+    if need in _OTHERS:
+        return bool(getattr(harness.capabilities, need))
+    return need in harness.capabilities.names

@@ -1,0 +1,86 @@
+"""What a backend declares it keeps; what it does not declare it refuses by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, Bench
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.suites.fan_out import bound
+from taskqueue_conformance.suites.order import FAIR
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import Order, QueueSettings, has
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.rate_limit import IntervalUnit, RateLimit
+
+__all__ = ["DeclaredSuite"]
+
+_LIMITS: dict[str, Any] = {
+    "capacity": 7,
+    "max_inflight": 3,
+    "rate_limit": RateLimit(max_tokens=5, interval=2, interval_unit=IntervalUnit.MINUTES),
+    "paused": True,
+    "intake_paused": True,
+}
+
+
+class DeclaredSuite(Harness):
+    """Settings of ``flow``, ``order`` and ``fan_out``, and ordering keys, with the capability and without."""
+
+    @needs(Capability.CONTROL)
+    async def test_limits_are_kept_or_refused(self, bench: Bench) -> None:
+        """Limits are settings like others; a backend without ``flow`` refuses each by its name."""
+        if has(bench.backend, Capability.FLOW):
+            confirmed = await bench.configure(**_LIMITS)
+            assert confirmed == QueueSettings(version=1, **_LIMITS)
+            assert await bench.control.settings(KEY) == confirmed
+            return
+        for name, limit in _LIMITS.items():
+            with pytest.raises(InvalidInput) as refused:
+                await bench.configure(**{name: limit})
+            assert refused.value.field == name
+        assert await bench.control.settings(KEY) == QueueSettings()
+
+    @needs(Capability.CONTROL)
+    async def test_order_is_kept_or_refused(self, bench: Bench) -> None:
+        """An order is settings like others; a backend without ``order`` refuses each by its name."""
+        chosen: dict[str, Any] = {"order": Order.FAIR, **FAIR, "floor_share": 0.25}
+        if has(bench.backend, Capability.ORDER):
+            confirmed = await bench.configure(**chosen)
+            assert confirmed == QueueSettings(version=1, **chosen)
+            assert await bench.control.settings(KEY) == confirmed
+            return
+        for name, value in chosen.items():
+            with pytest.raises(InvalidInput) as refused:
+                await bench.configure(**{name: value})
+            assert refused.value.field == name
+        assert await bench.control.settings(KEY) == QueueSettings()
+
+    @needs(Capability.CONTROL)
+    async def test_binding_is_kept_or_refused(self, bench: Bench) -> None:
+        """A binding is a setting like others; a backend without ``fan_out`` refuses it by its name."""
+        if has(bench.backend, Capability.FAN_OUT):
+            one, two = await bound(bench, 2)
+            told = await bench.control.settings(KEY)
+            assert told.bound_to == (one, two)
+            return
+        with pytest.raises(InvalidInput) as refused:
+            await bench.configure(bound_to=("copies",))
+        assert refused.value.field == "bound_to"
+        assert await bench.control.settings(KEY) == QueueSettings()
+
+    async def test_order_per_entity_or_refused(self, bench: Bench) -> None:
+        """A backend without ``order`` refuses an ordering key by its name and stores nothing; a tenant it notes."""
+        if has(bench.backend, Capability.ORDER):
+            await bench.publish("t1", ordering_key="e")
+            assert (await bench.one(bench.subscribe())).task.ordering_key == "e"
+            return
+        with pytest.raises(InvalidInput) as refused:
+            await bench.backend.publisher.publish(bench.task("t1", ordering_key="e"))
+        assert refused.value.field == "ordering_key"
+        await bench.publish("t2", tenant="a")
+        (delivery,) = await bench.take(bench.subscribe(), 9)
+        assert (delivery.task.id, delivery.task.tenant) == ("t2", "a")

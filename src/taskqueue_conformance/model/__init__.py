@@ -1,0 +1,1 @@
+"""An independent model of a backend, and the state machine that compares both."""

@@ -1,0 +1,85 @@
+"""What the state machine draws: few of everything, so that it meets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from taskqueue_conformance.bench import KEY, OTHER
+from taskqueue_core.capabilities import Order
+from taskqueue_core.rate_limit import RateLimit
+
+__all__ = [
+    "KEYS",
+    "WORKERS",
+    "arrangements",
+    "batches",
+    "bounds",
+    "delays",
+    "keys",
+    "names",
+    "owners",
+    "pauses",
+    "places",
+    "tasks",
+    "tellers",
+]
+
+KEYS = (KEY, OTHER)
+WORKERS = ("w1", "w1", "w2")
+
+keys = st.sampled_from(KEYS)
+names = st.sampled_from(["t1", "t2", "t3", "t4", "t5", "t6", "t7"])
+delays = st.sampled_from([None, None, None, None, None, 1, 3])
+batches = st.lists(names, min_size=1, max_size=6)
+tasks = st.fixed_dictionaries(
+    {
+        "payload": st.sampled_from([1, 1, 1, 2]),
+        "priority": st.sampled_from([5, 5, 8]),
+        "tenant": st.sampled_from(["a", "b", None]),
+        "ordering_key": st.sampled_from([None, None, "e"]),
+        "not_before": delays,
+        "deadline": delays,
+    }
+)
+"""fields of tasks; times in units from now"""
+owners = st.integers(0, len(WORKERS) - 1)
+tellers = st.sampled_from([None] * len(WORKERS) + list(range(len(WORKERS))))
+"""``None``: whoever owns the delivery"""
+_tokens = st.sampled_from([None, None, None, RateLimit(max_tokens=1)])
+bounds: dict[str, st.SearchStrategy[Any]] = {
+    "capacity": st.sampled_from([None, None, 2, 4]),
+    "max_inflight": st.sampled_from([0, 0, 0, 1, 2]),
+    "rate_limit": _tokens,
+    "max_processing_time": st.sampled_from([None, None, 2, 4]),
+}
+"""limits of a queue; times in units"""
+_rarely = st.sampled_from([False] * 5 + [True])
+pauses = {"paused": _rarely, "intake_paused": _rarely}
+_shares = st.sampled_from([0.0, 0.0, 0.5])
+arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "order": st.just(Order.FIFO),
+            "weights": st.just({}),
+            "tenant_capacity": st.none(),
+            "tenant_max_inflight": st.just(0),
+            "tenant_rate_limit": st.none(),
+            "floor_share": _shares,
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "order": st.just(Order.FAIR),
+            "weights": st.sampled_from([{}, {}, {"a": 3}]),
+            "tenant_capacity": st.sampled_from([None, None, None, 1]),
+            "tenant_max_inflight": st.sampled_from([0, 0, 0, 1]),
+            "tenant_rate_limit": _tokens,
+            "floor_share": _shares,
+        }
+    ),
+)
+"""an order with all that belongs to it"""
+places = st.integers(0, 15)
+"""which of the deliveries so far, counted from the latest and over again where there are fewer"""

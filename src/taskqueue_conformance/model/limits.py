@@ -1,0 +1,153 @@
+"""The limits of one queue of the model: what they forbid, and what they do not."""
+
+from __future__ import annotations
+
+import math
+
+from taskqueue_conformance.model.entries import Span
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.rate_limit import Bucket, RateLimit, bucket_after
+from taskqueue_core.tasks import Confirmation, Published, Refusal
+
+__all__ = ["Limits"]
+
+_SLACK = 1e-3
+"""of a token or a second: what a store may round"""
+
+
+class _Tokens:
+    """The least and the most tokens that there may be."""
+
+    def __init__(self) -> None:
+        self.limit: RateLimit | None = None
+        self._least: Bucket | None = None
+        self._most: Bucket | None = None
+
+    def configured(self, limit: RateLimit | None, span: Span) -> None:
+        self._least = bucket_after(self._least, self.limit, limit, span[0])
+        self._most = bucket_after(self._most, self.limit, limit, span[1])
+        self.limit = limit
+
+    def take(self, name: str, at: float) -> None:
+        if self.limit is None or self._least is None or self._most is None:
+            return
+        for bucket in (self._least, self._most):
+            bucket.fill(self.limit, at)
+            bucket.tokens -= 1
+        assert self._most.tokens > -_SLACK, f"{name} was handed out without a token (law 5)"
+        self._least.tokens = max(0.0, self._least.tokens)
+
+    def opens_at(self, now: float) -> float | None:
+        if self.limit is None or self._least is None:
+            return None
+        self._least.fill(self.limit, now)
+        if self._least.tokens >= 1 + _SLACK:
+            return None
+        return self._least.next_at(self.limit) + _SLACK
+
+
+class Limits:
+    """Settings in force, and the tokens of the queue and of each tenant."""
+
+    def __init__(self) -> None:
+        """Start without limits."""
+        self.settings = QueueSettings()
+        self._tokens = _Tokens()
+        self._of_tenants: dict[str | None, _Tokens] = {}
+
+    def configured(self, settings: QueueSettings, span: Span) -> None:
+        """Other settings came into force at some moment of ``span``."""
+        self._tokens.configured(settings.rate_limit, span)
+        if settings.tenant_rate_limit is None:
+            self._of_tenants = {}
+        for tokens in self._of_tenants.values():
+            tokens.configured(settings.tenant_rate_limit, span)
+        self.settings = settings
+
+    # publish
+
+    def answers(self, waiting: Span, of_tenant: Span) -> set[Published]:
+        """Return what a new task may be answered where so many, at least and at most, were never handed out."""
+        allowed = set()
+        if not (self._full(waiting[0], of_tenant[0])):
+            allowed.add(Published.ACCEPTED)
+        if self._full(waiting[1], of_tenant[1]):
+            allowed.add(Published.REFUSED)
+        return allowed
+
+    def check_refusal(self, answer: Confirmation, waiting: Span, of_tenant: Span) -> None:
+        """A new task was refused, as one may be."""
+        settings, allowed = self.settings, set()
+        if settings.intake_paused:
+            allowed.add(Refusal.INTAKE_PAUSED)
+        else:
+            if waiting[1] >= (settings.capacity or math.inf):
+                allowed.add(Refusal.QUEUE_FULL)
+            if waiting[0] < (settings.capacity or math.inf):
+                allowed.add(Refusal.TENANT_FULL)
+        assert answer.code in allowed, f"refused as {answer.code}, allowed: {allowed} (law 6)"
+        assert answer.reason, "refused without a reason (law 6)"
+        assert answer.retry_after, "refused without a word on when to try again (law 6)"
+        if answer.code is not Refusal.INTAKE_PAUSED:
+            least, most = of_tenant if answer.code is Refusal.TENANT_FULL else waiting
+            assert answer.depth is not None
+            assert least <= answer.depth <= most, (
+                f"{answer.depth} tasks count, it must be {least} to {most} (law 6)"
+            )
+
+    def _full(self, waiting: float, of_tenant: float) -> bool:
+        settings = self.settings
+        return (
+            settings.intake_paused
+            or waiting >= (settings.capacity or math.inf)
+            or of_tenant >= (settings.tenant_capacity or math.inf)
+        )
+
+    # deliver
+
+    def handed_out(
+        self, name: str, tenant: str | None, at: float, in_flight: int, of_tenant: int
+    ) -> None:
+        """A task was handed out at that time, while so many were surely in flight."""
+        settings = self.settings
+        assert not settings.paused, f"{name} was handed out of a paused queue (law 5)"
+        for bound, running, whose in (
+            (settings.max_inflight, in_flight, "of the queue"),
+            (settings.tenant_max_inflight, of_tenant, f"of the tenant {tenant!r}"),
+        ):
+            assert not bound or running < bound, (
+                f"{name} was handed out as number {running + 1} {whose}, "
+                f"{bound} may be in flight (law 5)"
+            )
+        self._tokens.take(name, at)
+        self._of_tenant(tenant).take(name, at)
+
+    def may_want_place(self, in_flight: int, of_tenant: int) -> bool:
+        """Whether nothing of a tenant need be handed out for now, however many tokens there are."""
+        bound = self.settings.max_inflight
+        full = bound > 0 and in_flight >= bound
+        return self.settings.paused or full or self.may_want_own_place(of_tenant)
+
+    def may_want_own_place(self, of_tenant: int) -> bool:
+        """Whether nothing of a tenant need be handed out while it has so many in flight."""
+        bound = self.settings.tenant_max_inflight
+        return bound > 0 and of_tenant >= bound
+
+    def opens_at(self, now: float, tenant: str | None) -> float | None:
+        """Return when there is a token for sure; ``None``: there is one since ``now`` at the latest."""
+        times = [self._tokens.opens_at(now), self._of_tenant(tenant).opens_at(now)]
+        return max((time for time in times if time is not None), default=None)
+
+    def own_opens_at(self, now: float, tenant: str | None) -> float | None:
+        """Return when the tenant has a token of its own for sure; ``None``: it has one."""
+        return self._of_tenant(tenant).opens_at(now)
+
+    def _of_tenant(self, tenant: str | None) -> _Tokens:
+        """Return a tenant's tokens: until it has taken one it has all."""
+        if tenant not in self._of_tenants:
+            tokens = _Tokens()
+            tokens.configured(self.settings.tenant_rate_limit, (0.0, 0.0))
+            if self.settings.tenant_rate_limit is None:
+                return tokens
+            self._of_tenants[tenant] = tokens
+        return self._of_tenants[tenant]

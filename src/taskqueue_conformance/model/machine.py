@@ -1,0 +1,280 @@
+"""Random histories: a Hypothesis state machine drives the backend and holds it against the model.
+
+A failure prints the shortest history that shows it, a call a line, with what the backend answered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.model.draws import (
+    KEYS,
+    WORKERS,
+    arrangements,
+    batches,
+    bounds,
+    keys,
+    names,
+    owners,
+    pauses,
+    places,
+    tasks,
+    tellers,
+)
+from taskqueue_conformance.model.model import Model
+from taskqueue_conformance.model.moves import Moves, told
+from taskqueue_core.backend import Capability
+from taskqueue_core.tasks import Delivery, Settled, State
+
+__all__ = ["MachineSuite", "QueueMachine"]
+
+
+class QueueMachine(Moves):
+    """Publishers, three subscriptions of two workers, an operator, and time. Its unit of time is half of ``short``.
+
+    What is drawn never depends on what the backend answered, for on a store with a clock of its own the same history
+    may be answered otherwise the second time. So a rule that finds nothing to act on does nothing.
+    """
+
+    @initialize(
+        limits=st.tuples(*[st.fixed_dictionaries(bounds)] * len(KEYS)),
+        arranged=st.tuples(*[arrangements] * len(KEYS)),
+    )
+    def open(
+        self, limits: tuple[dict[str, Any], ...], arranged: tuple[dict[str, Any], ...]
+    ) -> None:
+        """Set short windows, limits and orders, where settings can be set, and open the subscriptions."""
+        self.model = Model(self.run(self.prepare()))
+        for key, some, order in zip(KEYS, limits, arranged, strict=True):
+            if self.has(Capability.FLOW):
+                self.limit(key, some)
+            if self.has(Capability.ORDER):
+                self.arrange(key, order)
+        self.subscriptions = [self.bench.subscribe(*KEYS, consumer=name) for name in WORKERS]
+
+    @rule(key=keys, chosen=batches, fields=tasks)
+    def publish(self, key: str, chosen: list[str], fields: dict[str, Any]) -> None:
+        """Publish tasks: fresh ones, known ones, ones with another payload."""
+        dates = {name: self.at(fields[name]) for name in ("not_before", "deadline")}
+        entity = fields["ordering_key"] if self.has(Capability.ORDER) else None
+        told = {**fields, **dates, "ordering_key": entity}
+        fresh = [self.bench.task(name, key=key, **told) for name in chosen]
+        answers, span = self.timed(self.bench.backend.publisher.publish(*fresh))
+        for task, answer in zip(fresh, answers, strict=True):
+            self.model.published(task, answer, span)
+        self.done(", ".join(answer.status for answer in answers))
+
+    @rule(owner=owners, limit=st.integers(1, 4))
+    def receive(self, owner: int, limit: int) -> None:
+        """Receive what is there."""
+        answer, span = self.timed(self.subscriptions[owner].receive(limit, 0))
+        self.model.received(owner, KEYS, limit, answer, span)
+        found = [told(delivery) for delivery in answer.deliveries]
+        found += [f"expired {entry.key}/{entry.task_id}" for entry in answer.expired]
+        self.deliveries += answer.deliveries
+        self.done(", ".join(found) or "nothing")
+
+    @rule(key=keys, chosen=batches, fields=tasks, owner=owners, limit=st.integers(1, 4))
+    def publish_and_receive(
+        self, *, key: str, chosen: list[str], fields: dict[str, Any], owner: int, limit: int
+    ) -> None:
+        """Publish tasks, and receive right after."""
+        self.publish(key, chosen, fields)
+        self.receive(owner, limit)
+
+    @rule(served=st.lists(owners, min_size=2, max_size=6))
+    def serve(self, served: list[int]) -> None:
+        """Receive one by one."""
+        for owner in served:
+            self.receive(owner, 1)
+
+    @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
+    def ack(self, owner: int, chosen: list[int]) -> None:
+        """Ack deliveries, current or not."""
+        if found := self.chosen(*chosen):
+            self.settle("ack", found, self.subscriptions[owner].ack(*found))
+
+    @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
+    def redeliver(self, owner: int, chosen: list[int]) -> None:
+        """Hand deliveries back."""
+        if found := self.chosen(*chosen):
+            self.settle("redeliver", found, self.subscriptions[owner].redeliver(*found))
+
+    @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
+    @rule(teller=tellers, place=places)
+    def lose(self, teller: int | None, place: int) -> None:
+        """Hand a delivery back as lost: only its owner can tell."""
+        for delivery in self.chosen(place):
+            owner = self.model.owners[delivery.receipt]
+            teller = owner if teller is None else teller
+            call = self.subscriptions[teller].redeliver(delivery, lost=True)
+            self.settle("lost", [delivery], call, foreign=teller != owner)
+
+    @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
+    @rule(owner=owners, place=places)
+    def dead_letter(self, owner: int, place: int) -> None:
+        """Bury a delivery."""
+
+        async def bury(delivery: Delivery) -> tuple[Settled, ...]:
+            return (await self.bench.bury(self.subscriptions[owner], delivery),)
+
+        for delivery in self.chosen(place):
+            self.settle("dead_letter", [delivery], bury(delivery))
+
+    @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
+    @rule(place=places, delay=st.integers(0, 3))
+    def retry(self, place: int, delay: int) -> None:
+        """Schedule a retry that settles a delivery, current or not."""
+        for delivery in self.chosen(place):
+            self.schedule(delivery.task, delay, None, delivery)
+
+    @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
+    @rule(
+        key=keys,
+        name=names,
+        delay=st.integers(0, 3),
+        token=st.sampled_from([None, None, "a", "attempt:1"]),
+    )
+    def retry_from_afar(self, key: str, name: str, delay: int, token: str | None) -> None:
+        """Schedule a retry with no delivery in hand, of a live, a dead, an ended or an unheard-of task."""
+        entry = self.model.entries.get((key, name))
+        task = self.bench.task(name, key=key, payload=1) if entry is None else entry.task
+        if entry is None or self.model.surely_known(entry, self.span()):
+            self.schedule(task, delay, token, None)
+
+    @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
+    @rule(key=keys, chosen=st.lists(names, max_size=2, unique=True))
+    def redrive(self, key: str, chosen: list[str]) -> None:
+        """Redrive some dead tasks, or all."""
+        if not self.any(State.DEAD):
+            return
+        moved, span = self.timed(self.bench.dead_letters.redrive(key, *chosen))
+        self.model.redriven(self.the_dead(key, chosen, moved), span)
+        self.done(f"{moved} redriven")
+
+    @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
+    @rule(key=keys, chosen=st.lists(names, max_size=2, unique=True))
+    def discard(self, key: str, chosen: list[str]) -> None:
+        """Discard some dead tasks, or all."""
+        if not self.any(State.DEAD):
+            return
+        moved, span = self.timed(self.bench.dead_letters.discard(key, *chosen))
+        for entry in self.the_dead(key, chosen, moved):
+            self.model.ended(entry, State.DISCARDED, span)
+        self.done(f"{moved} discarded")
+
+    @precondition(lambda self: self.has(Capability.CONTROL))
+    @rule(key=keys, name=names)
+    def cancel(self, key: str, name: str) -> None:
+        """Cancel a task."""
+        if not self.model.entries:
+            return
+        answer, span = self.timed(self.bench.control.cancel(key, name))
+        entry = self.model.entries.get((key, name))
+        live = entry is not None and entry.state.live
+        if entry is None or not entry.maybe_late(span):
+            assert answer is live, f"cancel answered {answer} for a task that was live: {live}"
+        if answer and entry is not None:
+            self.model.ended(entry, State.CANCELLED, span)
+        self.done("cancelled" if answer else "not live")
+
+    @rule(owner=owners)
+    def close(self, owner: int) -> None:
+        """Close a subscription and open another in its place."""
+        self.run(self.subscriptions[owner].close())
+        self.model.closed(owner)
+        self.subscriptions[owner] = self.bench.subscribe(*KEYS, consumer=WORKERS[owner])
+        self.done("closed, and another one opened")
+
+    @precondition(lambda self: self.has(Capability.HANDOVER))
+    @rule(owner=owners, place=places)
+    def adopt(self, owner: int, place: int) -> None:
+        """Adopt a delivery, one's own worker's or another's, current or not."""
+        same = [index for index, worker in enumerate(WORKERS) if worker == WORKERS[owner]]
+        for delivery in self.chosen(place):
+            call = self.bench.adopt(self.subscriptions[owner], delivery.receipt)
+            (answer,), span = self.timed(call)
+            self.model.adopted(owner, same, delivery, answer, span)
+            self.done(f"{told(delivery)} {'adopted' if answer else 'not adopted'}")
+
+    @precondition(lambda self: self.has(Capability.FLOW))
+    @rule(key=keys, limits=st.fixed_dictionaries({}, optional=bounds | pauses))
+    def limit(self, key: str, limits: dict[str, Any]) -> None:
+        """Limit the flow of a queue, or lift some of its limits."""
+        if patience := limits.get("max_processing_time"):
+            limits = {**limits, "max_processing_time": patience * self.unit}
+        settings, span = self.timed(self.bench.configure(key, **limits))
+        self.model.configured(key, settings, span)
+        self.done("in force")
+
+    @precondition(lambda self: self.has(Capability.ORDER))
+    @rule(key=keys, arranged=arrangements)
+    def arrange(self, key: str, arranged: dict[str, Any]) -> None:
+        """Change who is next in a queue."""
+        settings, span = self.timed(self.bench.configure(key, **arranged))
+        self.model.configured(key, settings, span)
+        self.done("in force")
+
+    @precondition(lambda self: self.has(Capability.CONTROL))
+    @rule(place=places)
+    def progress(self, place: int) -> None:
+        """Report progress of a delivery, current or not."""
+        for delivery in self.chosen(place):
+            answer, span = self.timed(self.bench.control.progress(delivery, 0.5))
+            self.model.progressed(delivery, span, answer=answer)
+            self.done(f"{told(delivery)} {'noted' if answer else 'not noted'}")
+
+    @rule(units=st.integers(1, 7))
+    def advance(self, units: int) -> None:
+        """Let time pass."""
+        self.run(self.bench.advance(units * self.unit))
+        self.done("")
+
+    @precondition(lambda self: self.has(Capability.CONTROL))
+    @rule(units=st.integers(0, 5))
+    def maintain(self, units: int) -> None:
+        """Let time pass or not, and do the housekeeping until nothing is left to do."""
+        if not self.model.entries:
+            return
+        self.run(self.bench.advance(units * self.unit))
+        span = self.span()
+        expired = 0
+        for _ in range(10):
+            done, (_, end) = self.timed(self.bench.control.maintain())
+            expired += len(done.expired)
+            self.model.expired(done.expired, (span[0], end))
+            if not (done.promoted or done.expired or done.forgotten or done.recovered):
+                break
+        self.model.maintained(span)
+        late = [entry.name for entry in self.model.entries.values() if entry.surely_late(span)]
+        assert not late, f"housekeeping left {late} alive after their deadlines (law 8)"
+        self.done(f"{expired} expired")
+
+
+class MachineSuite(Harness):
+    """Random histories against the model."""
+
+    def test_machine(self) -> None:
+        """No history of calls, limits and time breaks a law (laws 1, 2, 3, 4, 5, 6, 7, 8, 9, 10; C26, D5)."""
+        machine = type("Machine", (QueueMachine,), {"harness": self})
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=self.max_examples,
+                stateful_step_count=50,
+                deadline=None,
+                print_blob=True,
+                report_multiple_bugs=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

@@ -1,0 +1,370 @@
+"""A backend as plain dictionaries: what the state machine holds the real one against.
+
+The model does not predict; it follows. Each method takes what the backend answered, fails where no correct backend
+could have answered so, and notes what follows. ``span`` is the store's time before and after the call: what lies
+within it may have gone either way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from taskqueue_conformance.model.entries import Entry, Span
+from taskqueue_conformance.model.shelf import Shelf
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.tasks import (
+    Confirmation,
+    Delivery,
+    Expired,
+    Ledger,
+    Published,
+    Received,
+    Settled,
+    State,
+    Task,
+    TaskStatus,
+)
+
+__all__ = ["Model"]
+
+
+class Model(Shelf):
+    """Every task that was ever published, and the counts of entries that ended in earlier lives."""
+
+    def __init__(self, settings: QueueSettings | None) -> None:
+        """Know the settings of all queues, or nothing of them."""
+        super().__init__()
+        self.owners: dict[str, int] = {}
+        self._settings = settings
+        window = None if settings is None else settings.dedupe_window
+        self._window = (0.0, float("inf")) if window is None else (window, window)
+        self._past: dict[str, Counter[State]] = {}
+        self._issued: set[str] = set()
+        self._numbers = 0
+
+    # publish
+
+    def published(self, task: Task, answer: Confirmation, span: Span) -> None:
+        """A task was published."""
+        entry = self.entries.get((task.key, task.id))
+        limits = self.limits[task.key]
+        waiting = self.waiting(task, span), self.waiting(task, span, of_tenant=True)
+        allowed = set()
+        if entry is None or entry.maybe_forgotten(span, self._window):
+            allowed |= limits.answers(*waiting)
+        if entry is not None and not entry.surely_forgotten(span, self._window):
+            same = entry.task.payload == task.payload
+            allowed.add(Published.DUPLICATE if same else Published.CONFLICT)
+        assert answer.status in allowed, (
+            f"publish answered {answer.status}, allowed: {allowed} (laws 6, 7)"
+        )
+        if answer.status is Published.REFUSED:
+            limits.check_refusal(answer, *waiting)
+        if answer.status is Published.ACCEPTED:
+            fresh = self._renew(task, life=True)
+            fresh.fresh = True
+            if task.not_before is not None and task.not_before > span[0]:
+                fresh.schedule(task.not_before, span, self._number())
+            else:
+                fresh.offer(span, self._number())
+
+    def retried(
+        self,
+        task: Task,
+        at: float,
+        answer: Published | None,
+        span: Span,
+        *,
+        token: str | None,
+        settles: Delivery | None,
+    ) -> None:
+        """A retry was asked for; ``None`` stands for `LeaseLost`."""
+        entry = self.entries.get((task.key, task.id))
+        word = token or f"attempt:{settles.attempt if settles else entry.handed if entry else 0}"
+        stale = settles is not None and (entry is None or entry.receipt != settles.receipt)
+        allowed: set[Published | None] = {None if stale else Published.ACCEPTED}
+        if entry is not None and word in entry.tokens:
+            allowed = {Published.DUPLICATE}
+        if stale and entry is not None and not self.surely_known(entry, span):
+            allowed.add(None)
+        if settles is not None and entry is not None and entry.maybe_late(span):
+            allowed.add(None)
+        assert answer in allowed, (
+            f"schedule_retry answered {answer}, allowed: {allowed} (laws 2, 7)"
+        )
+        if answer is Published.ACCEPTED:
+            if entry is not None and entry.state is State.DEAD:
+                entry.priors = {entry.attempt or 0}
+            elif entry is None or not entry.state.live:
+                known = entry is not None
+                entry = self._renew(task, life=False)
+                entry.attempt = entry.attempt if known else None
+            elif entry.maybe_available(span):
+                entry.holds = entry.holds or None
+                self.turns[task.key].reset()
+            self._end_receipt(entry, "retry" if settles else None)
+            entry.tokens.add(word)
+            entry.attempt = None if entry.attempt is None else entry.attempt + 1
+            entry.losses, entry.fresh = 0, False
+            entry.schedule(at, span, self._number())
+
+    # deliver
+
+    def received(
+        self, owner: int, keys: Iterable[str], limit: int, answer: Received, span: Span
+    ) -> None:
+        """A subscription over ``keys`` received."""
+        self.expired(answer.expired, span)
+        assert len(answer.deliveries) <= limit, "more deliveries than the limit"
+        for delivery in answer.deliveries:
+            assert delivery.task.key in keys, "a delivery of a key that was not subscribed"
+            self._delivered(owner, delivery, span)
+        mine = [entry for entry in self.entries.values() if entry.task.key in keys]
+        if len(answer.deliveries) < limit and not answer.again:
+            left = [
+                entry.name
+                for entry in mine
+                if self.surely_free(entry, span) and self.opens_at(entry, span) is None
+            ]
+            assert not left, f"available and not delivered: {left}"
+        if not (answer.deliveries or answer.again):
+            due = min((self.known_at(entry, span) for entry in mine), default=inf)
+            told = answer.due_at
+            assert due == inf or (told is not None and told <= due), f"due_at is {told}, not {due}"
+
+    def _delivered(self, owner: int, delivery: Delivery, span: Span) -> None:
+        entry = self.entries.get((delivery.task.key, delivery.task.id))
+        assert entry is not None, f"{delivery.task.id} was never published (law 7)"
+        at = delivery.delivered_at
+        if entry.maybe_hung(span):  # the receive itself may take it back
+            self._lose(entry, span)
+        assert entry.maybe_available(span), (
+            f"{entry.name} is {entry.state} and was delivered (laws 2, 8)"
+        )
+        assert at >= entry.due, f"{entry.name} was delivered before its time (law 8)"
+        deadline = entry.task.deadline
+        assert deadline is None or at < deadline, (
+            f"{entry.name} was delivered after its deadline (law 8)"
+        )
+        assert delivery.task == entry.task, f"{entry.name} was changed on the way"
+        assert delivery.receipt not in self._issued, (
+            f"{entry.name} got a receipt used before (law 2)"
+        )
+        entry.attempt = delivery.attempt if entry.attempt is None else entry.attempt
+        told, true = (delivery.attempt, delivery.losses), (entry.attempt, entry.losses)
+        assert told == true, f"{entry.name} has (attempt, losses) {told}, it must be {true} (law 3)"
+        assert delivery.prior in entry.priors, f"{entry.name} has prior {delivery.prior}"
+        self.check_order(entry, span)
+        limits = self.limits[entry.task.key]
+        running = [
+            e for e in self.in_flight(entry.task) if not (e.maybe_late(span) or e.maybe_hung(span))
+        ]
+        own = [e for e in running if e.task.tenant == entry.task.tenant and not e.uncounted]
+        limits.handed_out(entry.name, entry.task.tenant, at, len(running), len(own))
+        self._issued.add(delivery.receipt)
+        self.owners[delivery.receipt] = owner
+        entry.deliver(delivery, limits.settings.max_processing_time)
+
+    def adopted(
+        self,
+        owner: int,
+        rivals: Sequence[int],
+        delivery: Delivery,
+        answer: Delivery | None,
+        span: Span,
+    ) -> None:
+        """A subscription adopted what one of ``rivals`` (of the same worker) held, or did not."""
+        entry = self._held(delivery)
+        right = entry is not None and self.owners[delivery.receipt] in rivals
+        if not (entry is not None and entry.maybe_late(span)):
+            assert (answer is not None) is right, (
+                f"adopt answered {answer}, right to it: {right} (law 2)"
+            )
+        if answer is not None:
+            assert (answer.task, answer.receipt, answer.attempt, answer.losses) == (
+                delivery.task,
+                delivery.receipt,
+                delivery.attempt,
+                delivery.losses,
+            ), "the adopted delivery differs from the one that was handed out"
+            self.owners[delivery.receipt] = owner
+
+    def progressed(self, delivery: Delivery, span: Span, *, answer: bool) -> None:
+        """Progress was reported of a delivery, current or not."""
+        entry = self._held(delivery)
+        if entry is None or not entry.maybe_late(span):
+            assert answer is (entry is not None), (
+                f"progress answered {answer}, the receipt is current: {entry is not None} (law 2)"
+            )
+        if answer and entry is not None:
+            entry.alive = span
+
+    # settle
+
+    def settled(
+        self, verb: str, delivery: Delivery, answer: Settled, span: Span, *, foreign: bool = False
+    ) -> None:
+        """One settlement was answered; a ``foreign`` one was not the caller's to make."""
+        entry = None if foreign else self._held(delivery)
+        if entry is None:
+            self._settled_before(verb, delivery, answer, span)
+            return
+        if answer is Settled.LEASE_LOST:
+            assert entry.maybe_late(span), f"{entry.name}: a current receipt was refused (law 2)"
+            self._end(entry, State.EXPIRED, span, None)
+            entry.owed = True
+        elif verb == "ack":
+            assert answer is Settled.OK, f"ack answered {answer}"
+            self._end(entry, State.DONE, span, verb)
+        elif verb == "dead_letter":
+            self._end(entry, State.DEAD, span, verb)
+        else:
+            entry.losses += verb == "lost"
+            limit = None if self._settings is None else self._settings.max_losses
+            doomed = verb == "lost" and (
+                answer is Settled.DEAD if limit is None else entry.losses > limit
+            )
+            assert (answer is Settled.DEAD) is doomed, (
+                f"{verb} number {entry.losses} answered {answer} (law 3)"
+            )
+            if doomed:
+                self._end(entry, State.DEAD, span, verb)
+            else:
+                self._hand_back(entry, verb)
+
+    def _settled_before(self, verb: str, delivery: Delivery, answer: Settled, span: Span) -> None:
+        entry = self.entries[delivery.task.key, delivery.task.id]
+        this = (delivery.receipt, verb)
+        if this not in entry.settled:
+            assert not answer.ok, (
+                f"{verb} on a stale or foreign receipt of {entry.name} answered {answer} (law 2)"
+            )
+        elif entry.settled[-1] == this and not entry.maybe_forgotten(span, self._window):
+            assert answer.ok, (
+                f"the same {verb} of {entry.name}, sent again, answered {answer} (law 2)"
+            )
+
+    def closed(self, owner: int) -> None:
+        """A subscription was closed."""
+        for entry in self.entries.values():
+            if entry.receipt is not None and self.owners[entry.receipt] == owner:
+                self._hand_back(entry, "redeliver")
+                entry.settled.append(("", ""))
+
+    # operate
+
+    def redriven(self, entries: Iterable[Entry], span: Span) -> None:
+        """Dead entries were redriven together: no order among them is promised."""
+        number = self._number()
+        for entry in entries:
+            spent = entry.attempt or 0
+            entry.priors = {spent, spent - 1}
+            entry.losses = 0
+            entry.offer(span, number)
+
+    def ended(self, entry: Entry, state: State, span: Span) -> None:
+        """An entry was cancelled or discarded."""
+        self._end(entry, state, span, None)
+
+    def expired(self, reports: Iterable[Expired], span: Span) -> None:
+        """Entries were reported as expired."""
+        for report in reports:
+            entry = self.entries.get((report.key, report.task_id))
+            assert entry is not None, f"{report} was never published"
+            assert entry.owed or entry.maybe_late(span), (
+                f"{entry.name} is {entry.state}, reported as expired"
+            )
+            if not entry.owed:
+                entry.loose = entry.maybe_hung(span)
+                self._end(entry, State.EXPIRED, span, None)
+            entry.owed = False
+
+    def configured(self, key: str, settings: QueueSettings, span: Span) -> None:
+        """Other settings came into force."""
+        limits = self.limits[key]
+        if limits.settings.order is not settings.order:
+            for entry in self.entries.values():
+                entry.uncounted |= entry.task.key == key and entry.state is not State.WAITING
+        limits.configured(settings, span)
+        self.turns[key].reset()
+
+    def maintained(self, span: Span) -> None:
+        """Housekeeping left nothing to do: what hung by then was taken back."""
+        for entry in self.entries.values():
+            if entry.surely_hung(span):
+                self._lose(entry, span)
+
+    def check(
+        self, key: str, ledger: Ledger, found: dict[str, TaskStatus | None], span: Span
+    ) -> None:
+        """Compare the ledger and the statuses of a queue's tasks, read one after the other."""
+        counts: Counter[str] = Counter(
+            {state.value: n for state, n in self._past.get(key, Counter()).items()}
+        )
+        for (queue, task_id), entry in self.entries.items():
+            if queue == key:
+                status = found[task_id]
+                if status is None:
+                    assert entry.maybe_forgotten(span, self._window), (
+                        f"{entry.name} is not known any more (law 1)"
+                    )
+                else:
+                    if entry.maybe_hung(span) and status.state in (State.WAITING, State.DEAD):
+                        self._lose(entry, span)
+                    entry.check(status, span)
+                counts[(status.state if status else entry.state).value] += 1
+        counts["published"] = counts.total()
+        assert ledger == Ledger(**counts), (
+            f"the ledger is {ledger}, the tasks say {dict(counts)} (law 1)"
+        )
+
+    def surely_known(self, entry: Entry, span: Span) -> bool:
+        """Whether every correct store still remembers the task."""
+        return not entry.maybe_forgotten(span, self._window)
+
+    # steps
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _renew(self, task: Task, *, life: bool) -> Entry:
+        old = self.entries.get((task.key, task.id))
+        entry = Entry(task)
+        if old is not None:
+            self._past.setdefault(task.key, Counter())[old.state] += 1
+            entry.inherit(old, life=life)
+        self.entries[task.key, task.id] = entry
+        return entry
+
+    def _held(self, delivery: Delivery) -> Entry | None:
+        entry = self.entries.get((delivery.task.key, delivery.task.id))
+        return entry if entry is not None and entry.receipt == delivery.receipt else None
+
+    def _hand_back(self, entry: Entry, verb: str) -> None:
+        self._end_receipt(entry, verb)
+        entry.state, entry.returned, entry.uncounted = State.WAITING, True, False
+
+    def _lose(self, entry: Entry, span: Span) -> None:
+        """What hung is lost with its consumer, whom its receipt does not help any more."""
+        entry.losses += 1
+        entry.settled.append(("", ""))
+        if self._settings is not None and entry.losses > self._settings.max_losses:
+            self._end(entry, State.DEAD, span, None)
+        else:
+            self._end_receipt(entry, None)
+            self._hand_back(entry, "")
+
+    def _end(self, entry: Entry, state: State, span: Span, verb: str | None) -> None:
+        self._end_receipt(entry, verb)
+        start = min(span[0], entry.task.deadline or span[0]) if state is State.EXPIRED else span[0]
+        if entry.state is not State.IN_FLIGHT:
+            self.turns[entry.task.key].reset()
+        entry.state, entry.end, entry.holds = state, (start, span[1]), False
+
+    def _end_receipt(self, entry: Entry, verb: str | None) -> None:
+        if entry.receipt is not None and verb is not None:
+            entry.settled.append((entry.receipt, verb))
+        entry.receipt = None

@@ -1,0 +1,157 @@
+"""What the rules of the state machine are made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from hypothesis import note
+from hypothesis.stateful import RuleBasedStateMachine
+
+from taskqueue_conformance.bench import Bench
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.model.draws import KEYS
+from taskqueue_conformance.model.entries import Entry, Span
+from taskqueue_conformance.model.model import Model
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.capabilities import QueueSettings, has
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
+
+__all__ = ["Moves", "told"]
+
+T = TypeVar("T")
+
+_WINDOW = 6
+_MAX_LOSSES = 2
+
+
+class Moves(RuleBasedStateMachine):
+    """A backend with its model, and the calls that are held against each other."""
+
+    harness: ClassVar[Harness]
+
+    def __init__(self) -> None:
+        """Open an event loop of its own."""
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.opened = Bench.opened(self.harness)
+        self.bench: Bench = self.runner.run(self.opened.__aenter__())
+        self.unit = self.bench.short / 2
+        self.slack = 0.0 if self.harness.manual_clock else self.unit / 5
+        self.subscriptions: list[Subscription] = []
+        self.deliveries: list[Delivery] = []
+        self.model = Model(None)
+
+    def teardown(self) -> None:
+        """Close the backend and the loop."""
+        try:
+            self.runner.run(self.opened.__aexit__(None, None, None))
+        finally:
+            self.runner.close()
+
+    async def prepare(self) -> QueueSettings | None:
+        """Set short windows where settings can be set."""
+        if not self.has(Capability.CONTROL):
+            return None
+        chosen = QueueSettings(max_losses=_MAX_LOSSES, dedupe_window=_WINDOW * self.unit)
+        for key in KEYS:
+            await self.bench.control.configure(key, chosen)
+        return chosen
+
+    def settle(
+        self,
+        verb: str,
+        chosen: Sequence[Delivery],
+        call: Coroutine[Any, Any, tuple[Settled, ...]],
+        *,
+        foreign: bool = False,
+    ) -> None:
+        """Settle deliveries, and have the model judge the answers."""
+        start, _ = self.span()
+        try:
+            answers = self.run(call)
+        except LeaseLost:
+            answers = (Settled.LEASE_LOST,)
+            assert len(chosen) == 1, "a batch answers per receipt, it does not raise (law 2)"
+        else:
+            assert answers != (Settled.LEASE_LOST,), (
+                "a single stale receipt must raise LeaseLost (law 2)"
+            )
+        for delivery, answer in zip(chosen, answers, strict=True):
+            self.model.settled(verb, delivery, answer, (start, self.span()[1]), foreign=foreign)
+        pairs = zip(chosen, answers, strict=True)
+        self.done(", ".join(f"{told(delivery)} {answer}" for delivery, answer in pairs))
+
+    def chosen(self, *places: int) -> list[Delivery]:
+        """Return deliveries by their places."""
+        count = len(self.deliveries)
+        return [self.deliveries[-1 - place % count] for place in places] if count else []
+
+    def schedule(self, task: Task, delay: int, token: str | None, settles: Delivery | None) -> None:
+        """Schedule a retry, and have the model judge the answer."""
+        publisher, at = self.bench.backend.publisher, self.bench.now + delay * self.unit
+        answer: Published | None = None
+        start, _ = self.span()
+        try:
+            call = publisher.schedule_retry(task, at, error="failed", token=token, settles=settles)
+            answer = self.run(call).status
+        except LeaseLost:
+            assert settles is not None, "LeaseLost without a delivery in hand"
+        span = (start, self.span()[1])
+        self.model.retried(task, at, answer, span, token=token, settles=settles)
+        about = told(settles) if settles else f"{task.key}/{task.id}"
+        self.done(f"{about} {answer or 'lease_lost'}")
+
+    def the_dead(self, key: str, chosen: Sequence[str], moved: int) -> list[Entry]:
+        """Return the dead of those that were chosen, or of all; so many must have ``moved``."""
+        entries = [self.model.entries.get((key, name)) for name in chosen]
+        if not chosen:
+            entries = [entry for entry in self.model.entries.values() if entry.task.key == key]
+        dead = [entry for entry in entries if entry is not None and entry.state is State.DEAD]
+        assert moved == len(dead), f"{moved} moved of {len(dead)} dead (law 1)"
+        return dead
+
+    def any(self, *states: State) -> bool:
+        """Whether there is an entry in one of the states."""
+        return any(entry.state in states for entry in self.model.entries.values())
+
+    def done(self, answer: str) -> None:
+        """Print what was answered above the call, and compare the store's accounts with the model's."""
+        note(f"# {self.bench.now:.3f}: {answer}")
+        for key in KEYS if self.has(Capability.CONTROL) else ():
+            known = [task_id for queue, task_id in self.model.entries if queue == key]
+            start, _ = self.span()
+            ledger = self.run(self.bench.control.ledger(key))
+            found = self.run(self.bench.control.statuses(key, *known))
+            span = (start, self.span()[1])
+            self.model.check(key, ledger, dict(zip(known, found, strict=True)), span)
+
+    def at(self, units: int | None) -> float | None:
+        """Return the time in so many units."""
+        return None if units is None else self.bench.now + units * self.unit
+
+    def has(self, capability: Capability) -> bool:
+        """Whether the backend declares it."""
+        return has(self.bench.backend, capability)
+
+    def span(self) -> Span:
+        """Return the store's time, as a span."""
+        now = self.bench.now
+        return now - self.slack, now + self.slack
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a call to its end."""
+        return self.runner.run(call)
+
+    def timed(self, call: Coroutine[Any, Any, T]) -> tuple[T, Span]:
+        """Run a call to its end; return the store's time before and after, too."""
+        start, _ = self.span()
+        answer = self.run(call)
+        return answer, (start, self.span()[1])
+
+
+def told(delivery: Delivery) -> str:
+    """Name a delivery."""
+    return f"{delivery.task.key}/{delivery.task.id} attempt {delivery.attempt}"

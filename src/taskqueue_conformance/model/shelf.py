@@ -1,0 +1,85 @@
+"""What may be had of the model's entries, and what must be had first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import inf
+
+from taskqueue_conformance.model.entries import Entry, Span
+from taskqueue_conformance.model.limits import Limits
+from taskqueue_conformance.model.turns import Turns
+from taskqueue_core.tasks import State, Task
+
+__all__ = ["Shelf"]
+
+
+class Shelf:
+    """Every entry, with the limits and the turns of each queue."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.entries: dict[tuple[str, str], Entry] = {}
+        self.limits: dict[str, Limits] = defaultdict(Limits)
+        self.turns: dict[str, Turns] = defaultdict(Turns)
+
+    def check_order(self, entry: Entry, span: Span) -> None:
+        """Hold a hand-out against all that could have been handed out instead."""
+        rivals = [other for other in self.entries.values() if other.shares(entry)]
+        held_up = [other.name for other in rivals if other.surely_holds_up(entry, span)]
+        assert not held_up, f"{entry.name} was delivered, {held_up} of its entity is first (law 4)"
+        for other in rivals:
+            other.holds = other.holds or False
+        mine = [e for e in self.entries.values() if e.task.key == entry.task.key and e is not entry]
+        others = [
+            other
+            for other in mine
+            if self.surely_free(other, span) and self.has_own_room(other, entry, span)
+        ]
+        self.turns[entry.task.key].served(entry, others, self.limits[entry.task.key].settings)
+
+    def in_flight(self, task: Task, *, of_tenant: bool = False) -> list[Entry]:
+        """Return what runs in a task's queue, or of its tenant there."""
+        mine = (entry for entry in self.entries.values() if entry.task.key == task.key)
+        running = [entry for entry in mine if entry.state is State.IN_FLIGHT]
+        return [e for e in running if not of_tenant or e.task.tenant == task.tenant]
+
+    def waiting(self, task: Task, span: Span, *, of_tenant: bool = False) -> Span:
+        """Return how many tasks count against the capacity, or the tenant's, at least and at most."""
+        mine = [entry for entry in self.entries.values() if entry.task.key == task.key]
+        fresh = [e for e in mine if e.fresh and e.state in (State.WAITING, State.SCHEDULED)]
+        if of_tenant:
+            fresh = [entry for entry in fresh if entry.task.tenant == task.tenant]
+        surely = [e for e in fresh if not (e.maybe_late(span) or (of_tenant and e.uncounted))]
+        return len(surely), len(fresh)
+
+    def surely_free(self, entry: Entry, span: Span) -> bool:
+        """Whether it is available and no other of its entity may hold it up."""
+        return entry.surely_available(span) and not any(
+            other.maybe_holds_up(entry, span) for other in self.entries.values()
+        )
+
+    def has_own_room(self, other: Entry, entry: Entry, span: Span) -> bool:
+        """Whether the tenant of ``other`` could have been served for sure when ``entry`` was."""
+        limits, task = self.limits[other.task.key], other.task
+        if task.tenant == entry.task.tenant:
+            return True
+        full = limits.may_want_own_place(len(self.in_flight(task, of_tenant=True)))
+        return not full and limits.own_opens_at(span[0], task.tenant) is None
+
+    def opens_at(self, entry: Entry, span: Span) -> float | None:
+        """Return when its queue may be had for sure, but for limits that only an event lifts; ``None``: now."""
+        limits = self.limits[entry.task.key]
+        task = entry.task
+        own = self.in_flight(task, of_tenant=True)
+        if limits.may_want_place(len(self.in_flight(task)), len(own)):
+            return inf
+        return limits.opens_at(span[0], task.tenant)
+
+    def known_at(self, entry: Entry, span: Span) -> float:
+        """Return the latest time that an empty answer may tell for an entry that time alone brings."""
+        opens_at = self.opens_at(entry, span)
+        if self.surely_free(entry, span):
+            return inf if opens_at is None else opens_at
+        held = any(other.maybe_holds_up(entry, span) for other in self.entries.values())
+        due = entry.surely_scheduled(span) and opens_at is None and not held
+        return entry.due if due else inf

@@ -1,0 +1,357 @@
+"""The capability ``slots``, part two: endpoints that come, change and go, and whose slots are given first."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from taskqueue_conformance.bench import Bench
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.slots.helpers import (
+    LONG,
+    MODEL,
+    OTHER_MODEL,
+    add,
+    endpoint,
+    glance,
+    look,
+    running,
+    seen,
+    serve,
+    take,
+)
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import Seen, slots_of
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+
+__all__ = ["SlotServersSuite"]
+
+LOST = {"token": "0ld.1.abc"}
+"""the token of a pool that is no more"""
+
+
+class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
+    """`SlotPool.register` and what changes an endpoint, ``look``, ``configure``, and the order of ``acquire``."""
+
+    async def test_registered(self, bench: Bench) -> None:
+        """What is registered is told, and found by model in the order of its registration (C12; OPEN-C5)."""
+        names = [("b", "s-1"), (MODEL, "s1"), (MODEL, "s-2 {x}"), ("b", "s0"), (OTHER_MODEL, "s1")]
+        for model, server in names:
+            made = endpoint(server, slots=3, model=model, priority=7, together=9)
+            told = await bench.slots.register(made)
+            assert told.endpoint == made
+            assert (told.healthy, told.held, told.free, told.last_model) == (False, 0, 3, None)
+        view = await look(bench)
+        found = [(info.endpoint.model, info.endpoint.server) for info in view.endpoints]
+        assert found == sorted(names, key=lambda name: name[0])
+        of_model = await look(bench, MODEL)
+        assert [info.endpoint.server for info in of_model.endpoints] == ["s1", "s-2 {x}"]
+        assert of_model.epoch == view.epoch
+
+    async def test_names_of_any_spelling(self, bench: Bench) -> None:
+        """Models and servers of any printable name are kept apart and do all that others do (OPEN-C5; fault H7)."""
+        for name in ("a-b", "a-b-c", "{a}", "a:b", "a/b", "ä b", "*", "猫", "%s", "a\\b", "'"):
+            await _all_that_others_do(bench, name)
+
+    async def test_new_ones_are_looked_at_first(self, bench: Bench) -> None:
+        """A server that reports what it runs gets no jobs before it was seen; one that does not, at once (C12)."""
+        await add(bench, "s1")
+        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
+        assert not (await glance(bench)).usable
+        assert await seen(bench, 0) == []
+        assert (await glance(bench)).usable
+        await add(bench, "s2", reports=False)
+        assert (await glance(bench, "s2")).healthy
+        assert {lease.server for lease in await take(bench, 2)} == {"s1", "s2"}
+
+    async def test_changed(self, bench: Bench) -> None:
+        """An endpoint registered again is changed; leases, health and its place in the order stay (C12)."""
+        await serve(bench, "s1")
+        await serve(bench, "s2")
+        await bench.slots.release(*await take(bench, 2))
+        (lease,) = await take(bench)
+        told = await add(bench, "s1", slots=2, url="http://elsewhere.example/")
+        assert (told.healthy, told.held, told.free) == (True, 1, 1)
+        (kept,) = await bench.slots.renew(lease, ttl=LONG)
+        assert kept is not None
+        assert kept.url == "http://elsewhere.example/"
+        view = await look(bench)
+        assert [info.endpoint.server for info in view.endpoints] == ["s1", "s2"]
+
+    async def test_reports_that_end(self, bench: Bench) -> None:
+        """Where a server stops to report, what ran out there is free at once, and the rest by its time (C12, C18)."""
+        await serve(bench, slots=2)
+        over, _ = await running(bench, "job-1", "job-2", ttl=bench.short)
+        await bench.advance(bench.short)
+        await bench.slots.renew(over, ttl=LONG)
+        told = await add(bench, slots=2, reports=False)
+        assert (told.held, told.overdue) == (1, 0)
+        (left,) = (await look(bench)).leases
+        assert left.job == "job-1"
+
+    async def test_slots_that_are_taken_away(self, bench: Bench) -> None:
+        """Lowered slots end no lease: what runs goes on, and no more is given until it fits (fault H7)."""
+        await serve(bench, slots=3)
+        leases = await running(bench, "job-1", "job-2", "job-3")
+        told = await add(bench, slots=1)
+        assert (told.held, told.free) == (3, 0)
+        for lease in leases[:2]:
+            assert (await bench.slots.renew(lease, ttl=LONG))[0] is not None
+            assert await bench.slots.release(lease) == (True,)
+            assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
+        await bench.slots.release(leases[2])
+        assert len(await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=3)) == 1
+
+    async def test_drained(self, bench: Bench) -> None:
+        """A draining endpoint gets no more jobs, what it runs goes on, and it can be taken back (C12; fault H7)."""
+        await serve(bench, slots=2)
+        (lease,) = await running(bench, "job-1")
+        assert await bench.slots.drain(MODEL, "s1")
+        told = await glance(bench)
+        assert (told.draining, told.usable, told.healthy) == (True, False, True)
+        assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
+        assert (await bench.slots.renew(lease, ttl=LONG))[0] is not None
+        assert await bench.slots.drain(MODEL, "s1", draining=False)
+        assert (await glance(bench)).usable
+        await take(bench)
+        assert not await bench.slots.drain(MODEL, "s9")
+        assert not await bench.slots.drain(OTHER_MODEL, "s1")
+
+    async def test_removed(self, bench: Bench) -> None:
+        """A removed endpoint is forgotten at once where it holds nothing, else with its last lease (fault H7)."""
+        await serve(bench, slots=2)
+        one, two = await running(bench, "job-1", "job-2")
+        await bench.slots.release(two)
+        assert await bench.slots.remove(MODEL, "s1")
+        told = await glance(bench)
+        assert (told.removed, told.usable, told.held) == (True, False, 1)
+        assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
+        assert (await bench.slots.renew(one, ttl=LONG))[0] is not None
+        assert await bench.slots.remove(MODEL, "s1")
+        assert await bench.slots.release(one) == (True,)
+        assert (await look(bench)).endpoints == ()
+        assert not await bench.slots.remove(MODEL, "s1")
+        assert not (await add(bench)).healthy, "it is a new one"
+        assert await bench.slots.remove(MODEL, "s1")
+        assert (await look(bench)).endpoints == ()
+
+    async def test_removed_and_run_out(self, bench: Bench) -> None:
+        """A removed endpoint is forgotten when time ends its last lease, too (fault H7)."""
+        await add(bench, reports=False)
+        await running(bench, "job-1", ttl=bench.short)
+        await bench.slots.remove(MODEL, "s1")
+        assert (await glance(bench)).held == 1
+        await bench.advance(bench.short)
+        assert (await look(bench)).endpoints == ()
+
+    async def test_back_in_use(self, bench: Bench) -> None:
+        """What is registered again while it drains, or is removed and holds a slot, is in use again (C12)."""
+        await serve(bench, slots=2)
+        (lease,) = await running(bench, "job-1")
+        await bench.slots.drain(MODEL, "s1")
+        await bench.slots.remove(MODEL, "s1")
+        told = await add(bench, slots=2)
+        assert (told.draining, told.removed, told.usable, told.held) == (False, False, True, 1)
+        await bench.slots.release(lease, *await take(bench))
+        assert (await glance(bench)).free == 2
+
+    async def test_resting(self, bench: Bench) -> None:
+        """A resting endpoint gets no jobs before its time, which may be changed and ended (C2; fault H8)."""
+        await serve(bench)
+        assert await bench.slots.rest(MODEL, "s1", LONG)
+        told = await glance(bench)
+        assert told.usable
+        assert told.resting_until is not None
+        assert abs(told.resting_until - bench.now - LONG) < LONG / 10
+        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
+        assert await bench.slots.rest(MODEL, "s1", bench.short)
+        await bench.advance(bench.short)
+        await bench.slots.release(*await take(bench))
+        assert (await glance(bench)).resting_until is None
+        await bench.slots.rest(MODEL, "s1", LONG)
+        assert await bench.slots.rest(MODEL, "s1", 0)
+        await take(bench)
+        assert not await bench.slots.rest(MODEL, "s9", 1)
+
+    async def test_a_rest_outlasts_a_registration(self, bench: Bench) -> None:
+        """An endpoint that is registered again rests on."""
+        await serve(bench)
+        await bench.slots.rest(MODEL, "s1", LONG)
+        await add(bench)
+        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
+
+    async def test_higher_priorities_first(self, bench: Bench) -> None:
+        """The slots of an endpoint of higher priority are given first, until there are no more (B9)."""
+        for server, priority in (("low", 1), ("high", 9), ("middle", 5)):
+            await serve(bench, server, 2, priority=priority)
+        given = [lease.server for lease in await take(bench, 6)]
+        assert given == ["high", "high", "middle", "middle", "low", "low"]
+
+    async def test_the_least_used_first(self, bench: Bench) -> None:
+        """Among equals the one of which the fewest slots are held comes first, then the one registered first (B9)."""
+        for server in ("c", "a", "b"):
+            await serve(bench, server, 2)
+        leases = await take(bench, 3)
+        assert [lease.server for lease in leases] == ["c", "a", "b"]
+        await bench.slots.release(leases[1])
+        (next_one,) = await take(bench)
+        assert next_one.server == "a"
+
+    async def test_where_the_model_is_loaded(self, bench: Bench) -> None:
+        """A server that was given the model last comes before others of its priority; a switch is told (A18, A19)."""
+        for server in ("s1", "s2"):
+            await serve(bench, server, 4)
+            await serve(bench, server, 4, model=OTHER_MODEL)
+        (first,) = await running(bench, "job-1")
+        (second,) = await running(bench, "job-2")
+        assert [first.server, second.server] == ["s1", "s1"], "the model is loaded there"
+        assert [first.switched, second.switched] == [False, False]
+        await bench.slots.drain(OTHER_MODEL, "s1")
+        (other,) = await running(bench, "job-1", model=OTHER_MODEL)
+        assert (other.server, other.switched) == ("s2", False)
+        await bench.slots.drain(OTHER_MODEL, "s1", draining=False)
+        await bench.slots.drain(OTHER_MODEL, "s2")
+        (switch,) = await running(bench, "job-2", model=OTHER_MODEL)
+        assert (switch.server, switch.switched) == ("s1", True)
+        (kept,) = await bench.slots.renew(switch, ttl=LONG)
+        assert kept is not None
+        assert kept.switched
+        assert (await glance(bench, "s1")).last_model == OTHER_MODEL
+        (back,) = await take(bench)
+        assert (back.server, back.switched) == ("s2", True), "loaded nowhere: the least used"
+
+    async def test_a_slot_without_a_job_loads_nothing(self, bench: Bench) -> None:
+        """A slot that was taken and given back without a job switches no model (A18, A19)."""
+        await serve(bench, slots=2)
+        await serve(bench, slots=2, model=OTHER_MODEL)
+        await running(bench, "job-1")
+        (idle,) = await take(bench, model=OTHER_MODEL)
+        assert idle.switched, "it would have to be loaded"
+        await bench.slots.release(idle)
+        (lease,) = await running(bench, "job-2")
+        assert not lease.switched
+        assert (await glance(bench)).last_model == MODEL
+
+    async def test_models_that_share_a_server(self, bench: Bench) -> None:
+        """What all models of a server may have together is kept over all of them (C2; B6)."""
+        await serve(bench, slots=3, together=4)
+        await serve(bench, slots=3, model=OTHER_MODEL, together=4)
+        await serve(bench, "s2", slots=1)
+        await bench.slots.drain(MODEL, "s2")
+        mine = await take(bench, 3)
+        others = await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG, limit=3)
+        assert len(others) == 1
+        await bench.slots.release(mine[0])
+        assert len(await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG, limit=3)) == 1
+        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
+
+    async def test_together_as_registered_last(self, bench: Bench) -> None:
+        """What was registered last, of whichever model, holds for the server; none lifts it (C12)."""
+        await serve(bench, slots=3, together=1)
+        await serve(bench, slots=3, model=OTHER_MODEL, together=2)
+        await take(bench, 2)
+        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG, limit=3) == ()
+        await add(bench, slots=3)
+        await take(bench, 1)
+        await take(bench, 3, model=OTHER_MODEL)
+
+    async def test_forgotten_with_the_last_one(self, bench: Bench) -> None:
+        """With its last endpoint it is forgotten what a server had, and how many it bore together (A19)."""
+        await serve(bench, slots=2, together=1)
+        await bench.slots.release(*await running(bench, "job-1"))
+        await bench.slots.remove(MODEL, "s1")
+        await serve(bench, slots=2, model=OTHER_MODEL)
+        leases = await take(bench, 2, model=OTHER_MODEL)
+        assert not any(lease.switched for lease in leases)
+
+    async def test_documents_of_models(self, bench: Bench) -> None:
+        """A document is kept for each model, of which nothing need be registered, until it is taken away (C13)."""
+        pool = bench.slots
+        assert await pool.documents() == {}
+        await pool.configure(MODEL, b'{"a": 1}')
+        await pool.configure(OTHER_MODEL, b'{"text": "\xc3\xa4"}')
+        await pool.configure(MODEL, b'{"a": 2}')
+        kept = {MODEL: b'{"a": 2}', OTHER_MODEL: b'{"text": "\xc3\xa4"}'}
+        assert await pool.documents() == kept
+        await pool.configure(MODEL, None)
+        await pool.configure("unheard of", None)
+        assert await pool.documents() == {OTHER_MODEL: kept[OTHER_MODEL]}
+        largest = b'"' + b"x" * (LIMITS.document - 2) + b'"'
+        await pool.configure(MODEL, largest)
+        assert (await pool.documents())[MODEL] == largest
+
+    async def test_what_a_pool_is_told_is_checked(self, bench: Bench) -> None:
+        """What is not acceptable is named, whatever the verb, and changes nothing."""
+        await serve(bench)
+        (lease,) = await running(bench, "job-1")
+        lost = msgspec.structs.replace(lease, server="", **LOST)
+        before, pool, wrong = await look(bench), slots_of(bench.backend), "a\nb"
+        many = [lease] * (LIMITS.batch + 1)
+        calls: list[tuple[str, Any]] = [
+            ("model", lambda: pool.drain("", "s1")),
+            ("server", lambda: pool.drain(MODEL, wrong)),
+            ("server", lambda: pool.remove(MODEL, "x" * (LIMITS.name + 1))),
+            ("model", lambda: pool.rest(wrong, "s1", 1)),
+            ("duration", lambda: pool.rest(MODEL, "s1", -1)),
+            ("duration", lambda: pool.rest(MODEL, "s1", math.nan)),
+            ("document", lambda: pool.configure(MODEL, b"{broken")),
+            ("document", lambda: pool.configure(MODEL, b'"' + b"x" * LIMITS.document + b'"')),
+            ("model", lambda: pool.configure("", b"{}")),
+            ("model", lambda: pool.look("")),
+            ("model", lambda: pool.acquire("", "h1", ttl=1)),
+            ("holder", lambda: pool.acquire(MODEL, "a b", ttl=1)),
+            ("limit", lambda: pool.acquire(MODEL, "h1", ttl=1, limit=-1)),
+            ("limit", lambda: pool.acquire(MODEL, "h1", ttl=1, limit=LIMITS.batch + 1)),
+            ("ttl", lambda: pool.acquire(MODEL, "h1", ttl=0)),
+            ("ttl", lambda: pool.acquire(MODEL, "h1", ttl=math.inf)),
+            ("idle", lambda: pool.acquire(MODEL, "h1", ttl=1, idle=-1)),
+            ("job", lambda: pool.assign((lease, "a/b"), ttl=1)),
+            ("ttl", lambda: pool.assign((lease, "job-1"), ttl=0)),
+            ("ttl", lambda: pool.detach(lease, ttl=-1)),
+            ("ttl", lambda: pool.renew(lease, ttl=0)),
+            ("server", lambda: pool.renew(lost, ttl=1)),
+            ("leases", lambda: pool.renew(*many, ttl=1)),
+            ("leases", lambda: pool.release(*many)),
+            ("leases", lambda: pool.detach(*many, ttl=1)),
+            ("leases", lambda: pool.assign(*[(lease, "job-1")] * len(many), ttl=1)),
+            ("leases", lambda: pool.acquire(MODEL, "h1", ttl=1, releasing=many)),
+            ("note", lambda: pool.leave(MODEL, "job-1", lease.token, b"{broken")),
+            ("note", lambda: pool.leave(MODEL, "job-1", lease.token, b" " * (LIMITS.result + 1))),
+            ("job", lambda: pool.leave(MODEL, "", lease.token, b"1")),
+            ("job", lambda: pool.late(MODEL, "a b")),
+            ("model", lambda: pool.late(wrong, "job-1")),
+            ("server", lambda: pool.reconcile(MODEL, "", Seen(active=0), settled=0)),
+            ("active", lambda: pool.reconcile(MODEL, "s1", Seen(active=-1), settled=0)),
+            ("settled", lambda: pool.reconcile(MODEL, "s1", Seen(active=0), settled=-1)),
+        ]
+        for field, call in calls:
+            with pytest.raises(InvalidInput) as error:
+                await call()
+            assert error.value.field == field
+        for models in ([], [""], [wrong], [f"m{n}" for n in range(LIMITS.keys + 1)]):
+            with pytest.raises(InvalidInput):
+                pool.bell(*models)
+        assert await look(bench) == before
+
+
+async def _all_that_others_do(bench: Bench, name: str) -> None:
+    await serve(bench, name, model=name)
+    await serve(bench, f"{name}x", model=f"{name}x")
+    (lease,) = await take(bench, model=name)
+    assert (lease.model, lease.server) == (name, name)
+    (bound,) = await bench.slots.assign((lease, "job-1"), ttl=LONG)
+    assert bound is not None
+    assert (bound.model, bound.server) == (name, name)
+    assert await bench.slots.acquire(name, "h1", ttl=LONG, limit=5) == ()
+    assert await bench.slots.release(lease) == (True,)
+    await bench.slots.configure(name, b"{}")
+    assert await bench.slots.documents() == {name: b"{}"}
+    assert await bench.slots.drain(name, name)
+    assert await bench.slots.remove(name, name)
+    assert [i.endpoint.server for i in (await look(bench)).endpoints] == [f"{name}x"]
+    assert await bench.slots.remove(f"{name}x", f"{name}x")
+    await bench.slots.configure(name, None)

@@ -1,0 +1,148 @@
+"""The few moves that the tests of slots are made of, and what must be true of a pool at every instant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from taskqueue_core.capabilities import (
+    Endpoint,
+    EndpointInfo,
+    Left,
+    Permit,
+    PoolView,
+    Seen,
+    SlotLease,
+)
+
+if TYPE_CHECKING:
+    from taskqueue_conformance.bench import Bench
+
+__all__ = [
+    "LONG",
+    "MODEL",
+    "OTHER_MODEL",
+    "add",
+    "check_pool",
+    "check_stale",
+    "endpoint",
+    "glance",
+    "look",
+    "running",
+    "seen",
+    "serve",
+    "take",
+]
+
+MODEL = "org/flux-dev:{1}"
+"""the model that tests use unless they need two; any printable text is one"""
+OTHER_MODEL = "llama-3 été 猫"
+LONG = 3600.0
+"""seconds that no test waits for"""
+
+
+def endpoint(server: str = "s1", slots: int = 1, **fields: Any) -> Endpoint:
+    """Make an endpoint of `MODEL`, unless ``fields`` say otherwise."""
+    model = fields.pop("model", MODEL)
+    url = fields.pop("url", f"http://{server}.example/run")
+    return Endpoint(model=model, server=server, url=url, slots=slots, **fields)
+
+
+async def add(bench: Bench, server: str = "s1", slots: int = 1, **fields: Any) -> EndpointInfo:
+    """Register an endpoint."""
+    return await bench.slots.register(endpoint(server, slots, **fields))
+
+
+async def serve(bench: Bench, server: str = "s1", slots: int = 1, **fields: Any) -> None:
+    """Register an endpoint, and have it seen at work on nothing."""
+    told = await add(bench, server, slots, **fields)
+    await bench.slots.reconcile(told.endpoint.model, server, Seen(active=0), settled=LONG)
+
+
+async def look(bench: Bench, model: str | None = None) -> PoolView:
+    """Look at the pool, and check what is always true of it."""
+    view = await bench.slots.look(model)
+    check_pool(view)
+    return view
+
+
+async def glance(bench: Bench, server: str = "s1", model: str = MODEL) -> EndpointInfo:
+    """Return one endpoint, which must be there."""
+    view = await look(bench, model)
+    (found,) = [info for info in view.endpoints if info.endpoint.server == server]
+    return found
+
+
+async def take(
+    bench: Bench, count: int = 1, holder: str = "h1", model: str = MODEL, ttl: float = LONG
+) -> list[SlotLease]:
+    """Acquire so many slots, which must be there."""
+    leases = await bench.slots.acquire(model, holder, ttl=ttl, limit=count)
+    assert len(leases) == count, f"{len(leases)} of {count} free slots were given"
+    return list(leases)
+
+
+async def running(
+    bench: Bench, *jobs: str, holder: str = "h1", model: str = MODEL, ttl: float = LONG
+) -> list[SlotLease]:
+    """Acquire a slot for each job, and bind it."""
+    leases = await take(bench, len(jobs), holder, model)
+    bound = await bench.slots.assign(*zip(leases, jobs, strict=True), ttl=ttl)
+    assert None not in bound, "a lease in hand was not bound to a job"
+    return [lease for lease in bound if lease is not None]
+
+
+async def seen(
+    bench: Bench,
+    active: int | None,
+    *jobs: str,
+    server: str = "s1",
+    model: str = MODEL,
+    settled: float | None = None,
+) -> list[str | None]:
+    """Tell what a server said, ``None`` that it did not answer; return the jobs whose leases ended."""
+    told = None
+    if active is not None:
+        told = Seen(active=active, jobs=frozenset(jobs) if jobs else None)
+    settled = bench.short if settled is None else settled
+    ended = await bench.slots.reconcile(model, server, told, settled=settled)
+    assert all(not lease.token and lease.note is None for lease in ended), "a token was shown"
+    return [lease.job for lease in ended]
+
+
+def check_pool(view: PoolView) -> None:
+    """Fail where a pool's books do not balance, or where it shows what is its holders' alone."""
+    assert all(lease.token == "" for lease in view.leases), "a token was shown to everybody"
+    assert all(lease.note is None for lease in view.leases), "a note was shown to everybody"
+    fences = [lease.fence for lease in view.leases]
+    assert fences == sorted(set(fences)), f"two leases of one fence, or out of order: {fences}"
+    jobs = Counter((lease.model, lease.job) for lease in view.leases if lease.job is not None)
+    assert not jobs or max(jobs.values()) == 1, f"a job has several slots: {jobs}"
+    held = Counter((one.model, one.server, one.state) for one in view.leases)
+    for info in view.endpoints:
+        told = {
+            Permit.UNASSIGNED: info.unassigned,
+            Permit.ASSIGNED: info.assigned,
+            Permit.DETACHED: info.detached,
+        }
+        name = (info.endpoint.model, info.endpoint.server)
+        true = {state: held.pop((*name, state), 0) for state in Permit}
+        assert told == true, f"the endpoint counts {told}, its leases are {true}"
+        assert info.held + info.free == max(info.endpoint.slots, info.held)
+        assert info.overdue <= info.assigned + info.detached
+    assert not held, f"leases of endpoints that are not there: {list(held)}"
+
+
+async def check_stale(bench: Bench, lease: SlotLease) -> None:
+    """Fail where a token that is not good (any more) does anything, by whichever verb."""
+    pool, before = bench.slots, await look(bench)
+    assert await pool.release(lease) == (False,), "a stale token has released a slot"
+    assert await pool.renew(lease, ttl=LONG) == (None,), "a stale token was renewed"
+    assert await pool.detach(lease, ttl=LONG) == (None,), "a stale token has detached a lease"
+    assert await pool.assign((lease, "stale-job"), ttl=LONG) == (None,), "a stale token took a job"
+    await pool.acquire(lease.model, "nobody", ttl=LONG, limit=0, releasing=[lease])
+    if lease.job is not None:
+        left = await pool.leave(lease.model, lease.job, lease.token, b'"stale"')
+        assert left is Left.LATE, "a stale token has left a note"
+    after = await look(bench)
+    assert after.leases == before.leases, "a stale token has changed something"

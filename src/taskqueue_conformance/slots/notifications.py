@@ -1,0 +1,295 @@
+"""The capability ``slots``, part four: bells, several at once, and several replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import Bench
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.slots.helpers import (
+    LONG,
+    MODEL,
+    OTHER_MODEL,
+    add,
+    check_stale,
+    glance,
+    look,
+    running,
+    seen,
+    serve,
+    take,
+)
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import Left, RoomBell, SlotLease
+
+__all__ = ["SlotBellsSuite"]
+
+T = TypeVar("T")
+
+
+class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
+    """`SlotPool.bell`, and the pool in the hands of many."""
+
+    # bells
+
+    async def test_a_released_slot_rings(self, bench: Bench) -> None:
+        """A slot that is given back rings at once for who waits for one of its model (B7, C19)."""
+        await serve(bench)
+        (lease,) = await running(bench, "job-1")
+        await _bell_rings(bench, lambda: bench.slots.release(lease))
+        (lease,) = await running(bench, "job-2")
+        giving = bench.slots.acquire(MODEL, "h1", ttl=LONG, limit=0, releasing=[lease])
+        await _bell_rings(bench, partial(_awaited, giving))
+
+    async def test_a_takeover_rings(self, bench: Bench) -> None:
+        """The slot that is free because its job has another one rings (B7, B8)."""
+        await serve(bench, slots=2)
+        await running(bench, "job-1")
+        (fresh,) = await take(bench)
+        await _bell_rings(bench, lambda: bench.slots.assign((fresh, "job-1"), ttl=LONG))
+
+    async def test_new_room_rings(self, bench: Bench) -> None:
+        """A new endpoint, a healthy one, more slots, and the end of a rest or a drain ring (B7, B10, C12, C19)."""
+        await add(bench)
+        await _bell_rings(bench, lambda: seen(bench, 0))
+        await running(bench, "job-1")
+        await _bell_rings(bench, lambda: add(bench, slots=2))
+        await _bell_rings(bench, lambda: add(bench, "s2", reports=False))
+        await bench.slots.drain(MODEL, "s2")
+        await _bell_rings(bench, lambda: bench.slots.drain(MODEL, "s2", draining=False))
+        await bench.slots.rest(MODEL, "s2", LONG)
+        await _bell_rings(bench, lambda: bench.slots.rest(MODEL, "s2", 0))
+
+    async def test_a_reconciled_slot_rings(self, bench: Bench) -> None:
+        """A slot that is free because its server lacks the job rings (B7, C22)."""
+        await serve(bench)
+        await running(bench, "job-1")
+        await seen(bench, 0)
+        await bench.advance(bench.short)
+        await _bell_rings(bench, lambda: seen(bench, 0))
+
+    async def test_a_slot_of_time_rings(self, bench: Bench) -> None:
+        """A slot that time made free rings once a step comes across it (B7)."""
+        await serve(bench)
+        await take(bench, ttl=bench.short)
+        await bench.advance(bench.short)
+        await _bell_rings(bench, bench.slots.look)
+
+    async def test_a_note_rings(self, bench: Bench) -> None:
+        """A note that is left rings, for its holder may wait for nothing else (C7, C19)."""
+        await serve(bench)
+        (lease,) = await running(bench, "job-1")
+        await _bell_rings(bench, lambda: bench.slots.leave(MODEL, "job-1", lease.token, b"1"))
+
+    async def test_room_of_a_shared_server_rings(self, bench: Bench) -> None:
+        """A slot given back rings for the other models of its server, where it bears so many together (B7, C2)."""
+        await serve(bench, slots=1, together=1)
+        await serve(bench, slots=1, model=OTHER_MODEL, together=1)
+        (lease,) = await running(bench, "job-1")
+        await _bell_rings(bench, lambda: bench.slots.release(lease), OTHER_MODEL)
+
+    async def test_idle_slots_of_a_shared_server_ring(self, bench: Bench) -> None:
+        """A slot that ends where no jobs may go rings for the other models of its server (B7, C2, C12)."""
+        await serve(bench, model=OTHER_MODEL, together=1)
+        verbs: list[Callable[[], Awaitable[object]]] = [
+            lambda: bench.slots.drain(MODEL, "s1"),
+            lambda: bench.slots.rest(MODEL, "s1", bench.short),
+            lambda: seen(bench, None),
+            lambda: bench.slots.remove(MODEL, "s1"),
+        ]
+        for verb in verbs:
+            await serve(bench, together=1)
+            await take(bench)
+            await _bell_rings(bench, verb, OTHER_MODEL)
+            await bench.slots.release(*await take(bench, model=OTHER_MODEL))
+            await bench.advance(bench.short)
+
+    async def test_a_bell_of_several_models(self, bench: Bench) -> None:
+        """A bell of several models rings for each of them, whatever they are called (B7; OPEN-C5)."""
+        await serve(bench)
+        await serve(bench, model=OTHER_MODEL)
+        for model in (MODEL, OTHER_MODEL):
+            (lease,) = await running(bench, "job-1", model=model)
+            giving = bench.slots.release(lease)
+            await _bell_rings(bench, partial(_awaited, giving), MODEL, OTHER_MODEL)
+
+    async def test_nothing_is_missed_between(self, bench: Bench) -> None:
+        """What happened since the bell was opened or last waited for rings without delay (B7, C19)."""
+        await serve(bench)
+        async with bench.slots.bell(MODEL) as bell:
+            for number in range(4):
+                (lease,) = await running(bench, f"job-{number}")
+                await bench.slots.release(lease)
+                await bench.outcome(await bench.start(bell.rung(LONG)))
+
+    async def test_a_silent_bell_ends(self, bench: Bench) -> None:
+        """Where nothing comes free the wait ends after its time; until then it does not ring on and on (C19)."""
+        await serve(bench)
+        await running(bench, "job-1")
+        async with bench.slots.bell(MODEL) as bell:
+            waiting = await _silent(bench, bell, bench.short)
+            assert not waiting.done()
+            await bench.advance(bench.short)
+            await bench.outcome(waiting)
+
+    # many at once
+
+    async def test_many_want_the_same_slots(self, bench: Bench) -> None:
+        """Of many who reach for few slots at once as many get one as there are slots (B6, C20; FIX-C4, fault H1)."""
+        await serve(bench, "s1", 3)
+        await serve(bench, "s2", 2)
+        calls = [bench.slots.acquire(MODEL, f"h{n}", ttl=LONG, limit=2) for n in range(10)]
+        given = [lease for answer in await asyncio.gather(*calls) for lease in answer]
+        assert len(given) == 5
+        assert len({lease.token for lease in given}) == 5
+        assert [(await glance(bench, server)).free for server in ("s1", "s2")] == [0, 0]
+
+    async def test_many_want_the_same_job(self, bench: Bench) -> None:
+        """Of many who bind the same job at once one has its slot in the end, and the others are free (B8; fault H1)."""
+        await serve(bench, slots=6)
+        fresh = await take(bench, 6)
+        calls = [bench.slots.assign((lease, "job-1"), ttl=LONG) for lease in fresh]
+        bound = [lease for (lease,) in await asyncio.gather(*calls) if lease is not None]
+        kept = await bench.slots.renew(*bound, ttl=LONG)
+        assert len(bound) == 6
+        assert sum(lease is not None for lease in kept) == 1, "one job is in two hands"
+        assert (await glance(bench)).held == 1
+
+    async def test_a_cancelled_acquire_loses_nothing(self, bench: Bench) -> None:
+        """Who was cancelled while it reached for slots keeps none of them for longer than its ttl (B7; fault H2)."""
+        await serve(bench, slots=3)
+        for hops in range(6):
+            acquire = bench.slots.acquire(MODEL, f"h{hops}", ttl=bench.short, limit=3)
+            call = asyncio.ensure_future(acquire)
+            for _ in range(hops):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        await bench.hop(20)
+        await bench.advance(bench.short)
+        assert (await glance(bench)).free == 3
+        await take(bench, 3)
+
+    async def test_a_crowd(self, bench: Bench) -> None:
+        """Dispatchers that take, bind and give back at once never hold more than there is (B6; fault H1)."""
+        await _crowd(bench, [bench])
+
+    # replicas
+
+    @needs("shared")
+    async def test_replicas_race_for_slots(self, bench: Bench) -> None:
+        """Several processes that reach for the same slots get each of them once (C20; FIX-C4, fault H1)."""
+        await serve(bench, slots=5)
+        replicas = [bench, await bench.replica(), await bench.replica()]
+        calls = [one.slots.acquire(MODEL, f"h{n}", ttl=LONG) for n in range(4) for one in replicas]
+        given = [lease for answer in await asyncio.gather(*calls) for lease in answer]
+        assert len(given) == len({lease.token for lease in given}) == 5
+
+    @needs("shared")
+    async def test_one_pool_for_all_replicas(self, bench: Bench) -> None:
+        """What one process has taken another one sees, takes over, and frees by the token (C23; OPEN-C4, fault H2)."""
+        other = await bench.replica()
+        await serve(bench, slots=2)
+        assert (await glance(other)).usable
+        (lease,) = await running(bench, "job-1")
+        assert (
+            await _bell_rings(other, lambda: bench.slots.leave(MODEL, "job-1", lease.token, b"1"))
+            is Left.TAKEN
+        )
+        (fresh,) = await take(other, holder="h2")
+        (over,) = await other.slots.assign((fresh, "job-1"), ttl=LONG)
+        assert over is not None
+        assert (over.resumed, over.note) == (True, b"1")
+        await check_stale(bench, lease)
+        assert await _bell_rings(other, lambda: bench.slots.release(over)) == (True,)
+
+    @needs("shared")
+    async def test_replicas_look_in_turn(self, bench: Bench) -> None:
+        """Two looks at a server by two processes are two looks (C22; fault H4)."""
+        other = await bench.replica()
+        await serve(bench)
+        await running(bench, "job-1")
+        assert await seen(bench, 0) == []
+        assert await seen(other, 0) == []
+        await bench.advance(bench.short)
+        assert await seen(other, 0) == ["job-1"]
+
+    @needs("shared")
+    async def test_a_crowd_of_replicas(self, bench: Bench) -> None:
+        """Dispatchers of several processes never hold more than there is (B6; fault H1)."""
+        await _crowd(bench, [bench, await bench.replica(), await bench.replica()])
+
+    @needs("durable")
+    async def test_slots_survive(self, bench: Bench) -> None:
+        """Endpoints, leases and documents are there after a restart (C11, C20; OPEN-B1)."""
+        await serve(bench, slots=2)
+        (lease,) = await running(bench, "job-1")
+        await bench.slots.configure(MODEL, b"1")
+        before = await look(bench)
+        after = await bench.reopen()
+        assert await look(after) == before
+        assert await after.slots.documents() == {MODEL: b"1"}
+        assert await after.slots.release(lease) == (True,)
+
+
+async def _bell_rings(bench: Bench, bring: Callable[[], Awaitable[T]], *models: str) -> T:
+    """Have a bell ring by what ``bring`` does, and not before; return its answer."""
+    async with bench.slots.bell(*(models or (MODEL,))) as bell:
+        waiting = await _silent(bench, bell, LONG)
+        answer = await bring()
+        await bench.outcome(waiting)
+        return answer
+
+
+async def _awaited(call: Awaitable[T]) -> T:
+    return await call
+
+
+async def _silent(bench: Bench, bell: RoomBell, timeout: float) -> asyncio.Task[None]:
+    """Wait for the bell, which may ring in vain a few times before it is silent."""
+    waiting = await bench.start(bell.rung(timeout))
+    for _ in range(4):
+        if waiting.done():
+            waiting = await bench.start(bell.rung(timeout))
+    assert not waiting.done(), "it rings all the time"
+    return waiting
+
+
+async def _crowd(bench: Bench, replicas: list[Bench]) -> None:
+    """Have holders take, bind, detach and give back slots at once; hold what they have against what there is."""
+    slots = {"s1": 3, "s2": 2}
+    for server, count in slots.items():
+        await serve(bench, server, count)
+    held: dict[str, str] = {}
+
+    async def hold(number: int, beside: Bench) -> None:
+        drawn = random.Random(number)
+        for turn in range(8):
+            given = await beside.slots.acquire(MODEL, f"h{number}", ttl=LONG, limit=2)
+            for lease in given:
+                assert lease.token not in held, "a slot was given twice"
+                held[lease.token] = lease.server
+                of_server = [one for one in held.values() if one == lease.server]
+                assert len(of_server) <= slots[lease.server], "more is held than there is"
+            await _use(beside, given, f"{number}-{turn}", drawn)
+            for lease in given:
+                del held[lease.token]
+            assert await beside.slots.release(*given) == (True,) * len(given)
+
+    await asyncio.gather(*(hold(n, one) for n, one in enumerate(replicas * 3)))
+    assert {i.endpoint.server: i.free for i in (await look(bench)).endpoints} == slots
+
+
+async def _use(bench: Bench, given: tuple[SlotLease, ...], job: str, drawn: random.Random) -> None:
+    pairs = [(lease, f"job-{job}-{place}") for place, lease in enumerate(given)]
+    bound = await bench.slots.assign(*pairs, ttl=LONG)
+    assert [lease and lease.token for lease in bound] == [lease.token for lease in given]
+    if drawn.random() < 0.5:
+        assert None not in await bench.slots.detach(*given, ttl=LONG)
+    await bench.hop(drawn.randrange(3))
+    assert None not in await bench.slots.renew(*given, ttl=LONG)

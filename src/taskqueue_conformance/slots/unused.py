@@ -1,0 +1,124 @@
+"""The capability ``slots``, part five: what is held without a job where no job may go."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from taskqueue_conformance.bench import Bench
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.slots.helpers import (
+    LONG,
+    MODEL,
+    OTHER_MODEL,
+    add,
+    check_stale,
+    glance,
+    look,
+    running,
+    seen,
+    serve,
+    take,
+)
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import Permit, SlotLease
+
+__all__ = ["SlotUnusedSuite"]
+
+T = TypeVar("T")
+
+
+class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
+    """Unassigned leases, and the verbs that have an endpoint get no jobs."""
+
+    async def test_drained_with_an_idle_slot(self, bench: Bench) -> None:
+        """A slot that waits for its job ends when its endpoint is drained, and no sooner (C12; fault H7)."""
+        held = await _busy_and_idle(bench)
+        await _keeps(bench, bench.slots.drain(MODEL, "s1", draining=False), held)
+        await _clears(bench, bench.slots.drain(MODEL, "s1"), held)
+        await bench.slots.drain(MODEL, "s1", draining=False)
+        assert {one.server for one in await take(bench, 4, "h2")} == {"s1", "s2"}
+
+    async def test_removed_with_an_idle_slot(self, bench: Bench) -> None:
+        """A slot that waits for its job ends when its endpoint is removed; without jobs that is gone (fault H7)."""
+        held = await _busy_and_idle(bench)
+        await _clears(bench, bench.slots.remove(MODEL, "s1"), held)
+        assert (await glance(bench)).removed
+        assert await bench.slots.release(held[0]) == (True,)
+        assert [info.endpoint.server for info in (await look(bench, MODEL)).endpoints] == ["s2"]
+        idle = await take(bench, 1, "h2")
+        assert await bench.slots.remove(MODEL, "s2")
+        assert (await look(bench, MODEL)).endpoints == ()
+        await check_stale(bench, *idle)
+        assert not await bench.slots.remove(MODEL, "s2")
+
+    async def test_rested_with_an_idle_slot(self, bench: Bench) -> None:
+        """A slot that waits for its job ends when its endpoint is to rest, not when a rest ends (C2; fault H8)."""
+        held = await _busy_and_idle(bench)
+        await _keeps(bench, bench.slots.rest(MODEL, "s1", 0), held)
+        await _clears(bench, bench.slots.rest(MODEL, "s1", bench.short), held)
+        await bench.advance(bench.short)
+        assert {one.server for one in await take(bench, 4, "h2")} == {"s1", "s2"}
+
+    async def test_silent_with_an_idle_slot(self, bench: Bench) -> None:
+        """A slot that waits for its job ends, untold, when its server does not answer (C23; fault H4)."""
+        held = await _busy_and_idle(bench)
+        await _keeps(bench, seen(bench, 1, "job-1"), held)
+        assert await _clears(bench, seen(bench, None), held) == []
+        assert await seen(bench, 1, "job-1") == []
+        assert {one.server for one in await take(bench, 4, "h2")} == {"s1", "s2"}
+
+    async def test_silent_without_reports(self, bench: Bench) -> None:
+        """Where a server that does not report is silent, it gets jobs as before: what waits for them stays (C12)."""
+        await add(bench, reports=False)
+        (idle,) = await take(bench)
+        assert await seen(bench, None) == []
+        assert (await bench.slots.assign((idle, "job-1"), ttl=LONG))[0] is not None
+
+    async def test_several_idle_slots(self, bench: Bench) -> None:
+        """However many slots wait for jobs, of whichever holders, all of them end (C12; fault H7)."""
+        await serve(bench, slots=1300)
+        (lease,) = await running(bench, "job-1")
+        idle = [await take(bench, 600, holder) for holder in ("h1", "h2")]
+        await bench.slots.drain(MODEL, "s1")
+        assert [one.fence for one in (await look(bench)).leases] == [lease.fence]
+        for leases in idle:
+            assert await bench.slots.renew(*leases, ttl=LONG) == (None,) * 600
+
+
+async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
+    """Hold a slot with a job and one without on a server; and others that stay as they are."""
+    await serve(bench, slots=3)
+    busy, idle = (await running(bench, "job-1"))[0], (await take(bench))[0]
+    await serve(bench, "s2", slots=3, priority=6)
+    await serve(bench, slots=1, model=OTHER_MODEL)
+    await take(bench, model=OTHER_MODEL)
+    (elsewhere,) = await take(bench)
+    assert (busy.server, idle.server, elsewhere.server) == ("s1", "s1", "s2")
+    return busy, idle
+
+
+async def _keeps(bench: Bench, call: Awaitable[object], held: tuple[SlotLease, SlotLease]) -> None:
+    """Fail where a call ends what is held."""
+    before = (await look(bench)).leases
+    await call
+    assert (await look(bench)).leases == before
+    assert None not in await bench.slots.renew(*held, ttl=LONG)
+
+
+async def _clears(bench: Bench, call: Awaitable[T], held: tuple[SlotLease, SlotLease]) -> T:
+    """Fail where a call does not end what is held without a job, or ends anything else."""
+    busy, idle = held
+    before = (await look(bench)).leases
+    answer = await call
+    assert answer is not False
+    after = (await look(bench)).leases
+    assert after == tuple(one for one in before if one.fence != idle.fence)
+    told = await glance(bench)
+    assert (told.unassigned, told.assigned) == (0, 1)
+    await check_stale(bench, idle)
+    (kept,) = await bench.slots.renew(busy, ttl=LONG)
+    assert kept is not None
+    assert kept.state is Permit.ASSIGNED
+    assert await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=0) == ()
+    return answer

@@ -1,0 +1,84 @@
+"""The whole kit as one base class."""
+
+from __future__ import annotations
+
+from taskqueue_conformance.declared import DeclaredSuite
+from taskqueue_conformance.model.machine import MachineSuite
+from taskqueue_conformance.slots.suite import SlotsSuite
+from taskqueue_conformance.suites.capacity import CapacitySuite
+from taskqueue_conformance.suites.close import ClosingSuite
+from taskqueue_conformance.suites.concurrency import ConcurrencySuite
+from taskqueue_conformance.suites.control import ControlSuite
+from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
+from taskqueue_conformance.suites.deliver import DeliverSuite
+from taskqueue_conformance.suites.expire import ExpireSuite
+from taskqueue_conformance.suites.fan_out import FanOutSuite
+from taskqueue_conformance.suites.floor_share import FloorSuite
+from taskqueue_conformance.suites.flow import FlowSuite
+from taskqueue_conformance.suites.handover import HandoverSuite
+from taskqueue_conformance.suites.inputs import InputsSuite
+from taskqueue_conformance.suites.ledger import LedgerSuite
+from taskqueue_conformance.suites.moved import MovedSuite
+from taskqueue_conformance.suites.order import OrderSuite
+from taskqueue_conformance.suites.order_change import SwapSuite
+from taskqueue_conformance.suites.ordering_keys import EntitiesSuite
+from taskqueue_conformance.suites.processing import ProcessingSuite
+from taskqueue_conformance.suites.publish import PublishSuite
+from taskqueue_conformance.suites.rate import RateSuite
+from taskqueue_conformance.suites.replicas import ReplicasSuite
+from taskqueue_conformance.suites.retry import RetrySuite
+from taskqueue_conformance.suites.revocation import RevocationSuite
+from taskqueue_conformance.suites.room_signal import RoomSuite
+from taskqueue_conformance.suites.schedule import ScheduleSuite
+from taskqueue_conformance.suites.settle import SettleSuite
+from taskqueue_conformance.suites.tenants import TenantsSuite
+from taskqueue_conformance.suites.tracking import TrackingSuite
+from taskqueue_conformance.suites.waiting import WaitingSuite
+
+__all__ = ["BackendSuite"]
+
+
+class BackendSuite(
+    MachineSuite,
+    ReplicasSuite,
+    ConcurrencySuite,
+    LedgerSuite,
+    SlotsSuite,
+    OrderSuite,
+    SwapSuite,
+    TenantsSuite,
+    EntitiesSuite,
+    FloorSuite,
+    FanOutSuite,
+    CapacitySuite,
+    RoomSuite,
+    FlowSuite,
+    RateSuite,
+    ProcessingSuite,
+    MovedSuite,
+    TrackingSuite,
+    ControlSuite,
+    RevocationSuite,
+    HandoverSuite,
+    DeadLettersSuite,
+    ExpireSuite,
+    RetrySuite,
+    ScheduleSuite,
+    WaitingSuite,
+    ClosingSuite,
+    SettleSuite,
+    DeliverSuite,
+    PublishSuite,
+    InputsSuite,
+    DeclaredSuite,
+):
+    """Every promise of the contract and of the capabilities that the class declares, as its backend must.
+
+    ::
+
+        class TestMyBackend(BackendSuite):
+            capabilities = Capabilities(names=frozenset({Capability.CONTROL}))
+
+            async def open_backend(self, clock: ManualClock) -> Backend:
+                return MyBackend(clock=clock)
+    """

@@ -1,0 +1,1 @@
+"""The tests of the conformance kit, one file per topic."""

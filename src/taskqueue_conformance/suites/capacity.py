@@ -1,0 +1,288 @@
+"""The capability ``flow``, part one: what is refused at the door, and what never is."""
+
+from __future__ import annotations
+
+import asyncio
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability
+from taskqueue_core.tasks import Confirmation, Published, Refusal
+
+__all__ = ["CapacitySuite"]
+
+
+class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
+    """``capacity`` and ``intake_paused``."""
+
+    async def test_surplus_is_refused(self, bench: Bench) -> None:
+        """Exactly what is too much is refused, at once, with a reason; it left no trace (law 6; B5, B13, OPEN-A2)."""
+        await bench.limit(capacity=3)
+        answers = await _publish(bench, "t1", "t2", "t3", "t4", "t5")
+        statuses = [answer.status for answer in answers]
+        assert statuses == [Published.ACCEPTED] * 3 + [Published.REFUSED] * 2, "(law 6)"
+        for answer in answers[3:]:
+            _check_full(answer, depth=3)
+        await bench.expect(waiting=3)
+        assert await bench.state("t4") is None
+        assert ids(await bench.take(bench.subscribe(), 9)) == ["t1", "t2", "t3"]
+        await bench.publish("t4", "t5", "t6")
+
+    async def test_refused_though_it_may_come_again(self, bench: Bench) -> None:
+        """After its window a task may come again; while it is refused the result of its first time stays (law 6)."""
+        await bench.limit(capacity=1, dedupe_window=bench.short / 2, result_ttl=3600)
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        await subscription.ack(await bench.one(subscription), results=[b"1"])
+        await bench.advance(bench.short)
+        await bench.publish("t2")
+        (answer,) = await _publish(bench, "t1")
+        _check_full(answer, depth=1)
+        assert await bench.control.results(KEY, "t1") == (b"1",), (
+            "a refusal changes nothing (law 6)"
+        )
+
+    async def test_queues_do_not_share_it(self, bench: Bench) -> None:
+        """In one batch a full queue refuses its own tasks and no other's (law 6; B5)."""
+        await bench.limit(capacity=1)
+        places = [KEY, OTHER, KEY, OTHER]
+        tasks = [bench.task(f"t{n}", key=key) for n, key in enumerate(places)]
+        answers = await bench.backend.publisher.publish(*tasks)
+        assert [(answer.key, answer.task_id) for answer in answers] == [
+            (task.key, task.id) for task in tasks
+        ]
+        assert [answer.status is Published.REFUSED for answer in answers] == [
+            False,
+            False,
+            True,
+            False,
+        ]
+
+    async def test_known_ids_have_their_answer(self, bench: Bench) -> None:
+        """A resent publish answers as before though the queue is full, or its intake paused (laws 6, 7; B13)."""
+        await bench.limit(capacity=2)
+        await bench.publish("t1", "t2")
+        for limits in ({}, {"intake_paused": True}, {"capacity": None}):
+            await bench.limit(**limits)
+            tasks = [bench.task("t1"), bench.task("new"), bench.task("t2", payload="other")]
+            answers = await bench.backend.publisher.publish(*tasks)
+            assert [answer.status for answer in answers] == [
+                Published.DUPLICATE,
+                Published.REFUSED,
+                Published.CONFLICT,
+            ], "the id is looked up first (laws 6, 7)"
+        await bench.expect(waiting=2)
+
+    async def test_first_hand_out_makes_room(self, bench: Bench) -> None:
+        """A task takes room until it is handed out, however long it runs then (law 6)."""
+        await bench.limit(capacity=2)
+        await bench.publish("t1", "t2")
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        await _has_room(bench, 1, of=2)
+        await subscription.ack(delivery)
+        await _has_room(bench, 0, of=2)
+
+    async def test_cancelled_make_room(self, bench: Bench) -> None:
+        """Cancelling what waits or is scheduled makes room; cancelling what runs made it before (law 6)."""
+        await bench.limit(capacity=3)
+        await bench.publish("running", "waiting")
+        await bench.publish("scheduled", not_before=bench.now + 3600)
+        await bench.one(bench.subscribe())
+        for task_id, room in (("waiting", 2), ("scheduled", 1), ("running", 0)):
+            assert await bench.control.cancel(KEY, task_id)
+            await _has_room(bench, room, of=3)
+
+    async def test_purged_make_room(self, bench: Bench) -> None:
+        """After a purge the whole room is there again, and not more (law 6)."""
+        await bench.limit(capacity=3)
+        await bench.publish("returned", "waiting")
+        subscription = bench.subscribe()
+        await subscription.redeliver(await bench.one(subscription))
+        await bench.publish("scheduled", not_before=bench.now + 3600)
+        assert await bench.control.purge(KEY) == 3
+        await _has_room(bench, 3, of=3)
+
+    async def test_expired_make_room(self, bench: Bench) -> None:
+        """What expires before it was handed out makes room, whoever finds it (laws 6, 8)."""
+        await bench.limit(capacity=2)
+        subscription = bench.subscribe()
+        for find in (lambda: subscription.receive(1, 0), bench.control.maintain):
+            await bench.publish(*_names(bench, 2), deadline=bench.now + bench.short)
+            await bench.advance(bench.short)
+            for _ in range(3):
+                await find()
+            await bench.control.purge(KEY)
+        await _has_room(bench, 2, of=2)
+        assert (await bench.control.ledger(KEY)).expired == 4
+
+    async def test_scheduled_take_room(self, bench: Bench) -> None:
+        """A scheduled task takes room from its publish until it is handed out, due or not (laws 6, 8)."""
+        await bench.limit(capacity=2)
+        await bench.publish("scheduled", not_before=bench.now + bench.short)
+        await _has_room(bench, 1, of=2)
+        await bench.advance(bench.short)
+        subscription = bench.subscribe()
+        await _has_room(bench, 0, of=2)
+        await bench.take(subscription, 2)
+        await _has_room(bench, 2, of=2)
+
+    async def test_hand_backs_take_no_room(self, bench: Bench) -> None:
+        """What is handed back, lost or left by a closing consumer comes back to a full queue (laws 3, 6)."""
+        await bench.limit(capacity=3)
+        await bench.publish("t1", "t2", "t3")
+        subscription = bench.subscribe()
+        first, second, _ = await bench.take(subscription, 3)
+        await _has_room(bench, 3, of=3)
+        await subscription.redeliver(first)
+        await subscription.redeliver(second, lost=True)
+        await subscription.close()
+        await bench.expect(waiting=6)
+        taken = await bench.take(bench.subscribe(), 3)
+        assert ids(taken) == ["t1", "t2", "t3"]
+        assert [delivery.attempt for delivery in taken] == [1, 1, 1], "(law 3)"
+        await _has_room(bench, 0, of=3)
+
+    async def test_retries_take_no_room(self, bench: Bench) -> None:
+        """A retry is never refused, whatever its task's state, and takes no room (law 6)."""
+        await bench.limit(capacity=2)
+        retry = bench.backend.publisher.schedule_retry
+        done, running = await bench.publish("done", "running")
+        subscription = bench.subscribe()
+        deliveries = await bench.take(subscription, 2)
+        await subscription.ack(deliveries[0])
+        await _has_room(bench, 2, of=2)
+        await bench.limit(intake_paused=True)
+        unknown = bench.task("unknown")
+        for task in (done, unknown):
+            answer = await retry(task, bench.now)
+            assert answer.status is Published.ACCEPTED, f"a retry answered {answer} (law 6)"
+        if bench.backend.capabilities.atomic_retry:
+            answer = await retry(running, bench.now, settles=deliveries[1])
+            assert answer.status is Published.ACCEPTED, f"a retry answered {answer} (law 6)"
+        await bench.limit(intake_paused=False)
+        assert await bench.control.cancel(KEY, "unknown")
+        await _has_room(bench, 0, of=2)
+        taken = await bench.take(bench.subscribe(), 9)
+        assert "done" in ids(taken)
+        await _has_room(bench, 2, of=2)
+
+    async def test_retried_before_its_hand_out(self, bench: Bench) -> None:
+        """A task that is retried before it was ever handed out takes room no more, like any retry (law 6)."""
+        await bench.limit(capacity=2)
+        task, _ = await bench.publish("t1", "t2")
+        await bench.backend.publisher.schedule_retry(task, bench.now + 3600)
+        await _has_room(bench, 1, of=2)
+        assert await bench.control.cancel(KEY, "t1")
+        await _has_room(bench, 0, of=2)
+
+    @needs(Capability.DEAD_LETTERS)
+    async def test_redriven_take_no_room(self, bench: Bench) -> None:
+        """A redriven task comes back to a full queue (law 6)."""
+        await bench.limit(capacity=1)
+        await bench.publish("dead")
+        subscription = bench.subscribe()
+        await bench.bury(subscription, await bench.one(subscription))
+        await _has_room(bench, 1, of=1)
+        assert await bench.dead_letters.redrive(KEY) == 1
+        await bench.expect(waiting=2)
+        assert len(await bench.take(subscription, 2)) == 2
+        await _has_room(bench, 1, of=1)
+
+    async def test_capacity_changes(self, bench: Bench) -> None:
+        """A changed capacity acts on the next publish; what is there counts, and none of it is dropped (laws 6, 9)."""
+        await bench.publish("t1", "t2", "t3", "t4")
+        await bench.limit(capacity=2)
+        (answer,) = await _publish(bench, "new")
+        _check_full(answer, depth=4)
+        await bench.limit(capacity=5)
+        await _has_room(bench, 1, of=5)
+        await bench.limit(capacity=3)
+        subscription = bench.subscribe()
+        assert ids(await bench.take(subscription, 2)) == ["t1", "t2"]
+        await _has_room(bench, 0, of=3)
+        assert ids(await bench.take(subscription, 2)) == ["t3", "t4"]
+        await _has_room(bench, 2, of=3)
+        await bench.limit(capacity=None)
+        await bench.publish(*(f"more{n}" for n in range(20)))
+
+    async def test_intake_paused(self, bench: Bench) -> None:
+        """While the intake is paused new tasks are refused and the others handed out (laws 6, 9; B13)."""
+        await bench.publish("t1")
+        await bench.limit(intake_paused=True)
+        answers = await _publish(bench, "t2", "t3")
+        for answer in answers:
+            _check_refused(answer, Refusal.INTAKE_PAUSED)
+        await bench.publish("elsewhere", key=OTHER)
+        subscription = bench.subscribe()
+        assert ids(await bench.take(subscription, 9)) == ["t1"]
+        await bench.expect(in_flight=1)
+        await bench.limit(intake_paused=False)
+        await bench.publish("t2", "t3")
+
+    async def test_publishers_side_by_side(self, bench: Bench) -> None:
+        """Many publishers at once fill a queue to its capacity and no further (laws 6, 10)."""
+        await bench.limit(capacity=7)
+        answers = await asyncio.gather(*(_publish(bench, f"a{n}", f"b{n}") for n in range(10)))
+        accepted = [a for pair in answers for a in pair if a.status is Published.ACCEPTED]
+        assert len(accepted) == 7
+        await bench.expect(waiting=7)
+
+    @needs("shared")
+    async def test_capacity_on_every_replica(self, bench: Bench) -> None:
+        """Replicas fill one queue together, and a limit set on one holds on the other at once (laws 6, 9; F7)."""
+        other = await bench.replica()
+        await bench.publish("before")
+        await other.limit(capacity=5)
+        answers = await asyncio.gather(
+            *(_publish(one, f"{n}{m}") for n, one in enumerate((bench, other)) for m in range(5))
+        )
+        accepted = [a for (a,) in answers if a.status is Published.ACCEPTED]
+        assert len(accepted) == 4
+        await bench.limit(capacity=None, intake_paused=True)
+        (answer,) = await _publish(other, "late")
+        _check_refused(answer, Refusal.INTAKE_PAUSED)
+
+    @needs("durable")
+    async def test_capacity_survives(self, bench: Bench) -> None:
+        """A durable queue is bounded still when it is opened again, and knows how full it is (law 6; GOAL-AB)."""
+        await bench.limit(capacity=3)
+        await bench.publish("t1", "t2")
+        await bench.one(bench.subscribe())
+        heir = await bench.reopen()
+        await _has_room(heir, 2, of=3)
+        await heir.take(heir.subscribe(), 9)
+        await _has_room(heir, 3, of=3)
+
+
+def _names(bench: Bench, count: int) -> list[str]:
+    """Return ids that no other call returns."""
+    bench.numbers += count
+    return [f"fresh{bench.numbers - n}" for n in range(count)]
+
+
+async def _publish(bench: Bench, *task_ids: str) -> tuple[Confirmation, ...]:
+    return await bench.backend.publisher.publish(*(bench.task(task_id) for task_id in task_ids))
+
+
+async def _has_room(bench: Bench, room: int, *, of: int) -> None:
+    """Publish as many tasks as there must be room for, and one more."""
+    *accepted, refused = await _publish(bench, *_names(bench, room + 1))
+    statuses = [answer.status for answer in accepted]
+    assert statuses == [Published.ACCEPTED] * room, f"there must be room for {room} (law 6)"
+    _check_full(refused, depth=of)
+
+
+def _check_full(answer: Confirmation, *, depth: int) -> None:
+    _check_refused(answer, Refusal.QUEUE_FULL)
+    assert answer.depth == depth, f"{answer.depth} tasks count, it must be {depth} (law 6)"
+
+
+def _check_refused(answer: Confirmation, code: Refusal) -> None:
+    assert answer.status is Published.REFUSED, f"{answer}, but there is no room (law 6)"
+    assert answer.code is code, f"refused as {answer.code}, it must be {code}"
+    assert answer.reason, "refused without a reason (law 6)"
+    assert answer.retry_after, "refused without a word on when to try again (law 6)"
+    assert answer.retry_after > 0
+    assert not answer.stored

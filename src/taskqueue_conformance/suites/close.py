@@ -1,0 +1,135 @@
+"""Closing: what a subscription holds comes back at once. A backend closes everything it opened."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.errors import SubscriptionClosed
+from taskqueue_core.tasks import Received
+
+__all__ = ["ClosingSuite"]
+
+
+class ClosingSuite(Harness):
+    """`Subscription.close`, iteration, and the backend's own end."""
+
+    async def test_close_hands_back(self, bench: Bench) -> None:
+        """A closed subscription's deliveries are there at once, in order, not as lost (law 3; REV-E3, REV-E6)."""
+        await bench.publish("t1", "t2", "t3")
+        closed, other = bench.subscribe(), bench.subscribe(consumer="another")
+        await bench.take(closed, 2)
+        await closed.close()
+        taken = await bench.take(other, 4)
+        assert ids(taken) == ["t1", "t2", "t3"], "close must hand back what it owns, ahead (law 4)"
+        assert {(delivery.attempt, delivery.losses) for delivery in taken} == {(1, 0)}
+
+    async def test_close_leaves_others_alone(self, bench: Bench) -> None:
+        """Closing one subscription of a worker leaves another one's deliveries leased (law 2; REV-E5, REV-E6)."""
+        await bench.publish("t1", "t2")
+        one, two = bench.subscribe(), bench.subscribe()
+        await bench.one(one)
+        kept = await bench.one(two)
+        await one.close()
+        assert ids(await bench.take(two, 2)) == ["t1"]
+        await two.ack(kept)
+        await bench.expect(done=1, in_flight=1)
+
+    async def test_close_leaves_the_settled_alone(self, bench: Bench) -> None:
+        """What was settled before is not handed back by a close (law 2)."""
+        await bench.publish("t1", "t2")
+        subscription = bench.subscribe()
+        first, second = await bench.take(subscription, 2)
+        await subscription.ack(first)
+        await subscription.redeliver(second)
+        other = bench.subscribe(consumer="another")
+        assert ids([await bench.one(other)]) == ["t2"]
+        await subscription.close()
+        assert await bench.take(other) == [], "a close took what was another's (law 2)"
+
+    async def test_close_ends_a_waiting_receive(self, bench: Bench) -> None:
+        """A receive that waits ends with an empty answer when its subscription is closed."""
+        subscription = bench.subscribe()
+        waiting = await bench.start(subscription.receive(1, None))
+        await subscription.close()
+        assert (await bench.outcome(waiting)).deliveries == ()
+
+    async def test_close_twice(self, bench: Bench) -> None:
+        """Closing is idempotent."""
+        subscription = bench.subscribe()
+        await subscription.close()
+        await subscription.close()
+
+    async def test_receive_after_close(self, bench: Bench) -> None:
+        """A closed subscription receives nothing any more and says so, with and without waiting."""
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        await subscription.close()
+        for timeout in (0, None):
+            with pytest.raises(SubscriptionClosed):
+                await subscription.receive(1, timeout)
+        await bench.expect(waiting=1)
+
+    async def test_context_manager(self, bench: Bench) -> None:
+        """Leaving the ``async with`` block closes, after an error too."""
+        await bench.publish("t1")
+        with suppress(ZeroDivisionError):
+            async with bench.subscribe() as subscription:
+                await bench.one(subscription)
+                raise ZeroDivisionError
+        with pytest.raises(SubscriptionClosed):
+            await subscription.receive(1, 0)
+        assert ids(await bench.take(bench.subscribe())) == ["t1"]
+
+    async def test_iteration(self, bench: Bench) -> None:
+        """``async for`` gives deliveries one by one, waits for more, and ends with the close."""
+        subscription = bench.subscribe(KEY, OTHER)
+        seen = []
+
+        async def consume() -> None:
+            async for delivery in subscription:
+                seen.append(delivery.task.id)
+                await subscription.ack(delivery)
+
+        consumer = await bench.start(consume())
+        await bench.publish("t1", "t2")
+        await bench.until(lambda: len(seen) == 2, "for the iteration to give what is there")
+        await bench.publish("t3", key=OTHER)
+        await bench.until(lambda: len(seen) == 3, "for the iteration to give what came later")
+        await subscription.close()
+        await bench.outcome(consumer)
+        assert seen == ["t1", "t2", "t3"]
+
+    async def test_aclose(self, bench: Bench) -> None:
+        """Closing the backend closes its subscriptions, ends what waits, and is idempotent."""
+        subscription = bench.subscribe()
+        waiting = await bench.start(subscription.receive(1, None))
+        await bench.backend.aclose()
+        assert (await bench.outcome(waiting)).deliveries == ()
+        await bench.backend.aclose()
+        with pytest.raises(SubscriptionClosed):
+            await subscription.receive(1, 0)
+
+    async def test_aclose_unused(self, bench: Bench) -> None:
+        """A backend that was never used closes as well."""
+        await bench.backend.aclose()
+
+    async def test_health(self, bench: Bench) -> None:
+        """Health is good while the backend is open, names it, and never raises, closed or not."""
+        health = await bench.backend.health()
+        assert health.ok, f"a fresh backend is not healthy: {health}"
+        assert health.backend, "health must name the backend"
+        await bench.backend.aclose()
+        await bench.backend.health()
+
+    async def test_capabilities_are_constant(self, bench: Bench) -> None:
+        """What the backend declares does not change while it is used."""
+        declared = bench.backend.capabilities
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        received: Received = await subscription.receive(1, 0)
+        await subscription.ack(*received.deliveries)
+        assert bench.backend.capabilities == declared

@@ -1,0 +1,201 @@
+"""Concurrency: whatever is cancelled wherever, nothing is lost; whoever races, one wins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Delivery, Published, Received, Settled
+
+__all__ = ["ConcurrencySuite"]
+
+_HOPS = range(10)
+
+
+async def _cut(bench: Bench, call: Coroutine[Any, Any, Any] | asyncio.Task[Any], hops: int) -> Any:
+    """Cancel a call after some hops; return what it answered, ``None`` where the cancellation came first."""
+    running = asyncio.ensure_future(call)
+    await bench.hop(hops)
+    running.cancel()
+    try:
+        return await running
+    except asyncio.CancelledError:
+        return None
+
+
+class ConcurrencySuite(Harness):
+    """Cancellation at each await, races, and many at once."""
+
+    async def test_receive_cancelled(self, bench: Bench) -> None:
+        """A receive cancelled at any point loses nothing: what nobody saw comes back, unharmed (laws 1, 3)."""
+        subscription = bench.subscribe()
+        for hops in _HOPS:
+            await bench.publish(f"t{hops}")
+            answer = await _cut(bench, subscription.receive(1, None), hops)
+            await _all_there(bench, answer, [f"t{hops}"])
+
+    async def test_waiting_receive_cancelled(self, bench: Bench) -> None:
+        """The same for one that was waiting when the task came (laws 1, 3)."""
+        subscription = bench.subscribe()
+        for hops in _HOPS:
+            waiting = await bench.start(subscription.receive(5, None))
+            await bench.publish(f"a{hops}", f"b{hops}")
+            answer = await _cut(bench, waiting, hops)
+            await _all_there(bench, answer, [f"a{hops}", f"b{hops}"])
+
+    async def test_receive_timed_out_by_the_caller(self, bench: Bench) -> None:
+        """The same for a receive under the caller's own time limit, with the subscription used on (law 1)."""
+        subscription = bench.subscribe()
+        for number in range(3):
+            waiting = await bench.start(subscription.receive(1, None))
+            assert await _cut(bench, waiting, 1) is None
+            await bench.publish(f"t{number}")
+            again = await bench.start(subscription.receive(1, None))
+            (delivery,) = (await bench.outcome(again)).deliveries
+            await subscription.ack(delivery)
+
+    async def test_wake_up_is_passed_on(self, bench: Bench) -> None:
+        """A waiter that is cancelled as it is woken passes the wake-up on: the next one gets the task (law 1)."""
+        for hops in _HOPS:
+            async with bench.subscribe() as one, bench.subscribe(consumer="another") as two:
+                waiters = [await bench.start(s.receive(1, None)) for s in (one, two)]
+                await bench.publish(f"t{hops}")
+                answer = await _cut(bench, waiters[hops % 2], hops // 2)
+                kept = [] if answer is None else list(answer.deliveries)
+                await (one, two)[hops % 2].redeliver(*kept)
+                (delivery,) = (await bench.outcome(waiters[1 - hops % 2])).deliveries
+                await one.ack(delivery)
+
+    async def test_publish_cancelled(self, bench: Bench) -> None:
+        """A publish cancelled at any point happened or not: sent again there is exactly one copy (law 7)."""
+        subscription = bench.subscribe()
+        for hops in _HOPS:
+            tasks = [bench.task(f"a{hops}"), bench.task(f"b{hops}")]
+            await _cut(bench, bench.backend.publisher.publish(*tasks), hops)
+            await bench.hop(10)
+            assert all(c.stored for c in await bench.backend.publisher.publish(*tasks))
+            taken = await bench.eventually(subscription, 2)
+            assert sorted(ids(taken)) == [task.id for task in tasks]
+            assert await bench.take(subscription) == [], "a resend made a second copy (law 7)"
+            await subscription.ack(*taken)
+
+    async def test_ack_cancelled(self, bench: Bench) -> None:
+        """An ack cancelled at any point can be sent again and counts once (law 2)."""
+        subscription = bench.subscribe()
+        for hops in _HOPS:
+            await bench.publish(f"t{hops}")
+            delivery = await bench.one(subscription)
+            await _cut(bench, subscription.ack(delivery), hops)
+            assert await subscription.ack(delivery) == (Settled.OK,)
+        await bench.expect(done=len(_HOPS))
+
+    async def test_redeliver_cancelled(self, bench: Bench) -> None:
+        """A hand-back cancelled at any point can be sent again, and the task is there once (law 2)."""
+        subscription = bench.subscribe()
+        for hops in _HOPS:
+            await bench.publish(f"t{hops}")
+            delivery = await bench.one(subscription)
+            await _cut(bench, subscription.redeliver(delivery), hops)
+            assert await subscription.redeliver(delivery) == (Settled.OK,)
+            (again,) = await bench.take(subscription, 2)
+            assert (again.attempt, again.losses) == (1, 0)
+            await subscription.ack(again)
+
+    async def test_retry_cancelled(self, bench: Bench) -> None:
+        """A retry cancelled at any point can be sent again, and makes one more attempt (law 7)."""
+        subscription = bench.subscribe()
+        publisher = bench.backend.publisher
+        for hops in _HOPS:
+            await bench.publish(f"t{hops}")
+            delivery = await bench.one(subscription)
+            await subscription.ack(delivery)
+            await _cut(
+                bench, publisher.schedule_retry(delivery.task, bench.now, token=f"t{hops}"), hops
+            )
+            answer = await publisher.schedule_retry(delivery.task, bench.now, token=f"t{hops}")
+            assert answer.stored
+            (again,) = await bench.take(subscription, 2)
+            assert again.attempt == 2
+            await subscription.ack(again)
+
+    async def test_close_cancelled(self, bench: Bench) -> None:
+        """A close cancelled at any point can be called again, and everything is handed back (laws 1, 3)."""
+        for hops in _HOPS:
+            names = [f"a{hops}", f"b{hops}"]
+            await bench.publish(*names)
+            subscription, other = bench.subscribe(), bench.subscribe(consumer="another")
+            await bench.take(subscription, 2)
+            await _cut(bench, subscription.close(), hops)
+            await subscription.close()
+            taken = await bench.eventually(other, 2)
+            assert ids(taken) == names
+            await other.ack(*taken)
+
+    async def test_same_task_published_at_once(self, bench: Bench) -> None:
+        """Of many concurrent publishes of one task exactly one is accepted (law 7)."""
+        publish = bench.backend.publisher.publish
+        answers = await asyncio.gather(*(publish(bench.task("t1")) for _ in range(20)))
+        statuses = [answer.status for (answer,) in answers]
+        assert statuses.count(Published.ACCEPTED) == 1, statuses
+        assert statuses.count(Published.DUPLICATE) == 19, statuses
+        assert len(await bench.take(bench.subscribe(), 3)) == 1
+
+    async def test_two_verdicts_at_once(self, bench: Bench) -> None:
+        """Of two different settlements of one receipt exactly one takes effect (law 2; OPEN-C4)."""
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        for number in range(5):
+            await bench.publish(f"t{number}")
+            delivery = await bench.one(one)
+            calls = [one.ack(delivery), two.redeliver(delivery)]
+            answers = await asyncio.gather(
+                *(calls if number % 2 else calls[::-1]), return_exceptions=True
+            )
+            lost = [answer for answer in answers if isinstance(answer, LeaseLost)]
+            assert len(lost) == 1, f"both settlements of one receipt were answered by {answers}"
+            await two.ack(*await bench.take(two))
+        await bench.expect(done=5)
+
+    async def test_many_publishers_and_consumers(self, bench: Bench) -> None:
+        """A thousand tasks by ten publishers reach ten consumers, each exactly once (laws 1, 2)."""
+        seen: list[Delivery] = []
+        settled: list[Settled] = []
+        total = 1000
+
+        async def produce(name: str) -> None:
+            for start in range(0, 100, 5):
+                names = [f"{name}-{number}" for number in range(start, start + 5)]
+                await bench.publish(*names, key=KEY if start % 2 else OTHER)
+                await bench.hop(1)
+
+        async def consume(name: str) -> None:
+            async with bench.subscribe(KEY, OTHER, consumer=name) as subscription:
+                while len(seen) < total:
+                    received = await subscription.receive(7, None)
+                    seen.extend(received.deliveries)
+                    settled.extend(await subscription.ack(*received.deliveries))
+                    if len(settled) >= total:
+                        finished.set()
+
+        finished = asyncio.Event()
+        consumers = [await bench.start(consume(f"c{n}")) for n in range(10)]
+        await asyncio.gather(*(produce(f"p{n}") for n in range(10)))
+        await bench.outcome(await bench.start(finished.wait()))
+        for consumer in consumers:
+            consumer.cancel()
+        assert len(seen) == len(set(ids(seen))) == total, "a task was delivered twice (law 2)"
+        await bench.expect(done=500)
+
+
+async def _all_there(bench: Bench, answer: Received | None, names: list[str]) -> None:
+    async with bench.subscribe(consumer="finder") as finder:
+        seen = [] if answer is None else list(answer.deliveries)
+        seen += await bench.eventually(finder, len(names) - len(seen))
+        assert ids(seen) == names, f"a cancelled receive lost or doubled tasks: {ids(seen)} (law 1)"
+        assert {(d.attempt, d.losses) for d in seen} == {(1, 0)}, (
+            "a cancellation was counted (law 3)"
+        )
+        await finder.ack(*seen)

@@ -1,0 +1,190 @@
+"""The capability ``dead_letters``: what was given up is kept whole until a human decides."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability
+from taskqueue_core.consumer.settlement import settle
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.retry import ScheduleRetry
+from taskqueue_core.tasks import DeadLetter, Settled
+
+__all__ = ["DeadLettersSuite"]
+
+
+class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
+    """`DeadLettering` and `DeadLetters`."""
+
+    async def test_dead_letter(self, bench: Bench) -> None:
+        """Burying ends the delivery in one step and keeps task, reason and error (laws 1, 2; D3)."""
+        dead_letters = bench.dead_letters
+        (task,) = await bench.publish("t1", headers={"a": "b"})
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        assert (await bench.bury(subscription, delivery, "poison")).ok
+        (letter,) = await dead_letters.list(KEY)
+        assert (letter.task, letter.attempt, letter.losses) == (task, 1, 0)
+        assert letter.reason == "poison"
+        assert letter.failed_at >= delivery.delivered_at
+        assert [failure.error for failure in letter.history] == ["poison: details"]
+        assert await bench.take(subscription) == [], "a dead task was delivered (law 2)"
+        await bench.expect(dead=1)
+
+    async def test_receipt_ends(self, bench: Bench) -> None:
+        """The same burial sent again answers ok; every other verb on the receipt is refused (law 2)."""
+        await bench.publish("t1", "t2")
+        subscription = bench.subscribe()
+        first, second = await bench.take(subscription, 2)
+        await bench.bury(subscription, first)
+        assert (await bench.bury(subscription, first)).ok
+        with pytest.raises(LeaseLost):
+            await subscription.ack(first)
+        await subscription.ack(second)
+        with pytest.raises(LeaseLost):
+            await bench.bury(subscription, second)
+        await bench.expect(dead=1, done=1)
+
+    async def test_history(self, bench: Bench) -> None:
+        """The last failures and losses are kept with the letter, oldest first, each with its attempt and time."""
+        dead_letters = bench.dead_letters
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        for error in ("first", "second"):
+            delivery = await bench.one(subscription)
+            await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, error))
+            await bench.advance(bench.short)
+        await bench.bury(subscription, await bench.one(subscription), "third")
+        (letter,) = await dead_letters.list(KEY)
+        history = [(failure.attempt, failure.error) for failure in letter.history]
+        assert history == [(1, "first"), (2, "second"), (3, "third: details")]
+        assert letter.attempt == 3
+        times = [failure.at for failure in letter.history]
+        assert times == sorted(times)
+        assert times[-1] <= letter.failed_at
+
+    async def test_poison_guard(self, bench: Bench) -> None:
+        """A task lost with its consumer too often is dead, and says so; attempts play no part (law 3)."""
+        dead_letters = bench.dead_letters
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        await bench.redeliver_until_dead(subscription)
+        assert await bench.take(subscription) == []
+        (letter,) = await dead_letters.list(KEY)
+        assert letter.attempt == 1
+        assert letter.losses >= 1
+        assert letter.reason
+        await bench.expect(dead=1)
+
+    @needs(Capability.CONTROL)
+    async def test_poison_guard_counts_to_its_setting(self, bench: Bench) -> None:
+        """Exactly ``max_losses`` losses are survived, by the setting in force (laws 3, 9)."""
+        await bench.configure(max_losses=2)
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        for _ in range(2):
+            delivery = await bench.one(subscription)
+            assert await subscription.redeliver(delivery, lost=True) == (Settled.OK,)
+        delivery = await bench.one(subscription)
+        assert await subscription.redeliver(delivery, lost=True) == (Settled.DEAD,)
+        assert (await subscription.redeliver(delivery, lost=True))[0].ok, (
+            "a resend answers ok again"
+        )
+        assert [letter.task.id for letter in await bench.dead_letters.list(KEY)] == ["t1"]
+        await bench.expect(dead=1)
+
+    async def test_list_is_paged(self, bench: Bench) -> None:
+        """Letters come oldest first, page by page, each queue its own (C17)."""
+        dead_letters = bench.dead_letters
+        await bench.publish(*(f"t{n}" for n in range(5)))
+        await bench.publish("other", key=OTHER)
+        subscription = bench.subscribe(KEY, OTHER)
+        buried = sorted(await bench.take(subscription, 6), key=lambda delivery: delivery.task.id)
+        for delivery in reversed(buried):
+            await bench.bury(subscription, delivery)
+            await bench.advance(bench.short / 10)
+        pages, after = [], None
+        while page := await dead_letters.list(KEY, limit=2, after=after):
+            pages.append([letter.task.id for letter in page])
+            after = page[-1].task.id
+        assert pages == [["t4", "t3"], ["t2", "t1"], ["t0"]]
+        assert await dead_letters.list("nobody") == ()
+        for letter in await dead_letters.list(KEY):
+            assert await dead_letters.get(KEY, letter.task.id) == letter
+        assert await dead_letters.get(KEY, "other") is None
+        assert await dead_letters.get("nobody", "t0") is None
+
+    async def test_redrive(self, bench: Bench) -> None:
+        """A redriven task waits again: attempt kept, ``prior`` tells what was spent, losses from 0 (law 1; C17)."""
+        dead_letters = bench.dead_letters
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        await settle(bench.backend, subscription, delivery, ScheduleRetry(0, "failed"))
+        await subscription.redeliver(await bench.one(subscription), lost=True)
+        delivery = await bench.one(subscription)
+        assert (delivery.attempt, delivery.losses) == (2, 1)
+        await bench.bury(subscription, delivery)
+        assert await dead_letters.redrive(KEY, "t1") == 1
+        again = await bench.one(subscription)
+        assert (again.attempt, again.losses) == (2, 0), (
+            "redrive keeps the attempt and forgets losses"
+        )
+        assert 0 < again.prior <= 2, "prior tells the attempts that were spent before"
+        assert await dead_letters.list(KEY) == ()
+
+    async def test_redriven_goes_last(self, bench: Bench) -> None:
+        """A redriven task stands at the end of its lane (law 4)."""
+        dead_letters = bench.dead_letters
+        await bench.publish("t1", "t2")
+        subscription = bench.subscribe()
+        await bench.bury(subscription, await bench.one(subscription))
+        await bench.publish("t3")
+        await dead_letters.redrive(KEY, "t1")
+        await bench.publish("t4")
+        assert ids(await bench.take(subscription, 4)) == ["t2", "t3", "t1", "t4"]
+
+    async def test_redrive_all_and_some(self, bench: Bench) -> None:
+        """Without ids all of the queue's letters move; ids that are not dead are passed over (C17)."""
+        dead_letters = bench.dead_letters
+        await _buried(bench, 4)
+        assert await dead_letters.redrive(KEY, "t1", "unknown", "t1") == 1
+        assert await dead_letters.redrive(KEY, "t1") == 0, "redrive is not idempotent"
+        assert await dead_letters.redrive(OTHER) == 0
+        assert await dead_letters.redrive(KEY) == 3
+        assert await dead_letters.redrive(KEY) == 0
+        await bench.expect(waiting=4)
+
+    async def test_discard(self, bench: Bench) -> None:
+        """Discarded letters are accounted for and gone (law 1; C17, C26)."""
+        dead_letters = bench.dead_letters
+        await _buried(bench, 3)
+        assert await dead_letters.discard(KEY, "t0", "unknown") == 1
+        assert await dead_letters.discard(KEY, "t0") == 0, "discard is not idempotent"
+        assert await dead_letters.redrive(KEY, "t0") == 0
+        assert [letter.task.id for letter in await dead_letters.list(KEY)] == ["t1", "t2"]
+        assert await dead_letters.discard(KEY) == 2
+        await bench.expect(discarded=3)
+
+    @needs(Capability.CONTROL)
+    async def test_nothing_expires(self, bench: Bench) -> None:
+        """Letters outlive every window and their own deadline (C26)."""
+        control = bench.control
+        await bench.configure(dedupe_window=bench.short / 2)
+        letters = await _buried(bench, 2, deadline=bench.now + 5 * bench.short)
+        await bench.advance(6 * bench.short)
+        await control.maintain()
+        assert await bench.dead_letters.list(KEY) == letters
+        await bench.expect(dead=2)
+
+
+async def _buried(bench: Bench, count: int, **fields: float) -> tuple[DeadLetter, ...]:
+    dead_letters = bench.dead_letters
+    await bench.publish(*(f"t{n}" for n in range(count)), **fields)
+    subscription = bench.subscribe()
+    for delivery in await bench.take(subscription, count):
+        await bench.bury(subscription, delivery)
+    return await dead_letters.list(KEY)

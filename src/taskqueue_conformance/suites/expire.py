@@ -1,0 +1,108 @@
+"""Deadlines: after its deadline a task is never delivered; it is expired, and reported once."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Delivery, Expired, State
+
+__all__ = ["ExpireSuite"]
+
+
+class ExpireSuite(Harness):
+    """``deadline``."""
+
+    async def test_before_and_at(self, bench: Bench) -> None:
+        """A task is delivered before its deadline, and never at or after it (law 8)."""
+        at = bench.now + bench.short
+        await bench.publish("early", "late", deadline=at)
+        subscription = bench.subscribe()
+        assert (await bench.one(subscription)).task.id == "early"
+        await bench.advance(bench.short)
+        assert await bench.take(subscription) == [], "delivered at its deadline (law 8)"
+
+    async def test_reported_by_receive(self, bench: Bench) -> None:
+        """The receive that finds expired tasks reports each once, and delivers what is behind (law 8)."""
+        await bench.publish("t1", "t2", deadline=bench.now + bench.short)
+        await bench.publish("t3")
+        await bench.advance(bench.short)
+        subscription = bench.subscribe()
+        expired: list[Expired] = []
+        taken: list[Delivery] = []
+        for _ in range(10):
+            received = await subscription.receive(5, 0)
+            expired += received.expired
+            taken += received.deliveries
+        assert ids(taken) == ["t3"]
+        assert expired == [Expired(KEY, "t1", 1), Expired(KEY, "t2", 1)]
+        await bench.expect(in_flight=1, expired=2)
+
+    @needs(Capability.CONTROL)
+    async def test_reported_by_maintenance(self, bench: Bench) -> None:
+        """Housekeeping expires what nobody receives, and reports each task once (law 8; A23, OPEN-A6)."""
+        control = bench.control
+        await bench.publish("waiting", deadline=bench.now + bench.short)
+        await bench.publish(
+            "scheduled", deadline=bench.now + bench.short, not_before=bench.now + 3600
+        )
+        await bench.publish("fine", deadline=bench.now + 3600)
+        await bench.advance(3 * bench.short)
+        expired = [entry for _ in range(5) for entry in (await control.maintain()).expired]
+        assert sorted(entry.task_id for entry in expired) == ["scheduled", "waiting"]
+        assert (await bench.subscribe().receive(1, 0)).expired == (), "reported twice"
+        assert await bench.state("waiting") is State.EXPIRED
+        await bench.expect(in_flight=1, expired=2)
+
+    @needs(Capability.CONTROL)
+    async def test_running_task(self, bench: Bench) -> None:
+        """Housekeeping ends a running task at its deadline too, and its receipt with it (laws 2, 8; A23)."""
+        control = bench.control
+        await bench.publish("t1", deadline=bench.now + bench.short)
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        await bench.advance(bench.short)
+        expired = [entry for _ in range(3) for entry in (await control.maintain()).expired]
+        assert expired == [Expired(KEY, "t1", 1)]
+        with pytest.raises(LeaseLost):
+            await subscription.ack(delivery)
+        await bench.expect(expired=1)
+
+    async def test_handed_back_too_late(self, bench: Bench) -> None:
+        """A task handed back after its deadline is not delivered again (law 8)."""
+        await bench.publish("t1", deadline=bench.now + bench.short)
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        await bench.advance(bench.short)
+        await subscription.redeliver(delivery, delivery)
+        received = await subscription.receive(1, 0)
+        assert received.deliveries == (), "delivered after its deadline (law 8)"
+        await bench.expect(expired=1)
+
+    async def test_retried_too_late(self, bench: Bench) -> None:
+        """A retry does not outlive the deadline (law 8)."""
+        (task,) = await bench.publish("t1", deadline=bench.now + bench.short)
+        subscription = bench.subscribe()
+        await subscription.ack(await bench.one(subscription))
+        await bench.backend.publisher.schedule_retry(task, bench.now + 2 * bench.short)
+        await bench.advance(3 * bench.short)
+        assert await bench.take(subscription) == [], "delivered after its deadline (law 8)"
+
+    async def test_published_too_late(self, bench: Bench) -> None:
+        """A task published after its deadline is expired: not delivered, and not dropped (laws 1, 8)."""
+        await bench.publish("t1", deadline=bench.now - 1)
+        assert await bench.take(bench.subscribe()) == []
+        await bench.expect(expired=1)
+
+    async def test_ack_keeps_the_deadline_away(self, bench: Bench) -> None:
+        """A task that was executed in time stays done (law 2)."""
+        await bench.publish("t1", deadline=bench.now + bench.short)
+        subscription = bench.subscribe()
+        await subscription.ack(await bench.one(subscription))
+        await bench.advance(2 * bench.short)
+        if await bench.take(subscription) == []:
+            await bench.expect(done=1)

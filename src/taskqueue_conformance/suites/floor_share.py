@@ -1,0 +1,140 @@
+"""The capability ``order``, part five: a share for the lowest priority, so that nothing starves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from taskqueue_conformance.bench import KEY, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.model.ends import held
+from taskqueue_conformance.suites.order import fill
+from taskqueue_core.backend import Capability
+
+__all__ = ["FloorSuite"]
+
+
+class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
+    """``floor_share``."""
+
+    async def test_share_of_the_lowest(self, bench: Bench) -> None:
+        """Under a flood of higher ones the lowest priority has its share, spread evenly (law 4; OPEN-C8)."""
+        for share in (0.1, 0.25, 0.3, 0.5):
+            key = f"share{share}"
+            await bench.arrange(key, floor_share=share)
+            await _publish(bench, high=200, low=80, key=key)
+            one, two = bench.subscribe(key), bench.subscribe(key, consumer="another")
+            taken = await bench.drain(one, two, count=140, limit=3)
+            _check_share(taken, share)
+            for name in ("high", "low"):
+                mine = [int(task.removeprefix(name)) for task in taken if task.startswith(name)]
+                assert mine == sorted(mine), f"FIFO within a priority: {mine} (law 4)"
+
+    async def test_the_lowest_of_several(self, bench: Bench) -> None:
+        """The share is of the lowest that waits; those between wait for the highest (law 4; OPEN-C8)."""
+        await bench.arrange(floor_share=0.2)
+        await _publish(bench, high=60, low=6)
+        await bench.publish(*(f"middle{n}" for n in range(20)), priority=5)
+        taken = await bench.drain(bench.subscribe(), count=30)
+        assert sum(name.startswith("low") for name in taken) == 6
+        assert not [name for name in taken if name.startswith("middle")], "(law 4)"
+        taken = await bench.drain(bench.subscribe(), count=25)
+        middle = sum(name.startswith("middle") for name in taken)
+        assert 4 <= middle <= 6, f"{middle} of 25 are of the lowest that is left (law 4)"
+
+    async def test_nothing_is_owed(self, bench: Bench) -> None:
+        """Hand-outs while no lower one waited count for nothing: it has its share, and no more (law 4)."""
+        await bench.arrange(floor_share=0.1)
+        await _publish(bench, high=150)
+        subscription = bench.subscribe()
+        await bench.drain(subscription, count=50, limit=10)
+        await _publish(bench, low=20)
+        _check_share(await bench.drain(subscription, count=50, limit=3), 0.1)
+        await bench.control.purge(KEY)
+        await _publish(bench, low=60, start=20)
+        await bench.drain(subscription, count=40, limit=10)
+        await _publish(bench, high=60, start=150)
+        _check_share(await bench.drain(subscription, count=50), 0.1)
+
+    async def test_share_changes(self, bench: Bench) -> None:
+        """A share that is set, changed or taken away acts on the next hand-outs (laws 4, 9; F7)."""
+        await _publish(bench, high=200, low=50)
+        subscription = bench.subscribe()
+        for share in (0.0, 0.25, 0.1, 0.5, 0.0):
+            await bench.arrange(floor_share=share)
+            _check_share(await bench.drain(subscription, count=30, limit=4), share)
+
+    async def test_share_and_returned_ones(self, bench: Bench) -> None:
+        """What is handed back comes first in its priority, and counts when it comes again (laws 3, 4)."""
+        await bench.arrange(floor_share=0.5)
+        await _publish(bench, high=9, low=9)
+        subscription = bench.subscribe()
+        taken = await bench.take(subscription, 4)
+        assert sorted(ids(taken)) == ["high0", "high1", "low0", "low1"]
+        await subscription.redeliver(*taken)
+        again = await bench.take(subscription, 6)
+        names = ["high0", "high1", "high2", "low0", "low1", "low2"]
+        assert sorted(ids(again)) == names, "(laws 3, 4)"
+
+    async def test_share_of_who_can_be_served(self, bench: Bench) -> None:
+        """The share goes to the lowest that no limit holds up; nothing waits for one that cannot (laws 4, 5)."""
+        await bench.fair(floor_share=0.5, tenant_max_inflight=1)
+        await fill(bench, a=2, priority=1)
+        await fill(bench, b=3, start=5, priority=5)
+        subscription = bench.subscribe()
+        taken = await bench.take(subscription, 9)
+        assert sorted(ids(taken)) == ["a0", "b5"]
+        await held(subscription)
+        for n in range(8):
+            await bench.publish(f"t{n}", tenant=f"t{n}", priority=8)
+        assert len(await bench.take(subscription, 9)) == 8, "(law 5)"
+        await bench.arrange(tenant_max_inflight=0)
+        assert sorted(ids(await bench.take(subscription, 9))) == ["a1", "b6", "b7"]
+
+    async def test_share_and_entities(self, bench: Bench) -> None:
+        """A lower task that its entity holds up has no share, and is owed none (law 4; R8)."""
+        await bench.arrange(floor_share=0.5)
+        await bench.publish("low0", "low1", priority=1, ordering_key="e")
+        subscription = bench.subscribe()
+        first = await bench.one(subscription)
+        await _publish(bench, high=6)
+        assert ids(await bench.take(subscription, 4)) == [f"high{n}" for n in range(4)], "(law 4)"
+        await subscription.ack(first)
+        assert sorted(ids(await bench.take(subscription, 2))) == ["high4", "low1"]
+
+    async def test_share_and_tenants(self, bench: Bench) -> None:
+        """Within the lowest priority, too, tenants take turns (law 4; OPEN-C8, B2)."""
+        await bench.fair(floor_share=0.25)
+        await fill(bench, a=20, b=20, priority=1)
+        await fill(bench, x=40, y=40, priority=8)
+        taken = await bench.drain(bench.subscribe(), count=48, limit=5)
+        lowest = [name for name in taken if name[0] in "ab"]
+        assert 11 <= len(lowest) <= 13, f"{len(lowest)} of 48 (law 4)"
+        assert lowest == [f"{tenant}{n}" for n in range(10) for tenant in "ab"][: len(lowest)]
+        highest = [name for name in taken if name[0] in "xy"]
+        assert highest == [f"{tenant}{n}" for n in range(20) for tenant in "xy"][: len(highest)]
+
+
+async def _publish(
+    bench: Bench, *, start: int = 0, key: str = KEY, high: int = 0, low: int = 0
+) -> None:
+    """Publish so many of two priorities: ``high0``, ``high1`` and so on."""
+    for name, count, priority in (("high", high, 8), ("low", low, 1)):
+        names = [f"{name}{n}" for n in range(start, start + count)]
+        if names:
+            await bench.publish(*names, key=key, priority=priority)
+
+
+def _check_share(taken: Sequence[str], share: float) -> None:
+    """Check that of hand-outs while both priorities were there the lowest had its share, as evenly as can be."""
+    lowest = [name.startswith("low") for name in taken]
+    least, most = len(taken) * share * 0.8, len(taken) * share * 1.2 + 1
+    assert int(least) <= sum(lowest) <= most, f"{sum(lowest)} of {len(taken)} (law 4)"
+    if share:
+        window = ceil(1 / share)
+        for start in range(len(taken) - window):
+            assert any(lowest[start : start + window + 1]), (
+                f"none of the lowest in {window + 1} hand-outs (law 4)"
+            )
+    else:
+        assert not any(lowest), "a lower priority before a higher one (law 4)"

@@ -1,0 +1,206 @@
+"""The capability ``flow``, part two: what may be in flight, and the two things that a pause stops."""
+
+from __future__ import annotations
+
+import asyncio
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.model.ends import End, ack, cancel, close, frees, held, lose, redeliver
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.tasks import Delivery, Settled
+
+__all__ = ["FlowSuite"]
+
+
+class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
+    """``max_inflight`` and ``paused``."""
+
+    async def test_in_flight_limit(self, bench: Bench) -> None:
+        """All workers together have as many in flight as is allowed; the next receive is empty (law 5; F2)."""
+        await bench.limit(max_inflight=3)
+        await bench.publish("t1", "t2", "t3", "t4", "t5")
+        one, two, three = (bench.subscribe(consumer=name) for name in ("w", "w", "another"))
+        taken = [await bench.take(subscription, 2) for subscription in (one, two, three)]
+        assert [len(some) for some in taken] == [2, 1, 0], "(law 5)"
+        for subscription in (one, two, three):
+            assert (await held(subscription)).due_at is None, "time alone brings nothing"
+        await two.ack(taken[1][0])
+        assert ids(await bench.take(three, 2)) == ["t4"]
+
+    async def test_in_flight_limit_side_by_side(self, bench: Bench) -> None:
+        """Receives at the same moment do not exceed the limit, nor fall short of it (laws 5, 10; F2)."""
+        await bench.limit(max_inflight=7)
+        await bench.publish(*(f"t{n}" for n in range(30)))
+        subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(10)]
+        await asyncio.gather(*(one.receive(2, 0) for one in subscriptions))
+        await bench.expect(in_flight=7, waiting=23)
+
+    async def test_waiting_for_a_place_costs_nothing(self, bench: Bench) -> None:
+        """However often a task was not handed out, its first delivery is the first one (laws 3, 5; FIX-C3)."""
+        await bench.limit(max_inflight=1)
+        await bench.publish("t1", "t2")
+        subscription = bench.subscribe()
+        first = await bench.one(subscription)
+        for _ in range(10):
+            await held(subscription)
+        await subscription.ack(first)
+        second = await bench.one(subscription)
+        assert (second.task.id, second.attempt, second.losses) == ("t2", 1, 0), "(law 3)"
+        stats = await bench.control.stats(KEY)
+        assert (stats.delivered, stats.redelivered, stats.retried) == (2, 0, 0)
+
+    async def test_settling_frees_the_place(self, bench: Bench) -> None:
+        """Every settlement makes way for a receive that waits for a place (law 5; F2)."""
+        for end in (ack, redeliver, lose, close):
+            await _frees(bench, end)
+
+    @needs(Capability.DEAD_LETTERS)
+    async def test_dying_frees_the_place(self, bench: Bench) -> None:
+        """A dead letter, by a verdict or by one loss too many, makes way for a waiting receive (law 5; F2)."""
+
+        async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
+            await bench.bury(subscription, delivery)
+
+        async def poison(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
+            await bench.configure(max_losses=0)
+            assert await subscription.redeliver(delivery, lost=True) == (Settled.DEAD,)
+
+        for end in (bury, poison):
+            await _frees(bench, end)
+
+    @needs("atomic_retry")
+    async def test_retrying_frees_the_place(self, bench: Bench) -> None:
+        """A running task whose retry is scheduled, with its delivery or from afar, makes way (law 5; F2)."""
+        retry = bench.backend.publisher.schedule_retry
+
+        async def settle(bench: Bench, _: Subscription, delivery: Delivery) -> None:
+            await retry(delivery.task, bench.now + 3600, settles=delivery)
+
+        async def from_afar(bench: Bench, _: Subscription, delivery: Delivery) -> None:
+            await retry(delivery.task, bench.now + 3600)
+
+        for end in (settle, from_afar):
+            await _frees(bench, end)
+
+    async def test_ending_frees_the_place(self, bench: Bench) -> None:
+        """A running task that is cancelled, or expires, makes way for a waiting receive (law 5; F2)."""
+
+        async def expire(bench: Bench, _: Subscription, __: Delivery) -> None:
+            await bench.advance(bench.short)
+            await bench.control.maintain()
+
+        await _frees(bench, cancel)
+        await _frees(bench, expire, deadline=bench.short)
+
+    @needs(Capability.HANDOVER)
+    async def test_adopting_takes_no_place(self, bench: Bench) -> None:
+        """A delivery that goes over to another subscription stays the one in flight (law 5)."""
+        await bench.limit(max_inflight=1)
+        await bench.publish("t1", "t2")
+        one, two = bench.subscribe(), bench.subscribe()
+        delivery = await bench.one(one)
+        assert await bench.adopt(two, delivery.receipt) != (None,)
+        await one.close()
+        await held(two)
+        await two.ack(delivery)
+        assert ids(await bench.take(two, 2)) == ["t2"]
+
+    async def test_in_flight_limit_changes(self, bench: Bench) -> None:
+        """A raised or removed limit wakes a waiting receive at once (laws 5, 9; F7)."""
+        await bench.limit(max_inflight=1)
+        await bench.publish("t1", "t2", "t3", "t4")
+        subscription = bench.subscribe()
+        await bench.one(subscription)
+        for limit, found in ((2, ["t2"]), (0, ["t3", "t4"])):
+            waiting = await bench.start(subscription.receive(5, None))
+            assert not waiting.done(), "handed out beyond the limit (law 5)"
+            await bench.limit(max_inflight=limit)
+            assert ids((await bench.outcome(waiting)).deliveries) == found
+
+    async def test_lowering_takes_nothing_away(self, bench: Bench) -> None:
+        """What runs goes on under a lower limit; the next is handed out once there is a place (laws 3, 5, 9)."""
+        await bench.publish("t1", "t2", "t3", "t4")
+        subscription = bench.subscribe()
+        running = await bench.take(subscription, 3)
+        await bench.limit(max_inflight=1)
+        for delivery in running:
+            await held(subscription)
+            await subscription.ack(delivery)
+        assert ids(await bench.take(subscription, 2)) == ["t4"]
+
+    async def test_one_queue_does_not_hold_up_another(self, bench: Bench) -> None:
+        """A queue without a place costs the others of a subscription nothing, whether they wait or not (law 5)."""
+        await bench.limit(max_inflight=1)
+        await bench.publish("t1", "t2", "t3")
+        await bench.publish("o1", "o2", "o3", key=OTHER)
+        subscription = bench.subscribe(KEY, OTHER)
+        assert sorted(ids(await bench.take(subscription, 9))) == ["o1", "o2", "o3", "t1"]
+        await held(subscription)
+        waiting = await bench.start(subscription.receive(5, None))
+        await bench.publish("o4", key=OTHER)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["o4"]
+
+    async def test_pause(self, bench: Bench) -> None:
+        """A paused queue gives nothing and is no error; publishing and settling go on (law 5; F6)."""
+        running, _ = await bench.publish("running", "t1")
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        await bench.limit(paused=True)
+        assert (await held(subscription)).due_at is None, "time alone brings nothing"
+        await bench.publish("t2")
+        await bench.publish("t3", not_before=bench.now + bench.short)
+        await subscription.ack(delivery)
+        await bench.backend.publisher.schedule_retry(running, bench.now)
+        await bench.advance(bench.short)
+        await held(subscription)
+        await bench.limit(paused=False)
+        taken = await bench.take(subscription, 9)
+        assert ids(taken) == ["t1", "t2", "running", "t3"], "kept in its order (law 4)"
+        assert [delivery.attempt for delivery in taken] == [1, 1, 2, 1], "(law 3)"
+
+    async def test_pause_and_a_waiting_receive(self, bench: Bench) -> None:
+        """A receive that waits gets nothing once a pause is confirmed; its end wakes it (laws 5, 9; F6, F7)."""
+        subscription = bench.subscribe()
+        waiting = await bench.start(subscription.receive(5, None))
+        await bench.limit(paused=True)
+        await bench.publish("t1")
+        await bench.publish("t2", not_before=bench.now + bench.short)
+        await bench.advance(bench.short)
+        await bench.hop(20)
+        assert not waiting.done(), "handed out although paused (law 5)"
+        await bench.limit(paused=False)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["t1", "t2"]
+
+    async def test_pause_is_of_one_queue(self, bench: Bench) -> None:
+        """The other queues of a subscription go on (law 5; F6)."""
+        await bench.limit(paused=True)
+        await bench.publish("t1")
+        await bench.publish("o1", key=OTHER)
+        subscription = bench.subscribe(KEY, OTHER)
+        assert ids(await bench.take(subscription, 9)) == ["o1"]
+        await held(subscription)
+
+    @needs("shared")
+    async def test_places_on_every_replica(self, bench: Bench) -> None:
+        """What one replica has in flight counts on the other, and a change on one acts on both (laws 5, 9; F2, F7)."""
+        other = await bench.replica()
+        await other.limit(max_inflight=1)
+        await bench.publish("t1", "t2", "t3")
+        here, there = bench.subscribe(), other.subscribe(consumer="another")
+        delivery = await bench.one(here)
+        waiting = await bench.start(there.receive(1, None))
+        assert not waiting.done(), "handed out beyond the limit (law 5)"
+        await here.ack(delivery)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["t2"]
+        await bench.limit(max_inflight=0, paused=True)
+        await held(there)
+        waiting = await bench.start(there.receive(1, None))
+        await bench.limit(paused=False)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["t3"]
+
+
+async def _frees(bench: Bench, end: End, *, deadline: float | None = None) -> None:
+    await bench.limit(max_inflight=1)
+    await frees(bench, end, deadline=deadline)

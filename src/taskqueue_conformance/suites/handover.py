@@ -1,0 +1,106 @@
+"""The capability ``handover``: a worker that comes back keeps what it runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskqueue_conformance.bench import Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Settled
+
+__all__ = ["HandoverSuite"]
+
+
+class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
+    """`Handover.adopt`."""
+
+    async def test_adopt(self, bench: Bench) -> None:
+        """An adopted delivery keeps its receipt, and survives the close of its old subscription (law 2; D7)."""
+        await bench.publish("t1", "t2")
+        old, new = bench.subscribe(), bench.subscribe()
+        kept, returned = await bench.take(old, 2)
+        (adopted,) = await bench.adopt(new, kept.receipt)
+        assert adopted is not None
+        assert (adopted.task, adopted.receipt) == (kept.task, kept.receipt)
+        assert (adopted.attempt, adopted.losses) == (1, 0), "a hand-over is no failure (law 3)"
+        await old.close()
+        assert ids(await bench.take(new, 2)) == [returned.task.id]
+        assert await new.ack(kept) == (Settled.OK,)
+        await bench.expect(done=1, in_flight=1)
+
+    async def test_new_owner_hands_back(self, bench: Bench) -> None:
+        """What was adopted comes back when its new subscription closes (law 3)."""
+        await bench.publish("t1")
+        old, new = bench.subscribe(), bench.subscribe()
+        delivery = await bench.one(old)
+        await bench.adopt(new, delivery.receipt)
+        await new.close()
+        again = await bench.one(old)
+        assert (again.task.id, again.attempt, again.losses) == ("t1", 1, 0)
+
+    async def test_former_owner_loses_nothing(self, bench: Bench) -> None:
+        """What was adopted cannot be declared lost by the subscription that had it before (law 2; OPEN-A7)."""
+        await bench.publish("t1")
+        old, new = bench.subscribe(), bench.subscribe()
+        delivery = await bench.one(old)
+        await bench.adopt(new, delivery.receipt)
+        with pytest.raises(LeaseLost):
+            await old.redeliver(delivery, lost=True)
+        assert await new.ack(delivery) == (Settled.OK,)
+        await bench.expect(done=1)
+
+    async def test_identity_is_checked(self, bench: Bench) -> None:
+        """Another worker's delivery cannot be taken over, though its receipt is known (law 2; OPEN-A7)."""
+        await bench.publish("t1")
+        owner = bench.subscribe(consumer="owner")
+        delivery = await bench.one(owner)
+        thief = bench.subscribe(consumer="thief")
+        assert await bench.adopt(thief, delivery.receipt) == (None,)
+        await thief.close()
+        assert await bench.take(bench.subscribe(consumer="other")) == []
+        assert await owner.ack(delivery) == (Settled.OK,)
+
+    async def test_stale_receipts(self, bench: Bench) -> None:
+        """Each receipt is answered for itself: stale and unknown ones are ``None`` (law 2)."""
+        await bench.publish("t1", "t2", "t3")
+        old, new = bench.subscribe(), bench.subscribe()
+        acked, returned, live = await bench.take(old, 3)
+        await old.ack(acked)
+        await old.redeliver(returned)
+        answers = await bench.adopt(new, acked.receipt, "garbage", live.receipt, returned.receipt)
+        assert [answer and answer.task.id for answer in answers] == [None, None, "t3", None]
+        await bench.expect(done=1, waiting=1, in_flight=1)
+
+    async def test_after_the_close(self, bench: Bench) -> None:
+        """What was handed back by a close can't be adopted any more (law 2)."""
+        await bench.publish("t1")
+        old, new = bench.subscribe(), bench.subscribe()
+        delivery = await bench.one(old)
+        await old.close()
+        assert await bench.adopt(new, delivery.receipt) == (None,)
+        assert ids(await bench.take(new, 2)) == ["t1"]
+
+    async def test_twice(self, bench: Bench) -> None:
+        """Adopting again, or what is one's own already, changes nothing."""
+        await bench.publish("t1")
+        old, new = bench.subscribe(), bench.subscribe()
+        delivery = await bench.one(old)
+        for _ in range(2):
+            assert [a and a.receipt for a in await bench.adopt(new, delivery.receipt)] == [
+                delivery.receipt
+            ]
+        assert await bench.adopt(new) == ()
+        await bench.expect(in_flight=1)
+        assert await old.ack(delivery) == (Settled.OK,)
+
+    async def test_losses_travel(self, bench: Bench) -> None:
+        """The adopted delivery carries the attempt and the losses it had."""
+        await bench.publish("t1")
+        old, new = bench.subscribe(), bench.subscribe()
+        await old.redeliver(await bench.one(old), lost=True)
+        delivery = await bench.one(old)
+        (adopted,) = await bench.adopt(new, delivery.receipt)
+        assert adopted is not None
+        assert adopted.losses == delivery.losses == 1

@@ -1,0 +1,72 @@
+"""Input from outside: what is not acceptable is named and changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskqueue_conformance.bench import KEY, Bench
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Settled
+
+__all__ = ["InputsSuite"]
+
+
+class InputsSuite(Harness):
+    """Arguments that a `Task` cannot check."""
+
+    async def test_limit_of_a_receive(self, bench: Bench) -> None:
+        """Receiving 0 or fewer raises `InvalidInput` that names ``limit``."""
+        subscription = bench.subscribe()
+        for limit in (0, -1):
+            with pytest.raises(InvalidInput) as error:
+                await subscription.receive(limit, 0)
+            assert error.value.field == "limit"
+
+    async def test_keys(self, bench: Bench) -> None:
+        """A subscription needs keys, valid ones, and not too many."""
+        too_many = [f"k{n}" for n in range(LIMITS.keys + 1)]
+        for keys in (
+            [],
+            [""],
+            ["a b"],
+            [KEY, "a/b"],
+            ["{tag}"],
+            ["x" * (LIMITS.name + 1)],
+            too_many,
+        ):
+            with pytest.raises(InvalidInput):
+                bench.backend.subscribe(keys, "worker")
+
+    async def test_repeated_keys(self, bench: Bench) -> None:
+        """A key named twice counts once."""
+        await bench.publish("t1")
+        assert len(await bench.take(bench.subscribe(KEY, KEY), 2)) == 1
+
+    async def test_consumer(self, bench: Bench) -> None:
+        """A worker identity is a valid name."""
+        for consumer in ("", "a b", "x" * (LIMITS.name + 1)):
+            with pytest.raises(InvalidInput):
+                bench.backend.subscribe([KEY], consumer)
+
+    async def test_results_of_an_ack(self, bench: Bench) -> None:
+        """Results are one per delivery and JSON; else nothing is settled (law 2)."""
+        await bench.publish("t1", "t2")
+        subscription = bench.subscribe()
+        taken = await bench.take(subscription, 2)
+        for results in ([b"1"], [b"1", b"2", b"3"], [b"1", b"{broken"], [b"1", b"\xff"]):
+            with pytest.raises(InvalidInput):
+                await subscription.ack(*taken, results=results)
+        await bench.expect(in_flight=2)
+        assert await subscription.ack(*taken, results=[b"1", None]) == (Settled.OK, Settled.OK)
+
+    async def test_time_of_a_retry(self, bench: Bench) -> None:
+        """A retry needs a point in time; else nothing is scheduled (law 2)."""
+        (task,) = await bench.publish("t1")
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        for at in (float("nan"), float("inf"), -1.0):
+            with pytest.raises(InvalidInput):
+                await bench.backend.publisher.schedule_retry(task, at, settles=delivery)
+        assert await subscription.ack(delivery) == (Settled.OK,)

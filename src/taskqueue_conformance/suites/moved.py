@@ -1,0 +1,112 @@
+"""The capability ``flow``, part five: a queue that is closed to new tasks for good."""
+
+from __future__ import annotations
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability
+from taskqueue_core.tasks import Confirmation, Published, Refusal, State
+
+__all__ = ["MovedSuite"]
+
+
+class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
+    """``moved_to``."""
+
+    async def test_moved_takes_nothing_new(self, bench: Bench) -> None:
+        """An unknown task is refused for good, with a reason; it left no trace (laws 6, 9; A20)."""
+        await bench.limit(moved_to="elsewhere")
+        answers = await bench.backend.publisher.publish(
+            bench.task("t1"),
+            bench.task("t2", not_before=bench.now + 3600),
+            bench.task("t3", key=OTHER),
+        )
+        assert [answer.status for answer in answers[:2]] == [Published.REFUSED] * 2, "(law 6)"
+        for answer in answers[:2]:
+            _check_moved(answer)
+        assert answers[2].status is Published.ACCEPTED
+        assert await bench.state("t1") is None
+        await bench.expect()
+
+    async def test_moved_knows_what_it_had(self, bench: Bench) -> None:
+        """Known ids have the answers that they always had, live or ended (law 7; A20)."""
+        await bench.publish("done", "waiting")
+        subscription = bench.subscribe()
+        await subscription.ack(await bench.one(subscription))
+        await bench.limit(moved_to="elsewhere")
+        tasks = [
+            bench.task("done"),
+            bench.task("waiting"),
+            bench.task("waiting", payload="other"),
+            bench.task("new"),
+        ]
+        answers = await bench.backend.publisher.publish(*tasks)
+        assert [answer.status for answer in answers] == [
+            Published.DUPLICATE,
+            Published.DUPLICATE,
+            Published.CONFLICT,
+            Published.REFUSED,
+        ], "the id is looked up first (laws 6, 7)"
+        _check_moved(answers[3])
+        await bench.expect(done=1, waiting=1)
+
+    @needs("atomic_retry")
+    async def test_moved_goes_on(self, bench: Bench) -> None:
+        """What is there is handed out, returned, retried and settled as ever (laws 1, 3, 6; A20)."""
+        await bench.limit(capacity=2)
+        await bench.publish("t1", "t2")
+        await bench.limit(moved_to="elsewhere")
+        subscription = bench.subscribe()
+        first, second = await bench.take(subscription, 2)
+        await subscription.redeliver(second)
+        retry = bench.backend.publisher.schedule_retry
+        answer = await retry(first.task, bench.now, settles=first)
+        assert answer.status is Published.ACCEPTED, "a retry was refused (law 6)"
+        answer = await retry(bench.task("unknown"), bench.now)
+        assert answer.status is Published.ACCEPTED, "a retry was refused (law 6)"
+        taken = await bench.eventually(subscription, 3)
+        assert sorted(ids(taken)) == ["t1", "t2", "unknown"]
+        await subscription.ack(*taken)
+        await bench.expect(done=3)
+
+    @needs(Capability.DEAD_LETTERS)
+    async def test_moved_redrives(self, bench: Bench) -> None:
+        """The dead of a queue that has moved come back to it (law 6; A20)."""
+        await bench.publish("dead")
+        subscription = bench.subscribe()
+        await bench.bury(subscription, await bench.one(subscription))
+        await bench.limit(moved_to="elsewhere")
+        assert await bench.dead_letters.redrive(KEY) == 1
+        assert ids(await bench.take(subscription, 9)) == ["dead"]
+
+    async def test_moved_before_all_else(self, bench: Bench) -> None:
+        """A queue that has moved says so, paused or full as it may be: to wait for it does not help (law 6; A20)."""
+        await bench.limit(capacity=1)
+        await bench.publish("t1")
+        await bench.limit(moved_to="elsewhere", intake_paused=True)
+        (answer,) = await bench.backend.publisher.publish(bench.task("t2"))
+        _check_moved(answer)
+
+    async def test_moved_back(self, bench: Bench) -> None:
+        """Without the setting the queue takes tasks again at once (law 9; A20)."""
+        await bench.limit(moved_to="elsewhere")
+        await bench.limit(moved_to=None)
+        await bench.publish("t1")
+        assert await bench.state("t1") is State.WAITING
+
+    @needs("shared")
+    async def test_moved_for_every_replica(self, bench: Bench) -> None:
+        """Once it is confirmed at one replica, no other takes anything (laws 6, 9; A20, F7)."""
+        other = await bench.replica()
+        await other.publish("before")
+        await bench.limit(moved_to="elsewhere")
+        (answer,) = await other.backend.publisher.publish(other.task("after"))
+        _check_moved(answer)
+
+
+def _check_moved(answer: Confirmation) -> None:
+    assert answer.status is Published.REFUSED, f"{answer}, but the queue has moved (law 6)"
+    assert answer.code is Refusal.MOVED, f"refused as {answer.code}, it has moved (law 6)"
+    assert answer.reason, "refused without a reason (law 6)"
+    assert answer.retry_after is None, "to wait does not help, so no time may be told (law 6)"

@@ -1,0 +1,275 @@
+"""The capability ``order``, part one: tenants take turns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.rate_limit import RateLimit
+from taskqueue_core.tasks import DEFAULT_PRIORITY, State
+
+__all__ = ["FAIR", "OrderSuite", "fill", "tenant_of"]
+
+FAIR: dict[str, Any] = {
+    "weights": {"a": 3},
+    "tenant_capacity": 7,
+    "tenant_max_inflight": 2,
+    "tenant_rate_limit": RateLimit(max_tokens=5, interval=2),
+}
+"""settings that need order ``fair``"""
+
+
+class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
+    """``order``, ``weights``."""
+
+    async def test_what_needs_fair_order(self, bench: Bench) -> None:
+        """In fifo order a tenant has no turns and no limits: such settings are refused by their names (B5)."""
+        await bench.fair(**FAIR)
+        for name, value in FAIR.items():
+            with pytest.raises(ValidationError, match=f"{name} needs order 'fair'"):
+                QueueSettings.model_validate({name: value})
+        assert (await bench.control.settings(KEY)).order is Order.FAIR
+
+    async def test_tenants_take_turns(self, bench: Bench) -> None:
+        """Within one receive each tenant has one task in turn, however many it has (law 4; B2, OPEN-A1)."""
+        await bench.fair()
+        await fill(bench, a=4, b=2, c=3)
+        taken = ids(await bench.take(bench.subscribe(), 9))
+        assert taken == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "c2", "a3"], "(law 4)"
+
+    async def test_turns_go_on_over_receives(self, bench: Bench) -> None:
+        """Whoever receives, and however many: the next tenant is who would be next anyway (law 4; B2, OPEN-B4)."""
+        await bench.fair()
+        await fill(bench, a=6, b=6, c=6)
+        subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(3)]
+        taken = await bench.drain(*subscriptions[:2], count=4)
+        taken += await bench.drain(*subscriptions, count=8, limit=2)
+        taken += await bench.drain(subscriptions[2], count=6, limit=5)
+        assert taken == [f"{tenant}{n}" for n in range(6) for tenant in "abc"], "(law 4)"
+
+    @needs("shared")
+    async def test_turns_go_on_over_replicas(self, bench: Bench) -> None:
+        """The walk is the queue's, and not of the server that hands out (laws 4, 9; OPEN-B4, B2)."""
+        other = await bench.replica()
+        await bench.fair()
+        await fill(bench, a=4)
+        await fill(other, b=4)
+        here, there = bench.subscribe(), other.subscribe(consumer="another")
+        taken = [
+            (await one.one(subscription)).task.id
+            for _ in range(4)
+            for one, subscription in ((bench, here), (other, there))
+        ]
+        assert taken == [f"{tenant}{n}" for n in range(4) for tenant in "ab"], "(law 4)"
+
+    @needs("durable")
+    async def test_turns_survive(self, bench: Bench) -> None:
+        """A durable queue that is opened again goes on with who is next (law 4; OPEN-B1, GOAL-AB)."""
+        await bench.fair()
+        await fill(bench, a=3, b=3, c=3)
+        await bench.drain(bench.subscribe(), count=4)
+        heir = await bench.reopen()
+        assert await heir.drain(heir.subscribe(), count=5) == ["b1", "c1", "a2", "b2", "c2"]
+
+    async def test_tenant_joins_behind(self, bench: Bench) -> None:
+        """A tenant that comes waits one turn of each that is there, and not for all they have (law 4; B2)."""
+        await bench.fair()
+        await fill(bench, a=9, b=9)
+        subscription = bench.subscribe()
+        assert await bench.drain(subscription, count=5) == ["a0", "b0", "a1", "b1", "a2"]
+        await fill(bench, c=3)
+        taken = await bench.drain(subscription, count=7)
+        assert taken == ["b2", "a3", "c0", "b3", "a4", "c1", "b4"], "(law 4)"
+
+    async def test_tenant_saves_nothing(self, bench: Bench) -> None:
+        """Who had nothing waiting for a while has no more turns for that than the others (law 4; B2)."""
+        await bench.fair()
+        await fill(bench, a=2, b=30)
+        subscription = bench.subscribe()
+        assert await bench.drain(subscription, count=20, limit=5)
+        await fill(bench, a=5, start=2)
+        taken = await bench.drain(subscription, count=8)
+        assert taken == ["b18", "a2", "b19", "a3", "b20", "a4", "b21", "a5"], "(law 4)"
+
+    async def test_without_a_tenant(self, bench: Bench) -> None:
+        """Tasks that name no tenant are together one (law 4)."""
+        await bench.fair()
+        await bench.publish("n0", "n1", "n2", "n3")
+        await fill(bench, a=2)
+        taken = ids(await bench.take(bench.subscribe(), 9))
+        assert taken == ["n0", "a0", "n1", "a1", "n2", "n3"], "(law 4)"
+
+    async def test_turns_of_each_queue(self, bench: Bench) -> None:
+        """A tenant's turns in one queue cost it none in another; queues take turns as ever (law 4)."""
+        await bench.fair()
+        await bench.fair(OTHER)
+        await fill(bench, a=3, b=3)
+        await fill(bench, key=OTHER, b=2, a=2)
+        taken = await bench.take(bench.subscribe(KEY, OTHER), 10)
+        for key, order in ((KEY, "ababab"), (OTHER, "baba")):
+            mine = [d.task.tenant for d in taken if d.task.key == key]
+            assert mine == list(order), f"in {key} (law 4)"
+
+    async def test_fifo_within_a_tenant(self, bench: Bench) -> None:
+        """A tenant's tasks come as they became available, what fell due meanwhile among them (laws 4, 8)."""
+        await bench.fair()
+        due = bench.now + bench.short
+        await bench.publish("a1", not_before=due, tenant="a")
+        await fill(bench, a=1, b=3)
+        await bench.advance(bench.short)
+        await bench.publish("a2", "a3", tenant="a")
+        taken = ids(await bench.eventually(bench.subscribe(), 7))
+        assert [name for name in taken if name[0] == "a"] == ["a0", "a1", "a2", "a3"], "(law 4)"
+        assert taken[:6:2] + taken[6:] == ["a0", "a1", "a2", "a3"]
+
+    async def test_priorities_come_before_tenants(self, bench: Bench) -> None:
+        """A higher priority comes first, whoever's it is; each priority has turns of its own (law 4; FIX-C1)."""
+        await bench.fair()
+        await fill(bench, a=3, b=2)
+        await bench.publish("B0", "B1", tenant="b", priority=8)
+        await bench.publish("C0", "C1", tenant="c", priority=8)
+        taken = ids(await bench.take(bench.subscribe(), 9))
+        assert taken == ["B0", "C0", "B1", "C1", "a0", "b0", "a1", "b1", "a2"], "(law 4)"
+
+    async def test_returned_jumps_no_tenant(self, bench: Bench) -> None:
+        """A task that was handed back is the first of its tenant's, when the tenant's turn comes (laws 3, 4)."""
+        for key, lost in ((KEY, False), (OTHER, True)):
+            await bench.fair(key)
+            await fill(bench, a=3, b=3, key=key)
+            subscription = bench.subscribe(key)
+            await subscription.redeliver(await bench.one(subscription), lost=lost)
+            taken = await bench.take(subscription, 6)
+            assert ids(taken) == ["b0", "a0", "b1", "a1", "b2", "a2"], f"lost: {lost} (law 4)"
+            assert taken[1].attempt == 1, "(law 3)"
+
+    async def test_returned_task_of_who_had_left(self, bench: Bench) -> None:
+        """The last task of a tenant comes back: the tenant joins behind the others (laws 3, 4)."""
+        await bench.fair()
+        await fill(bench, a=1, b=4)
+        one, two = bench.subscribe(), bench.subscribe()
+        await bench.one(one)
+        assert ids(await bench.take(two, 1)) == ["b0"]
+        await one.close()
+        assert ids(await bench.take(two, 4)) == ["b1", "a0", "b2", "b3"], "(law 4)"
+
+    async def test_weights(self, bench: Bench) -> None:
+        """A weight is a share of the hand-outs, spread over them and not in one piece (law 4; OPEN-B4)."""
+        weights = {"a": 4, "b": 2}
+        await bench.fair(weights=weights)
+        await fill(bench, a=60, b=40, c=30)
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        taken = await bench.drain(one, two, count=70, limit=3)
+        _check_shares(taken, {**weights, "c": 1})
+        gaps = [place for place, name in enumerate(taken) if name[0] == "c"]
+        assert max(b - a for a, b in pairwise(gaps)) <= 14, "(law 4)"
+
+    async def test_changed_weights(self, bench: Bench) -> None:
+        """Other weights act on the next hand-out, for those who are there already (laws 4, 9; F7)."""
+        await bench.fair(weights={"a": 5})
+        await fill(bench, a=60, b=60)
+        subscription = bench.subscribe()
+        _check_shares(await bench.drain(subscription, count=12, limit=5), {"a": 5, "b": 1})
+        await bench.fair(weights={"b": 5})
+        _check_shares(await bench.drain(subscription, count=24, limit=5), {"a": 1, "b": 5}, 6)
+        await bench.fair(weights={})
+        _check_shares(await bench.drain(subscription, count=20, limit=5), {"a": 1, "b": 1}, 6)
+
+    async def test_flood_of_one_tenant(self, bench: Bench) -> None:
+        """Who has five tasks is done in five rounds, however much somebody else has (law 4; OPEN-A1)."""
+        await bench.fair()
+        for start in range(0, 2000, 500):
+            await fill(bench, flood=500, start=start)
+        small = [bench.task(f"s{n}-{m}", tenant=f"s{n}") for n in range(20) for m in range(5)]
+        await bench.backend.publisher.publish(*small)
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        taken = await bench.drain(one, two, count=126, limit=10)
+        done = [name for name in taken if name.startswith("s")]
+        assert len(done) == 100, f"{len(done)} of 100 small ones in 6 rounds of 21 (law 4)"
+        assert [n for n in taken if n.startswith("s7-")] == [f"s7-{m}" for m in range(5)]
+
+    async def test_equal_tenants_have_equal_shares(self, bench: Bench) -> None:
+        """Over any window Jain's index of ten tenants is 0.95 at least, whatever each has (law 4; OPEN-A1)."""
+        await bench.fair()
+        for n in range(10):
+            names = [f"tenant{n}-{m}" for m in range(150 if n % 3 == 0 else 40)]
+            await bench.publish(*names, tenant=f"tenant{n}")
+        subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(4)]
+        taken = await bench.drain(*subscriptions, count=300, limit=7)
+        for start in range(0, 300, 50):
+            shares = Counter(tenant_of(name) for name in taken[start : start + 50])
+            index = 50**2 / (10 * sum(share**2 for share in shares.values()))
+            assert index >= 0.95, f"Jain's index is {index:.2f}: {shares} (law 4)"
+
+    @needs(Capability.FLOW)
+    async def test_cancelled_leave_at_once(self, bench: Bench) -> None:
+        """Who gave up has no turns any more, and takes no room (laws 4, 6; B3)."""
+        await bench.fair()
+        await bench.limit(capacity=9)
+        await fill(bench, a=3, b=3, c=3)
+        subscription = bench.subscribe()
+        assert ids(await bench.take(subscription, 1)) == ["a0"]
+        for name in ("b0", "b1", "b2", "c1"):
+            assert await bench.control.cancel(KEY, name)
+        await fill(bench, d=5)
+        taken = ids(await bench.take(subscription, 9))
+        assert sorted(taken) == ["a1", "a2", "c0", "c2", "d0", "d1", "d2", "d3", "d4"]
+        assert taken[:3] == ["c0", "a1", "d0"], "(law 4)"
+
+    @needs(Capability.FLOW)
+    async def test_expired_leave(self, bench: Bench) -> None:
+        """What is past its deadline costs its tenant no turn, and takes no room once it was found (laws 4, 8; B3)."""
+        await bench.fair()
+        await bench.limit(capacity=6)
+        await fill(bench, a=2)
+        await fill(bench, b=2, deadline=bench.now + bench.short)
+        await fill(bench, b=1, c=1, start=2)
+        await bench.advance(bench.short)
+        subscription = bench.subscribe()
+        taken = await bench.eventually(subscription, 4)
+        assert ids(taken) == ["a0", "b2", "c2", "a1"], "(laws 4, 8)"
+        assert await bench.state("b0") is State.EXPIRED
+        await fill(bench, d=6)
+
+
+async def fill(
+    bench: Bench,
+    *,
+    start: int = 0,
+    key: str = KEY,
+    deadline: float | None = None,
+    priority: int = DEFAULT_PRIORITY,
+    **tenants: int,
+) -> None:
+    """Publish so many tasks of each tenant, one tenant after another: of ``a`` they are ``a0``, ``a1`` and so on."""
+    for tenant, count in tenants.items():
+        names = [f"{tenant}{n}" for n in range(start, start + count)]
+        fields: dict[str, Any] = {"key": key, "deadline": deadline, "priority": priority}
+        await bench.publish(*names, tenant=tenant, **fields)
+
+
+def tenant_of(name: str) -> str:
+    """Return the tenant of a task that `fill` published."""
+    return name.rstrip("0123456789")
+
+
+def _check_shares(taken: Sequence[str], weights: dict[str, int], slack: int = 0) -> None:
+    """Check that at each moment each tenant has had its share, give or take a round."""
+    names: Iterable[str] = map(tenant_of, taken)
+    counts, whole = Counter[str](), sum(weights.values())
+    for total, name in enumerate(names, 1):
+        counts[name] += 1
+        for tenant, weight in weights.items():
+            share = total * weight / whole
+            assert abs(counts[tenant] - share) <= weight + 1 + slack, (
+                f"{tenant} has {counts[tenant]} of {total}, its share is {share:.1f} (law 4)"
+            )

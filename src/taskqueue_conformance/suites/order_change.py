@@ -1,0 +1,192 @@
+"""The capability ``order``, part two: an order that is changed while there is work of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.suites.order import fill, tenant_of
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import Order
+from taskqueue_core.tasks import Published, Refusal
+
+__all__ = ["SwapSuite"]
+
+
+class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
+    """``order``, changed."""
+
+    async def test_to_fair(self, bench: Bench) -> None:
+        """Of what waits already, the next hand-out is the next tenant's (laws 4, 9; B12)."""
+        await fill(bench, a=4, b=2, c=3)
+        subscription = bench.subscribe()
+        assert await bench.drain(subscription, count=1) == ["a0"]
+        await bench.fair()
+        taken = await bench.drain(subscription, count=8, limit=3)
+        _check_rounds(taken, Counter(a=3, b=2, c=3))
+        await bench.expect(done=9)
+
+    async def test_to_fifo(self, bench: Bench) -> None:
+        """Tenants or not, what became available first is next (laws 4, 9; B12)."""
+        await bench.fair()
+        await fill(bench, a=3, b=2)
+        await fill(bench, a=1, c=2, start=3)
+        subscription = bench.subscribe()
+        assert await bench.drain(subscription, count=3) == ["a0", "b0", "c3"]
+        await bench.arrange(order=Order.FIFO)
+        taken = await bench.drain(subscription, count=5, limit=2)
+        assert taken == ["a1", "a2", "b1", "a3", "c4"], "(law 4)"
+        await bench.expect(done=8)
+
+    async def test_returned_and_swapped(self, bench: Bench) -> None:
+        """What was handed back comes before what was not, of its tenant or of all, as the order has it (laws 3, 4)."""
+        await bench.fair()
+        await fill(bench, a=3, b=3)
+        subscription = bench.subscribe()
+        first, second, third = await bench.take(subscription, 3)
+        assert ids([first, second, third]) == ["a0", "b0", "a1"]
+        await subscription.redeliver(third, first)
+        await bench.arrange(order=Order.FIFO)
+        assert ids(await bench.take(subscription, 1)) == ["a0"], "(law 4)"
+        await subscription.redeliver(second)
+        taken = await bench.take(subscription, 3)
+        assert ids(taken) == ["a1", "b0", "a2"], "(law 4)"
+        assert [delivery.attempt for delivery in taken] == [1, 1, 1], "(law 3)"
+        await subscription.redeliver(*taken)
+        await bench.fair()
+        taken = await bench.take(subscription, 9)
+        _check_rounds(ids(taken), Counter(a=2, b=3))
+        assert [name for name in ids(taken) if name[0] == "a"] == ["a1", "a2"], "(law 4)"
+        assert [name for name in ids(taken) if name[0] == "b"] == ["b0", "b1", "b2"], "(law 4)"
+
+    @needs("atomic_retry")
+    async def test_scheduled_and_swapped(self, bench: Bench) -> None:
+        """What falls due, or whose retry does, joins the order that is in force then (laws 4, 8; B12)."""
+        await bench.publish("a8", "a9", tenant="a", not_before=bench.now + bench.short)
+        await fill(bench, a=1)
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        at = bench.now + bench.short
+        await bench.backend.publisher.schedule_retry(delivery.task, at, settles=delivery)
+        await bench.fair()
+        await fill(bench, b=3)
+        await bench.advance(1.5 * bench.short)
+        taken = await bench.eventually(subscription, 6)
+        assert [d.task.tenant for d in taken] == ["b", "a", "b", "a", "b", "a"], "(law 4)"
+        assert [d.task.id for d in taken if d.task.tenant == "a"] == ["a8", "a9", "a0"]
+
+    async def test_in_flight_and_swapped(self, bench: Bench) -> None:
+        """Whatever order a task was handed out in, it is settled, lost or retried as ever (laws 1, 2, 3; B12)."""
+        await bench.fair()
+        await fill(bench, a=3, b=3)
+        subscription = bench.subscribe()
+        taken = {delivery.task.id: delivery for delivery in await bench.take(subscription, 6)}
+        await bench.arrange(order=Order.FIFO)
+        await subscription.ack(taken["a0"])
+        await subscription.redeliver(taken["b0"], lost=True)
+        await bench.fair()
+        await subscription.ack(taken["b1"])
+        await subscription.redeliver(taken["a1"])
+        await bench.control.cancel(KEY, "a2")
+        await subscription.close()
+        await bench.expect(done=2, cancelled=1, waiting=3)
+        again = await bench.take(bench.subscribe(), 9)
+        assert sorted(ids(again)) == ["a1", "b0", "b2"]
+        assert {d.task.id: (d.attempt, d.losses) for d in again} == {
+            "a1": (1, 0),
+            "b0": (1, 1),
+            "b2": (1, 0),
+        }, "(law 3)"
+
+    async def test_a_swap_refuses_nothing(self, bench: Bench) -> None:
+        """An order with less room drops none of what is there; it refuses what comes (law 6; OPEN-B3, B12)."""
+        await fill(bench, a=6, b=2)
+        await bench.fair(tenant_capacity=3)
+        await bench.expect(waiting=8)
+        fresh = [bench.task(f"{tenant}7", tenant=tenant) for tenant in "ab"]
+        answers = await bench.backend.publisher.publish(*fresh)
+        assert [answer.code for answer in answers] == [Refusal.TENANT_FULL, None], "(law 6)"
+        assert [answer.depth for answer in answers] == [6, None]
+        await bench.arrange(order=Order.FIFO, tenant_capacity=None)
+        (answer,) = await bench.backend.publisher.publish(fresh[0])
+        assert answer.status is Published.ACCEPTED
+        taken = await bench.drain(bench.subscribe(), count=10)
+        assert taken == [*(f"a{n}" for n in range(6)), "b0", "b1", "b7", "a7"], "(law 4)"
+
+    async def test_swap_wakes_nobody_in_vain(self, bench: Bench) -> None:
+        """A receive that waits for a tenant's place has it when the order that limits tenants goes (laws 5, 9; F7)."""
+        await bench.fair(tenant_max_inflight=1)
+        await fill(bench, a=3)
+        subscription = bench.subscribe()
+        assert ids(await bench.take(subscription, 3)) == ["a0"]
+        waiting = await bench.start(subscription.receive(5, None))
+        assert not waiting.done(), "handed out beyond the tenant's limit (law 5)"
+        await bench.arrange(order=Order.FIFO, tenant_max_inflight=0)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["a1", "a2"]
+
+    async def test_swapped_under_load(self, bench: Bench) -> None:
+        """However often it is changed while many take: each task comes, and comes once (laws 1, 2, 9; B12, OPEN-B3)."""
+        await bench.fair()
+        await fill(bench, a=300, b=300, c=300, d=300)
+        await bench.publish(*(f"e{n}" for n in range(60)), tenant="e", priority=8)
+        taken: list[str] = []
+
+        async def work(number: int) -> None:
+            subscription = bench.subscribe(consumer=f"w{number}")
+            while True:
+                received = await subscription.receive(1 + number, 0)
+                taken.extend(ids(received.deliveries))
+                if received.deliveries:
+                    await subscription.ack(*received.deliveries)
+                elif not received.again:
+                    return
+                await asyncio.sleep(0)
+
+        working = [await bench.start(work(number)) for number in range(5)]
+        for order in (Order.FIFO, Order.FAIR) * 5:
+            await bench.arrange(order=order)
+            await bench.hop(10)
+        await asyncio.gather(*working)
+        await bench.expect(done=1260)
+        assert len(set(taken)) == len(taken) == 1260, "(law 2)"
+
+    async def test_swapped_over_and_over(self, bench: Bench) -> None:
+        """Between changes, one by one: each tenant's tasks in their order, in each order its own (law 4; B12)."""
+        await bench.fair()
+        await fill(bench, a=30, b=20, c=10)
+        subscription, taken = bench.subscribe(), list[str]()
+        for _ in range(5):
+            left = Counter(a=30, b=20, c=10) - Counter(map(tenant_of, taken))
+            fair = await bench.drain(subscription, count=6)
+            _check_rounds(fair, left)
+            await bench.arrange(order=Order.FIFO)
+            fifo = await bench.drain(subscription, count=6, limit=4)
+            assert fifo == sorted(fifo, key=_published), "(law 4)"
+            taken += fair + fifo
+            await bench.fair()
+        assert len(set(taken)) == 60, "(law 2)"
+        for tenant in "abc":
+            mine = [name for name in taken if name[0] == tenant]
+            assert mine == sorted(mine, key=_published), f"{tenant}'s in their order (law 4)"
+
+
+def _published(name: str) -> tuple[str, int]:
+    tenant = tenant_of(name)
+    return tenant, int(name.removeprefix(tenant))
+
+
+def _check_rounds(taken: Sequence[str], there: Counter[str]) -> None:
+    """Check that of the tenants that are ``there``, with so many each, none has two turns while another has none."""
+    left, served = there.copy(), set[str]()
+    for name in taken:
+        tenant = tenant_of(name)
+        if tenant in served:
+            waits = {other for other in left if left[other] > 0} - served
+            assert not waits, f"{name} of {list(taken)} comes before {waits} (law 4)"
+            served = set()
+        served.add(tenant)
+        left[tenant] -= 1

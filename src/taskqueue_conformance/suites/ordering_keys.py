@@ -1,0 +1,374 @@
+"""The capability ``order``, part four: tasks with the same ordering key run one after another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.rate_limit import RateLimit
+from taskqueue_core.tasks import Delivery, Published, State, Task
+
+__all__ = ["EntitiesSuite"]
+
+
+class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
+    """``ordering_key``."""
+
+    @needs(Capability.CONTROL)
+    async def test_one_at_a_time(self, bench: Bench) -> None:
+        """Of one entity there is one task in flight, over all workers; others flow past (law 4; R8, D2)."""
+        await _publish(bench, e=3, f=2)
+        await bench.publish("t1", "t2")
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        taken = await bench.take(one, 2)
+        taken += await bench.take(two, 9)
+        assert ids(taken) == ["e0", "f0", "t1", "t2"], "(law 4)"
+        await bench.expect(in_flight=4, waiting=3)
+        assert await bench.state("e1") is State.WAITING
+        await two.ack(taken[0])
+        assert ids(await bench.take(two, 9)) == ["e1"]
+        await one.ack(taken[1])
+        assert ids(await bench.take(one, 9)) == ["f1"]
+
+    async def test_one_of_a_batch(self, bench: Bench) -> None:
+        """A receive of a hundred of one entity brings one, and does not ask to be repeated for ever (law 4; R8)."""
+        await _publish(bench, e=100)
+        subscription = bench.subscribe()
+        received = await subscription.receive(100, 0)
+        assert ids(received.deliveries) == ["e0"], "(law 4)"
+        await _held(subscription)
+        await subscription.ack(*received.deliveries)
+        assert await bench.drain(subscription, count=3, limit=9) == ["e1", "e2", "e3"]
+
+    async def test_order_over_priorities(self, bench: Bench) -> None:
+        """An entity's tasks come as they became available, whatever priority each has (law 4; R8)."""
+        due = bench.now + bench.short
+        for name, priority, at in (
+            ("e0", 1, None),
+            ("e3", 9, due),
+            ("e1", 9, None),
+            ("e2", 5, None),
+        ):
+            await bench.publish(name, priority=priority, not_before=at, ordering_key="e")
+        await bench.publish("t8", priority=8)
+        await bench.publish("t2", priority=2)
+        await bench.advance(bench.short)
+        subscription = bench.subscribe()
+        taken = await bench.eventually(subscription, 3)
+        assert ids(taken) == ["t8", "t2", "e0"], "(law 4)"
+        await subscription.ack(*taken)
+        assert await bench.drain(subscription, count=3) == ["e1", "e2", "e3"], "(law 4)"
+
+    async def test_its_old_place(self, bench: Bench) -> None:
+        """Who was held takes the place of when it became available: nobody has overtaken it for good (law 4)."""
+        await _publish(bench, e=3)
+        await bench.publish("t1", "t2", "t3")
+        subscription = bench.subscribe()
+        first, second = await bench.take(subscription, 2)
+        assert ids([first, second]) == ["e0", "t1"]
+        await subscription.ack(first)
+        taken = await bench.take(subscription, 9)
+        assert ids(taken) == ["e1", "t2", "t3"], "(law 4)"
+
+    async def test_held_while_returned(self, bench: Bench) -> None:
+        """Whatever is handed back or lost is next again, and only then the others are (laws 3, 4; fault F2)."""
+        await _publish(bench, e=2)
+        subscription = bench.subscribe()
+        for lost in (False, True, False):
+            await subscription.redeliver(await bench.one(subscription), lost=lost)
+        await bench.publish("t1")
+        other = bench.subscribe(consumer="another")
+        taken = await bench.take(other, 9)
+        assert ids(taken) == ["e0", "t1"], "(law 4)"
+        assert (taken[0].attempt, taken[0].losses) == (1, 1), "(law 3)"
+        await other.close()
+        taken = await bench.take(subscription, 9)
+        assert ids(taken) == ["e0", "t1"], "(law 4)"
+        await subscription.ack(taken[0])
+        assert ids(await bench.take(subscription, 9)) == ["e1"]
+
+    @needs("atomic_retry")
+    async def test_held_while_retried(self, bench: Bench) -> None:
+        """While a retry is scheduled, waits or runs, the entity's others wait and the rest flows (laws 4, 8; R8)."""
+        await _publish(bench, e=3)
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        at = bench.now + bench.short
+        retry = bench.backend.publisher.schedule_retry
+        await retry(delivery.task, at, settles=delivery)
+        await bench.publish("t1")
+        assert ids(await bench.take(subscription, 9)) == ["t1"], "(law 4)"
+        await bench.advance(bench.short)
+        (again,) = await bench.eventually(subscription, 1)
+        assert (again.task.id, again.attempt) == ("e0", 2)
+        await _held(subscription)
+        await retry(again.task, bench.now)
+        (third,) = await bench.eventually(subscription, 1)
+        assert (third.task.id, third.attempt) == ("e0", 3), "(law 4)"
+        await subscription.ack(third)
+        assert ids(await bench.take(subscription, 9)) == ["e1"]
+
+    @needs(Capability.CONTROL)
+    async def test_release_wakes(self, bench: Bench) -> None:
+        """Each end of the one that ran makes way for a receive that waits for the next (law 4; R8)."""
+
+        async def ack(subscription: Subscription, delivery: Delivery) -> None:
+            await subscription.ack(delivery)
+
+        async def cancel(_: Subscription, delivery: Delivery) -> None:
+            assert await bench.control.cancel(KEY, delivery.task.id)
+
+        async def expire(_: Subscription, __: Delivery) -> None:
+            await bench.advance(bench.short)
+            await bench.control.maintain()
+
+        await _releases(bench, ack)
+        await _releases(bench, cancel)
+        await _releases(bench, expire, deadline=bench.short)
+
+    @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
+    async def test_death_releases(self, bench: Bench) -> None:
+        """A dead letter holds up nobody; redriven, it comes behind those of its entity (laws 3, 4; R8)."""
+
+        async def bury(subscription: Subscription, delivery: Delivery) -> None:
+            await bench.bury(subscription, delivery)
+
+        async def poison(subscription: Subscription, delivery: Delivery) -> None:
+            await bench.configure(max_losses=0)
+            await subscription.redeliver(delivery, lost=True)
+
+        for end in (bury, poison):
+            await _releases(bench, end)
+        assert await bench.dead_letters.discard(KEY) == 2
+        await _publish(bench, e=3)
+        subscription = bench.subscribe()
+        await bench.bury(subscription, await bench.one(subscription))
+        second = await bench.one(subscription)
+        assert await bench.dead_letters.redrive(KEY) == 1
+        await _held(subscription)
+        await subscription.ack(second)
+        assert await bench.drain(subscription, count=2) == ["e2", "e0"], "(law 4)"
+
+    @needs(Capability.CONTROL)
+    async def test_held_ones_end(self, bench: Bench) -> None:
+        """What is held can be cancelled, and expires, like all that waits; the rest keeps its order (laws 1, 8; R8)."""
+        await _publish(bench, e=2)
+        await bench.publish("late", deadline=bench.now + bench.short, ordering_key="e")
+        await bench.publish("e3", "e4", ordering_key="e")
+        await bench.publish("late2", deadline=bench.now + 2 * bench.short, ordering_key="e")
+        await bench.publish("e5", ordering_key="e")
+        subscription = bench.subscribe()
+        first = await bench.one(subscription)
+        assert await bench.control.cancel(KEY, "e1")
+        assert await bench.control.cancel(KEY, "e4")
+        await bench.advance(bench.short)
+        expired = (await bench.control.maintain()).expired
+        assert [entry.task_id for entry in expired] == ["late"], "(law 8)"
+        await bench.expect(in_flight=1, cancelled=2, expired=1, waiting=3)
+        await bench.advance(bench.short)
+        await subscription.ack(first)
+        assert await bench.drain(subscription, count=2) == ["e3", "e5"], "(laws 4, 8)"
+        await bench.expect(done=3, cancelled=2, expired=2)
+
+    @needs(Capability.CONTROL)
+    async def test_purge_releases(self, bench: Bench) -> None:
+        """A purge ends those that are held, too; the next one waits for what runs, and for nothing else (laws 1, 4)."""
+        await _publish(bench, e=4)
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        assert await bench.control.purge(KEY) == 3
+        await bench.publish("next", ordering_key="e")
+        await _held(subscription)
+        await subscription.ack(delivery)
+        taken = await bench.take(subscription, 9)
+        assert ids(taken) == ["next"]
+        await subscription.redeliver(*taken)
+        await _publish(bench, e=2, start=5)
+        assert await bench.control.purge(KEY) == 3
+        await _publish(bench, e=2, start=7)
+        assert await bench.drain(subscription, count=2) == ["e7", "e8"]
+        await bench.expect(done=3, cancelled=6)
+
+    @needs(Capability.CONTROL)
+    async def test_scheduled_hold_nothing(self, bench: Bench) -> None:
+        """A task that is not due yet holds up nobody; once due it waits for its turn (laws 4, 8; R8)."""
+        await bench.publish("e0", ordering_key="e", not_before=bench.now + bench.short)
+        await _publish(bench, e=2, start=1)
+        subscription = bench.subscribe()
+        first = await bench.one(subscription)
+        assert first.task.id == "e1"
+        await bench.advance(bench.short)
+        await _publish(bench, e=1, start=3)
+        await bench.control.maintain()
+        await _held(subscription)
+        await subscription.ack(first)
+        assert await bench.drain(subscription, count=3) == ["e2", "e0", "e3"], "(law 4)"
+
+    @needs(Capability.CONTROL)
+    async def test_retry_of_one_that_is_held(self, bench: Bench) -> None:
+        """It waits for its time, holding up nobody, and comes behind those who waited by then (laws 4, 6, 8)."""
+        await _publish(bench, e=3)
+        subscription = bench.subscribe()
+        first = await bench.one(subscription)
+        held = bench.task("e1", ordering_key="e")
+        answer = await bench.backend.publisher.schedule_retry(held, bench.now + bench.short)
+        assert answer.status is Published.ACCEPTED
+        await bench.expect(in_flight=1, scheduled=1, waiting=1)
+        await subscription.ack(first)
+        second = await bench.one(subscription)
+        assert second.task.id == "e2"
+        await bench.advance(bench.short)
+        await bench.control.maintain()
+        await _held(subscription)
+        await _publish(bench, e=1, start=3)
+        await subscription.ack(second)
+        taken = await bench.eventually(subscription, 1)
+        assert [(delivery.task.id, delivery.attempt) for delivery in taken] == [("e1", 2)]
+
+    async def test_held_ones_are_known(self, bench: Bench) -> None:
+        """The id of one that is held is known as any other's (law 7)."""
+        await _publish(bench, e=2)
+        tasks = [
+            bench.task("e1", ordering_key="e"),
+            bench.task("e1", ordering_key="e", payload="other"),
+            bench.task("e1", ordering_key="f"),
+        ]
+        answers = await bench.backend.publisher.publish(*tasks)
+        assert [answer.status for answer in answers] == [
+            Published.DUPLICATE,
+            Published.CONFLICT,
+            Published.DUPLICATE,
+        ]
+        await bench.expect(waiting=2)
+        assert await bench.drain(bench.subscribe(), count=2) == ["e0", "e1"]
+
+    async def test_entities_of_each_queue(self, bench: Bench) -> None:
+        """The same value in another queue is another entity (law 4)."""
+        await _publish(bench, e=2)
+        await _publish(bench, e=2, key=OTHER)
+        taken = await bench.take(bench.subscribe(KEY, OTHER), 9)
+        assert sorted((d.task.key, d.task.id) for d in taken) == [(KEY, "e0"), (OTHER, "e0")]
+
+    @needs(Capability.CONTROL)
+    async def test_entities_and_tenants(self, bench: Bench) -> None:
+        """An entity's tasks may be of several tenants: they run in their order, and turns go on (law 4; R8)."""
+        await bench.fair(tenant_max_inflight=2)
+        for name, tenant in (("e0", "a"), ("e1", "b"), ("e2", "a"), ("e3", "b")):
+            await bench.publish(name, tenant=tenant, ordering_key="e")
+        for tenant in "ab":
+            await bench.publish(*(f"{tenant}{n}" for n in range(3)), tenant=tenant)
+        subscription = bench.subscribe()
+        taken = await bench.take(subscription, 9)
+        assert sorted(ids(taken)) == ["a0", "b0", "b1", "e0"], "(laws 4, 5)"
+        order = ["e0"]
+        while len(order) < 4:
+            await subscription.ack(*taken)
+            taken = await bench.take(subscription, 9)
+            assert taken, f"nothing after {order}"
+            order += [name for name in ids(taken) if name[0] == "e"]
+        assert order == ["e0", "e1", "e2", "e3"], "(law 4)"
+
+    @needs(Capability.CONTROL)
+    async def test_released_and_out_of_tokens(self, bench: Bench) -> None:
+        """A task that is released while its tenant has no token comes with the next one (laws 4, 5; OPEN-F1)."""
+        await bench.fair(tenant_rate_limit=RateLimit(max_tokens=2))
+        await bench.publish("e0", "e1", "e2", tenant="a", ordering_key="e")
+        subscription = bench.subscribe()
+        assert await bench.drain(subscription, count=2) == ["e0", "e1"]
+        received = await subscription.receive(5, 0)
+        assert received.deliveries == (), "handed out without a token (law 5)"
+        assert received.due_at is not None, "an empty answer must tell when a limit opens"
+        waiting = await bench.start(subscription.receive(5, None))
+        await bench.advance(0.5)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["e2"], "(law 4)"
+
+    @needs("durable")
+    async def test_entity_survives(self, bench: Bench) -> None:
+        """A durable queue that is opened again holds who waits for what was in flight or returned (law 4; GOAL-AB)."""
+        await _publish(bench, e=3)
+        await bench.one(bench.subscribe())
+        heir = await bench.reopen()
+        subscription = heir.subscribe()
+        (delivery,) = await heir.eventually(subscription, 1)
+        assert delivery.task.id == "e0"
+        await _held(subscription)
+        await subscription.ack(delivery)
+        assert await heir.drain(subscription, count=2) == ["e1", "e2"]
+
+    async def test_many_entities(self, bench: Bench) -> None:
+        """A thousand entities over five workers: never two of one at once, each in its order (law 4; R8, fault F1)."""
+        for step in range(3):
+            tasks = [bench.task(f"{n}-{step}", ordering_key=f"e{n}") for n in range(1000)]
+            for start in range(0, 1000, 250):
+                await bench.backend.publisher.publish(*tasks[start : start + 250])
+        running: set[str] = set()
+        order: dict[str, list[str]] = defaultdict(list)
+
+        async def work(number: int) -> None:
+            subscription = bench.subscribe(consumer=f"w{number}")
+            while (received := await subscription.receive(100, 0)).deliveries or received.again:
+                for delivery in received.deliveries:
+                    entity = delivery.task.ordering_key
+                    assert entity is not None
+                    assert entity not in running, f"two of {entity} are in flight (law 4)"
+                    running.add(entity)
+                    order[entity].append(delivery.task.id.split("-")[1])
+                await asyncio.sleep(0)
+                running.difference_update(d.task.ordering_key or "" for d in received.deliveries)
+                await subscription.ack(*received.deliveries)
+
+        await asyncio.gather(*(work(number) for number in range(5)))
+        await work(9)
+        await bench.expect(done=3000)
+        wrong = {entity: steps for entity, steps in order.items() if steps != ["0", "1", "2"]}
+        assert not wrong, f"out of order: {wrong} (law 4)"
+
+
+async def _publish(
+    bench: Bench, *, start: int = 0, key: str = KEY, e: int = 0, f: int = 0
+) -> tuple[Task, ...]:
+    """Publish so many tasks of the entities ``e`` and ``f``: ``e0``, ``e1`` and so on."""
+    tasks: list[Task] = []
+    for entity, count in (("e", e), ("f", f)):
+        names = [f"{entity}{n}" for n in range(start, start + count)]
+        tasks += await bench.publish(*names, key=key, ordering_key=entity) if names else ()
+    return tuple(tasks)
+
+
+async def _held(subscription: Subscription) -> None:
+    """Receive nothing: what waits is held up by what runs."""
+    for _ in range(10):  # a bounded step may ask to be followed by another
+        received = await subscription.receive(5, 0)
+        assert received.deliveries == (), f"{ids(received.deliveries)} before its turn (law 4)"
+        if not received.again:
+            return
+    raise AssertionError("`again` without end, though an entity's task holds up all")
+
+
+async def _releases(
+    bench: Bench,
+    end: Callable[[Subscription, Delivery], Awaitable[None]],
+    *,
+    deadline: float | None = None,
+) -> None:
+    """Have one task in flight and a receive wait for the next of its entity, then ``end`` it."""
+    one, two = bench.subscribe(), bench.subscribe(consumer="another")
+    first, second = f"{end.__name__}1", f"{end.__name__}2"
+    at = None if deadline is None else bench.now + deadline
+    await bench.publish(first, deadline=at, ordering_key="e")
+    await bench.publish(second, ordering_key="e")
+    delivery = await bench.one(one)
+    await _held(two)
+    waiting = await bench.start(two.receive(5, None))
+    assert not waiting.done(), "two of one entity in flight (law 4)"
+    await end(one, delivery)
+    taken = (await bench.outcome(waiting)).deliveries
+    assert ids(taken) == [second], "(law 4)"
+    await two.ack(*taken)
+    for subscription in (one, two):
+        await subscription.close()

@@ -1,0 +1,196 @@
+"""The capability ``flow``, part four: what hangs is taken back, and what is merely long is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.model.ends import held
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Settled, State
+
+__all__ = ["ProcessingSuite"]
+
+
+class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
+    """``max_processing_time``."""
+
+    async def test_hung_comes_back(self, bench: Bench) -> None:
+        """A delivery without an end comes back at its time, as one loss, and no sooner (laws 2, 3; C18)."""
+        await bench.limit(max_processing_time=4 * bench.short)
+        await bench.publish("hung")
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        await bench.advance(2 * bench.short)
+        assert await _recovered(bench) == 0, "taken back before its time"
+        await bench.expect(in_flight=1)
+        await bench.advance(2 * bench.short)
+        assert await _recovered(bench) == 1
+        await bench.expect(waiting=1)
+        (again,) = await bench.take(bench.subscribe(consumer="another"), 9)
+        assert (again.task.id, again.attempt, again.losses) == ("hung", 1, 1), "(law 3)"
+        with pytest.raises(LeaseLost):
+            await subscription.ack(delivery)
+        assert not await bench.control.progress(delivery, 0.5)
+        stats = await bench.control.stats(KEY)
+        assert (stats.redelivered, stats.lost) == (1, 1)
+
+    async def test_late_settlements(self, bench: Bench) -> None:
+        """In a batch, the receipt of what hung is stale, and the others are settled (law 2; C18)."""
+        await bench.limit(max_processing_time=2 * bench.short)
+        await bench.publish("hung", "fine")
+        subscription = bench.subscribe()
+        hung, fine = await bench.take(subscription, 2)
+        await bench.advance(bench.short)
+        assert await bench.control.progress(fine, 0.5)
+        await bench.advance(bench.short)
+        assert await _recovered(bench) == 1
+        answers = await subscription.ack(hung, fine)
+        assert answers == (Settled.LEASE_LOST, Settled.OK), "(law 2)"
+        if bench.backend.capabilities.atomic_retry:
+            with pytest.raises(LeaseLost):
+                await bench.backend.publisher.schedule_retry(hung.task, bench.now, settles=hung)
+        await bench.expect(waiting=1, done=1)
+
+    async def test_progress_prolongs(self, bench: Bench) -> None:
+        """Who reports progress is never ended, however long it takes (law 3; OPEN-C3, C18)."""
+        await bench.limit(max_processing_time=2 * bench.short)
+        await bench.publish("long")
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        for step in range(8):
+            await bench.advance(bench.short)
+            assert await bench.control.progress(delivery, step / 10 if step % 2 else f"step {step}")
+            assert await _recovered(bench) == 0, "a healthy task was taken back"
+        assert await subscription.ack(delivery) == (Settled.OK,)
+        await bench.advance(4 * bench.short)
+        assert await _recovered(bench) == 0
+        await bench.expect(done=1)
+
+    async def test_last_progress_counts(self, bench: Bench) -> None:
+        """Who stops reporting is ended that long after its last word (law 3; C18)."""
+        await bench.limit(max_processing_time=4 * bench.short)
+        await bench.publish("hung")
+        delivery = await bench.one(bench.subscribe())
+        await bench.advance(3 * bench.short)
+        await bench.control.progress(delivery, "the last word")
+        await bench.advance(3 * bench.short)
+        assert await _recovered(bench) == 0
+        await bench.advance(bench.short)
+        assert await _recovered(bench) == 1
+        await bench.expect(waiting=1)
+
+    async def test_change_acts_on_what_follows(self, bench: Bench) -> None:
+        """A delivery keeps the time that it was handed out with (law 9; C18)."""
+        await bench.publish("before", "after")
+        subscription = bench.subscribe()
+        before = await bench.one(subscription)
+        await bench.limit(max_processing_time=2 * bench.short)
+        await bench.one(subscription)
+        await bench.limit(max_processing_time=None)
+        await bench.advance(2 * bench.short)
+        assert await _recovered(bench) == 1, "one was handed out under the limit"
+        assert ids(await bench.take(subscription, 9)) == ["after"]
+        assert await subscription.ack(before) == (Settled.OK,)
+
+    async def test_hung_too_often(self, bench: Bench) -> None:
+        """What hangs more often than the poison guard allows is dead (law 3; C18)."""
+        await bench.limit(max_processing_time=bench.short, max_losses=1)
+        await bench.publish("hung")
+        subscription = bench.subscribe()
+        for losses in (0, 1):
+            assert (await bench.one(subscription)).losses == losses, "(law 3)"
+            await bench.advance(bench.short)
+            assert await _recovered(bench) == 1
+        await bench.expect(dead=1)
+        assert await bench.state("hung") is State.DEAD
+        assert await bench.take(subscription) == []
+
+    @needs(Capability.REVOCATION)
+    async def test_worker_is_told(self, bench: Bench) -> None:
+        """The receipt of what hung is told as revoked, and no other (law 2; C18)."""
+        await bench.limit(max_processing_time=2 * bench.short)
+        await bench.publish("hung", "fine")
+        subscription = bench.subscribe()
+        hung, fine = await bench.take(subscription, 2)
+        waiting = await bench.start(bench.revoked(subscription))
+        await bench.advance(bench.short)
+        await bench.control.progress(fine, 0.5)
+        await bench.advance(bench.short)
+        await _recovered(bench)
+        assert await bench.outcome(waiting) == (hung.receipt,)
+        assert await subscription.ack(fine) == (Settled.OK,)
+
+    async def test_place_comes_free(self, bench: Bench) -> None:
+        """What hung makes way for a receive that waits for its place, and comes first itself (laws 4, 5; C18)."""
+        await bench.limit(max_processing_time=2 * bench.short, max_inflight=1)
+        await bench.publish("hung", "next")
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        await bench.one(one)
+        await held(two)
+        waiting = await bench.start(two.receive(5, None))
+        await bench.advance(2 * bench.short)
+        await _recovered(bench)
+        taken = (await bench.outcome(waiting)).deliveries
+        assert ids(taken) == ["hung"], "(laws 4, 5)"
+        await two.ack(*taken)
+        assert ids(await bench.take(two, 9)) == ["next"]
+
+    async def test_settled_is_over(self, bench: Bench) -> None:
+        """What was acked, handed back, buried or retried in time is not taken back from its next holder (law 2)."""
+        await bench.limit(max_processing_time=3 * bench.short)
+        await bench.publish("acked", "returned")
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        acked, returned = await bench.take(one, 2)
+        await bench.advance(2 * bench.short)
+        await one.ack(acked)
+        await one.redeliver(returned)
+        delivery = await bench.one(two)
+        await bench.advance(2 * bench.short)
+        assert await _recovered(bench) == 0, "its time began with the second hand-out"
+        assert await two.ack(delivery) == (Settled.OK,)
+        await bench.expect(done=2)
+
+    @needs(Capability.HANDOVER, Capability.REVOCATION)
+    async def test_adopted_has_its_time(self, bench: Bench) -> None:
+        """A delivery that goes over to another subscription is ended at the same time, and told there (law 2)."""
+        await bench.limit(max_processing_time=2 * bench.short)
+        await bench.publish("hung")
+        old, new = bench.subscribe(), bench.subscribe()
+        delivery = await bench.one(old)
+        await bench.advance(bench.short)
+        await bench.adopt(new, delivery.receipt)
+        await old.close()
+        waiting = await bench.start(bench.revoked(new))
+        await bench.advance(bench.short)
+        assert await _recovered(bench) == 1
+        assert await bench.outcome(waiting) == (delivery.receipt,)
+
+    async def test_many_hang(self, bench: Bench) -> None:
+        """However many hang, and whoever looks: each is lost once, and none beside it (laws 1, 3, 10; C18)."""
+        await bench.limit(max_processing_time=2 * bench.short)
+        await bench.publish(*(f"t{n}" for n in range(150)))
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        hung: list[tuple[Subscription, str]] = [(one, n) for n in ids(await bench.take(one, 100))]
+        await bench.advance(bench.short)
+        fine = await bench.take(two, 50)
+        await bench.advance(bench.short)
+        assert await _recovered(bench) == len(hung)
+        await bench.expect(in_flight=50, waiting=100)
+        again = await bench.take(two, 100)
+        assert [(d.task.id, d.losses) for d in again] == [(f"t{n}", 1) for n in range(100)]
+        assert set(await two.ack(*fine)) == {Settled.OK}
+
+
+async def _recovered(bench: Bench) -> int:
+    """Do the housekeeping until there is nothing left to do; return how many deliveries were taken back."""
+    recovered = 0
+    for _ in range(20):
+        done = await bench.control.maintain()
+        recovered += done.recovered
+        if not (done.recovered or done.promoted or done.expired):
+            break
+    return recovered

@@ -1,0 +1,140 @@
+"""``shared`` and ``durable``: several backends on one store act as one, and what it holds outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Ledger, Published, Settled
+
+__all__ = ["ReplicasSuite"]
+
+
+class ReplicasSuite(Harness):
+    """Needs `Harness.replica` and `Harness.reopen`."""
+
+    @needs("shared")
+    async def test_seen_by_all(self, bench: Bench) -> None:
+        """What one replica publishes another one delivers, and it is settled through either (law 2; E1)."""
+        other = await bench.replica()
+        await bench.publish("t1", "t2")
+        here, there = bench.subscribe(), other.subscribe(consumer="another")
+        first, second = await other.one(there), await bench.one(here)
+        assert ids([first, second]) == ["t1", "t2"]
+        assert await here.ack(first) == (Settled.OK,)
+        assert await there.redeliver(second) == (Settled.OK,)
+        assert ids(await bench.take(here, 2)) == ["t2"]
+
+    @needs("shared")
+    async def test_wakes_across(self, bench: Bench) -> None:
+        """A receive that waits at one replica is woken by a publish, a hand-back and a close at another (E1)."""
+        other = await bench.replica()
+        here, there = bench.subscribe(), other.subscribe(consumer="another")
+        waiting = await other.start(there.receive(1, None))
+        await bench.publish("t1")
+        (delivery,) = (await other.outcome(waiting)).deliveries
+        waiting = await bench.start(here.receive(1, None))
+        await there.redeliver(delivery)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+        waiting = await other.start(there.receive(1, None))
+        await here.close()
+        assert ids((await other.outcome(waiting)).deliveries) == ["t1"]
+
+    @needs("shared")
+    async def test_one_copy_across(self, bench: Bench) -> None:
+        """The same task published at both is stored once (law 7)."""
+        other = await bench.replica()
+        await bench.publish("t1")
+        (answer,) = await other.backend.publisher.publish(other.task("t1"))
+        assert answer.status is Published.DUPLICATE
+
+    @needs(Capability.HANDOVER, "shared")
+    async def test_adopted_across(self, bench: Bench) -> None:
+        """A worker that reconnects to another replica keeps what it runs (law 2; D7)."""
+        other = await bench.replica()
+        await bench.publish("t1")
+        here, there = bench.subscribe(), other.subscribe()
+        delivery = await bench.one(here)
+        (adopted,) = await other.adopt(there, delivery.receipt)
+        assert adopted is not None
+        assert adopted.receipt == delivery.receipt
+        await here.close()
+        assert await there.ack(delivery) == (Settled.OK,)
+
+    @needs(Capability.CONTROL, "shared")
+    async def test_one_view_for_operators(self, bench: Bench) -> None:
+        """Ledger, settings and workers are the same from every replica (laws 1, 9)."""
+        other = await bench.replica()
+        settings = await bench.configure(max_losses=0)
+        assert await other.control.settings(KEY) == settings
+        await bench.publish("t1")
+        await bench.subscribe(consumer="here").receive(1, 0)
+        await other.subscribe(consumer="there").receive(1, 0)
+        assert await other.control.ledger(KEY) == Ledger(published=1, in_flight=1)
+        assert sorted(worker.worker_id for worker in await other.control.workers()) == [
+            "here",
+            "there",
+        ]
+
+    @needs(Capability.CONTROL, "shared")
+    async def test_housekeeping_at_once(self, bench: Bench) -> None:
+        """Every replica may do the housekeeping at the same time: each task is expired once (law 10; OPEN-A3)."""
+        other = await bench.replica()
+        controls = [bench.control, other.control]
+        await bench.publish(*(f"t{n}" for n in range(20)), deadline=bench.now + bench.short)
+        await bench.advance(bench.short)
+        passes = await asyncio.gather(*(control.maintain() for control in controls * 3))
+        assert len([entry for done in passes for entry in done.expired]) == 20
+        await bench.expect(expired=20)
+
+    @needs("durable")
+    async def test_tasks_survive(self, bench: Bench) -> None:
+        """Waiting, scheduled and running tasks are there after a restart, in order (laws 1, 4; A1)."""
+        await bench.publish("t1", "t2", "t3")
+        await bench.publish("due", not_before=bench.now + bench.short)
+        subscription = bench.subscribe()
+        await subscription.redeliver(await bench.one(subscription), lost=True)
+        await bench.one(subscription)
+        after = await bench.reopen()
+        await after.advance(bench.short)
+        taken = await after.take(after.subscribe(), 5)
+        assert ids(taken) == ["t1", "t2", "t3", "due"]
+        assert [(d.attempt, d.losses) for d in taken] == [(1, 1), (1, 0), (1, 0), (1, 0)]
+
+    @needs("durable")
+    async def test_memory_survives(self, bench: Bench) -> None:
+        """After a restart settled receipts, duplicates and the ledger are what they were (laws 1, 2, 7)."""
+        await bench.publish("acked", "open")
+        subscription = bench.subscribe()
+        acked, stale = await bench.take(subscription, 2)
+        await subscription.ack(acked)
+        after = await bench.reopen()
+        subscription = after.subscribe()
+        assert await subscription.ack(acked) == (Settled.OK,), (
+            "a resent settlement answers ok again"
+        )
+        with pytest.raises(LeaseLost):
+            await subscription.ack(stale)
+        (answer,) = await after.backend.publisher.publish(after.task("acked"))
+        assert answer.status is Published.DUPLICATE, "an executed task was taken again (law 7)"
+        await after.expect(done=1, waiting=1)
+
+    @needs(Capability.DEAD_LETTERS, Capability.CONTROL, "durable")
+    async def test_dead_letters_survive(self, bench: Bench) -> None:
+        """Dead letters and results are there after a restart (C26)."""
+        letters = bench.dead_letters
+        await bench.publish("dead", "done")
+        subscription = bench.subscribe()
+        dead, done = await bench.take(subscription, 2)
+        await bench.bury(subscription, dead)
+        await subscription.ack(done, results=[b"1"])
+        before = await letters.list(KEY)
+        after = await bench.reopen()
+        assert await after.dead_letters.list(KEY) == before
+        assert await after.control.results(KEY, "done") == (b"1",)

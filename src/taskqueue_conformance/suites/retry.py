@@ -1,0 +1,224 @@
+"""Retries: a new attempt at a later time, by whoever decides, once per token."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.consumer.settlement import settle
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.retry import ScheduleRetry
+from taskqueue_core.tasks import Delivery, Published, Settled
+
+__all__ = ["RetrySuite"]
+
+ACCEPTED, DUPLICATE = Published.ACCEPTED, Published.DUPLICATE
+
+
+class RetrySuite(Harness):
+    """`Publisher.schedule_retry`."""
+
+    async def test_retry_through_core(self, bench: Bench) -> None:
+        """A failed task runs again after its delay, once, as the next attempt (law 8; D3, REV-E1, REV-E2)."""
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        for attempt in (1, 2, 3):
+            delivery = await bench.one(subscription)
+            assert delivery.attempt == attempt
+            verb = ScheduleRetry(bench.short, "failed")
+            assert await settle(bench.backend, subscription, delivery, verb) is Settled.OK
+            assert await bench.take(subscription) == [], "a retry came early (law 8)"
+            await bench.advance(bench.short)
+        delivery = await bench.one(subscription)
+        assert (delivery.attempt, delivery.losses) == (4, 0)
+        assert await bench.take(subscription) == [], "a retry made two copies (law 7)"
+
+    @needs("atomic_retry")
+    async def test_settling_moves_the_entry(self, bench: Bench) -> None:
+        """With the delivery in hand one step ends it and schedules the next attempt (laws 1, 2; REV-E1, G2)."""
+        subscription, delivery = await _running(bench)
+        assert await _retry(bench, delivery) is ACCEPTED
+        await bench.expect(scheduled=1)
+        with pytest.raises(LeaseLost):
+            await subscription.ack(delivery)
+        with pytest.raises(LeaseLost):
+            await subscription.redeliver(delivery)
+        await bench.advance(bench.short)
+        assert [d.attempt for d in await bench.take(subscription, 2)] == [2]
+        await bench.expect(in_flight=1)
+
+    @needs("atomic_retry")
+    async def test_settling_twice(self, bench: Bench) -> None:
+        """The same retry sent again is a duplicate and changes nothing (law 2)."""
+        subscription, delivery = await _running(bench)
+        assert await _retry(bench, delivery) is ACCEPTED
+        assert await _retry(bench, delivery) is DUPLICATE
+        await bench.advance(bench.short)
+        (again,) = await bench.take(subscription, 2)
+        assert again.attempt == 2, "a resent retry was counted (law 2)"
+
+    @needs("atomic_retry")
+    async def test_settling_by_a_stale_receipt(self, bench: Bench) -> None:
+        """A stale receipt retries nothing: `LeaseLost`, and the task stays as it is (law 2; OPEN-A7)."""
+        subscription, old = await _running(bench)
+        await subscription.redeliver(old)
+        with pytest.raises(LeaseLost):
+            await _retry(bench, old)
+        new = await bench.one(subscription)
+        with pytest.raises(LeaseLost):
+            await _retry(bench, old)
+        assert await subscription.ack(new) == (Settled.OK,)
+        with pytest.raises(LeaseLost):
+            await _retry(bench, new)
+        await bench.expect(done=1)
+
+    @needs("atomic_retry")
+    async def test_running_task_without_its_delivery(self, bench: Bench) -> None:
+        """Without the delivery the live entry is moved all the same, and its receipt ends (laws 1, 2)."""
+        subscription, delivery = await _running(bench)
+        await _retry_task(bench, delivery)
+        await bench.expect(scheduled=1)
+        with pytest.raises(LeaseLost):
+            await subscription.ack(delivery)
+        await bench.advance(bench.short)
+        assert [d.attempt for d in await bench.take(subscription, 2)] == [2]
+
+    @needs("atomic_retry")
+    async def test_waiting_and_scheduled_tasks(self, bench: Bench) -> None:
+        """A waiting or scheduled entry is moved to the new time, not copied (laws 1, 8)."""
+        tasks = await bench.publish("t1")
+        tasks += await bench.publish("t2", not_before=bench.now + 3600)
+        for task in tasks:
+            answer = await bench.backend.publisher.schedule_retry(task, bench.now + bench.short)
+            assert answer.status is ACCEPTED
+        subscription = bench.subscribe()
+        assert await bench.take(subscription) == [], "a moved entry came early (law 8)"
+        await bench.expect(scheduled=2)
+        await bench.advance(bench.short)
+        assert ids(await bench.take(subscription, 3)) == ["t1", "t2"]
+
+    async def test_ended_task(self, bench: Bench) -> None:
+        """A retry decided after the end makes a new entry of the same task: one more is published (law 1; REV-E2)."""
+        subscription, delivery = await _running(bench)
+        await subscription.ack(delivery)
+        confirmation = await bench.backend.publisher.schedule_retry(
+            delivery.task, bench.now + bench.short, error="verdict"
+        )
+        assert confirmation.status is ACCEPTED
+        assert confirmation.task_id == "t1"
+        await bench.expect(done=1, scheduled=1)
+        assert await bench.take(subscription) == [], "a retry came early (law 8)"
+        await bench.advance(bench.short)
+        again = await bench.one(subscription)
+        assert (again.attempt, again.task) == (2, delivery.task)
+        await subscription.ack(again)
+        await bench.expect(done=2)
+
+    @needs(Capability.DEAD_LETTERS, "atomic_retry")
+    async def test_dead_task(self, bench: Bench) -> None:
+        """A retry raises a dead task: its entry is moved, and its attempts before count as spent (law 1)."""
+        subscription, delivery = await _running(bench)
+        await bench.bury(subscription, delivery)
+        await _retry_task(bench, delivery)
+        await bench.expect(scheduled=1)
+        assert await bench.dead_letters.list(KEY) == ()
+        await bench.advance(bench.short)
+        again = await bench.one(subscription)
+        assert (again.attempt, again.prior) == (2, 1)
+
+    async def test_forgotten_task(self, bench: Bench) -> None:
+        """A retry of a task that the store does not know is taken like any other (law 6)."""
+        task = bench.task("unheard-of")
+        confirmation = await bench.backend.publisher.schedule_retry(task, bench.now + bench.short)
+        assert confirmation.status is ACCEPTED
+        await bench.expect(scheduled=1)
+        await bench.advance(bench.short)
+        delivery = await bench.one(bench.subscribe())
+        assert delivery.task == task
+
+    async def test_default_token(self, bench: Bench) -> None:
+        """Without a token, one retry is taken per attempt handed out (law 7)."""
+        subscription, delivery = await _running(bench)
+        await subscription.ack(delivery)
+        for expected in (ACCEPTED, DUPLICATE, DUPLICATE):
+            at = bench.now + bench.short
+            answer = await bench.backend.publisher.schedule_retry(delivery.task, at)
+            assert answer.status is expected
+        await bench.advance(2 * bench.short)
+        (again,) = await bench.take(subscription, 2)
+        await subscription.ack(again)
+        answer = await bench.backend.publisher.schedule_retry(delivery.task, bench.now)
+        assert answer.status is ACCEPTED, "the next attempt has a token of its own"
+        assert (await bench.one(subscription)).attempt == 3
+
+    async def test_explicit_token(self, bench: Bench) -> None:
+        """A token is taken once, in whatever state the task is by then; another one is another retry (law 7)."""
+        subscription, delivery = await _running(bench)
+        await subscription.ack(delivery)
+        assert await _with_token(bench, delivery, "a") is ACCEPTED
+        assert await _with_token(bench, delivery, "a") is DUPLICATE
+        again = await bench.one(subscription)
+        assert await _with_token(bench, delivery, "a") is DUPLICATE
+        assert await subscription.ack(again) == (Settled.OK,)
+        assert await _with_token(bench, delivery, "a") is DUPLICATE
+        assert await _with_token(bench, delivery, "b") is ACCEPTED
+        assert (await bench.one(subscription)).attempt == 3
+
+    async def test_place_in_the_lane(self, bench: Bench) -> None:
+        """A retry is no hand-back: when due it goes behind what became available before (law 4; REV-E1)."""
+        subscription, delivery = await _running(bench)
+        await bench.publish("t2", "t3")
+        await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, "failed"))
+        await bench.advance(bench.short)
+        await bench.publish("t4")
+        assert ids(await bench.take(subscription, 5)) == ["t2", "t3", "t1", "t4"]
+
+    async def test_never_dropped(self, bench: Bench) -> None:
+        """Hundreds of retries at once are all kept, behind a full queue too (law 6; REV-E4)."""
+        names = [f"t{n}" for n in range(300)]
+        await bench.publish(*names)
+        subscription = bench.subscribe()
+        for delivery in await bench.take(subscription, 300):
+            verb = ScheduleRetry(bench.short, "failed")
+            assert await settle(bench.backend, subscription, delivery, verb) is Settled.OK
+        await bench.publish(*(f"new{n}" for n in range(300)))
+        await bench.advance(bench.short)
+        taken = await bench.take(subscription, 700)
+        assert ids(d for d in taken if d.attempt == 2) == names, "retries were dropped (law 6)"
+
+    async def test_lost_and_retried(self, bench: Bench) -> None:
+        """Losses belong to the entry that was lost: the next attempt starts without (law 3)."""
+        subscription, delivery = await _running(bench)
+        await subscription.redeliver(delivery, lost=True)
+        delivery = await bench.one(subscription)
+        await settle(bench.backend, subscription, delivery, ScheduleRetry(0, "failed"))
+        again = await bench.one(subscription)
+        assert (again.attempt, again.losses) == (2, 0)
+
+
+async def _running(bench: Bench) -> tuple[Subscription, Delivery]:
+    await bench.publish("t1")
+    subscription = bench.subscribe()
+    return subscription, await bench.one(subscription)
+
+
+async def _retry(bench: Bench, delivery: Delivery) -> Published:
+    answer = await bench.backend.publisher.schedule_retry(
+        delivery.task, bench.now + bench.short, error="failed", settles=delivery
+    )
+    return answer.status
+
+
+async def _retry_task(bench: Bench, delivery: Delivery) -> None:
+    answer = await bench.backend.publisher.schedule_retry(
+        delivery.task, bench.now + bench.short, error="failed"
+    )
+    assert answer.status is ACCEPTED
+
+
+async def _with_token(bench: Bench, delivery: Delivery, token: str) -> Published:
+    answer = await bench.backend.publisher.schedule_retry(delivery.task, bench.now, token=token)
+    return answer.status

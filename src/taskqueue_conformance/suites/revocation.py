@@ -1,0 +1,105 @@
+"""The capability ``revocation``: learn at once that a delivery is no longer yours."""
+
+from __future__ import annotations
+
+import asyncio
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, Bench
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability
+
+__all__ = ["RevocationSuite"]
+
+
+class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
+    """`Revocation.revoked`."""
+
+    @needs(Capability.CONTROL)
+    async def test_cancelled_is_revoked(self, bench: Bench) -> None:
+        """A cancelled task's receipt is revoked, to one that waits for it already."""
+        control = bench.control
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        waiting = await bench.start(bench.revoked(subscription))
+        await control.cancel(KEY, "t1")
+        assert await bench.outcome(waiting) == (delivery.receipt,)
+
+    @needs(Capability.CONTROL)
+    async def test_nothing_is_missed(self, bench: Bench) -> None:
+        """Receipts revoked while nobody waits are told by the next call, each once."""
+        control = bench.control
+        await bench.publish("t1", "t2", "t3")
+        subscription = bench.subscribe()
+        receipts = {
+            delivery.task.id: delivery.receipt for delivery in await bench.take(subscription, 3)
+        }
+        await control.cancel(KEY, "t1")
+        await control.cancel(KEY, "t3")
+        told: list[str] = []
+        while len(told) < 2:
+            waiting = await bench.start(bench.revoked(subscription))
+            told += await bench.outcome(waiting)
+        assert sorted(told) == sorted((receipts["t1"], receipts["t3"]))
+        assert not (await bench.start(bench.revoked(subscription))).done(), "told twice"
+
+    @needs(Capability.CONTROL)
+    async def test_expiry(self, bench: Bench) -> None:
+        """A running task's receipt is revoked when its deadline ends it (law 8)."""
+        control = bench.control
+        await bench.publish("t1", deadline=bench.now + bench.short)
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        waiting = await bench.start(bench.revoked(subscription))
+        await bench.advance(bench.short)
+        await control.maintain()
+        assert await bench.outcome(waiting) == (delivery.receipt,)
+
+    @needs("atomic_retry")
+    async def test_retried_by_others(self, bench: Bench) -> None:
+        """A running task that somebody else retries is revoked (law 2)."""
+        (task,) = await bench.publish("t1")
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        waiting = await bench.start(bench.revoked(subscription))
+        await bench.backend.publisher.schedule_retry(task, bench.now + 3600)
+        assert await bench.outcome(waiting) == (delivery.receipt,)
+
+    @needs(Capability.CONTROL)
+    async def test_own_settlements_are_no_news(self, bench: Bench) -> None:
+        """What the subscription itself settled is not revoked, nor what it never had."""
+        control = bench.control
+        await bench.publish("t1", "t2", "t3")
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        first, second = await bench.take(one, 2)
+        third = await bench.one(two)
+        await one.ack(first)
+        await one.redeliver(second)
+        await control.cancel(KEY, "t3")
+        waiting = await bench.start(bench.revoked(one))
+        assert not waiting.done(), f"revoked {waiting.result()}"
+        other = await bench.start(bench.revoked(two))
+        assert await bench.outcome(other) == (third.receipt,)
+
+    @needs(Capability.HANDOVER, Capability.CONTROL)
+    async def test_adopted_is_not_revoked(self, bench: Bench) -> None:
+        """A receipt that moved is news to nobody; its end is told to its new subscription."""
+        control = bench.control
+        await bench.publish("t1")
+        old, new = bench.subscribe(), bench.subscribe()
+        delivery = await bench.one(old)
+        before, after = await bench.start(bench.revoked(old)), await bench.start(bench.revoked(new))
+        await bench.adopt(new, delivery.receipt)
+        await bench.hop(20)
+        assert not before.done(), "an adopted receipt was reported as revoked"
+        await control.cancel(KEY, "t1")
+        assert await bench.outcome(after) == (delivery.receipt,)
+
+    async def test_close_ends_the_wait(self, bench: Bench) -> None:
+        """A waiting call, and every later one, answers empty once the subscription is closed."""
+        subscription = bench.subscribe()
+        waiting = await bench.start(bench.revoked(subscription))
+        await subscription.close()
+        assert await bench.outcome(waiting) == ()
+        assert await asyncio.wait_for(bench.revoked(subscription), 5) == ()

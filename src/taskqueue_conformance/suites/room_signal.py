@@ -1,0 +1,196 @@
+"""The capability ``flow``, part six: a bell for publishers that wait for room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, OTHER, Bench
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import RoomBell
+from taskqueue_core.tasks import Published
+
+__all__ = ["RoomSuite"]
+
+_LONG = 3600.0
+"""seconds that no test waits for"""
+
+
+class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
+    """`RoomBells`."""
+
+    async def test_room_rings(self, bench: Bench) -> None:
+        """A first hand-out, a cancellation, an expiry and a purge ring at once for who waits for room (law 6; B13)."""
+
+        async def take() -> None:
+            await bench.one(bench.subscribe())
+
+        async def cancel() -> None:
+            assert await bench.control.cancel(KEY, "cancel")
+
+        async def expire() -> None:
+            await bench.advance(bench.short)
+            await bench.control.maintain()
+
+        async def purge() -> None:
+            assert await bench.control.purge(KEY) == 1
+
+        await bench.limit(capacity=1)
+        for bring in (take, cancel, expire, purge):
+            deadline = bench.now + bench.short if bring is expire else None
+            await bench.publish(bring.__name__, deadline=deadline)
+            await _rings(bench, bring)
+
+    async def test_resumed_intake_rings(self, bench: Bench) -> None:
+        """The end of a paused intake rings (laws 6, 9; B13)."""
+        await bench.limit(intake_paused=True)
+        await _rings(bench, lambda: bench.limit(intake_paused=False))
+
+    async def test_settings_ring(self, bench: Bench) -> None:
+        """A capacity that is raised or lifted rings (laws 6, 9; B13, F7)."""
+        await bench.limit(capacity=1)
+        await bench.publish("t1")
+        await _rings(bench, lambda: bench.limit(capacity=2))
+        await bench.publish("t2", "t3")
+        await _rings(bench, lambda: bench.limit(capacity=None))
+
+    @needs(Capability.ORDER)
+    async def test_tenants_room_rings(self, bench: Bench) -> None:
+        """Room for one tenant rings for who waits for it (law 6; B5)."""
+        await bench.fair(tenant_capacity=1)
+        await bench.publish("a0", tenant="a")
+        await bench.publish("b0", tenant="b")
+
+        async def take() -> None:
+            await bench.take(bench.subscribe(), 2)
+
+        await _rings(bench, take, tenant="b")
+
+    async def test_no_ring_is_missed(self, bench: Bench) -> None:
+        """What happened since the bell was opened, or last waited for, rings without delay (law 6)."""
+        await bench.limit(capacity=1)
+        subscription = bench.subscribe()
+        async with bench.bell() as bell:
+            for number in range(5):
+                await bench.publish(f"t{number}")
+                await subscription.ack(await bench.one(subscription))
+                waiting = await bench.start(bell.rung(_LONG))
+                await bench.outcome(waiting)
+
+    async def test_one_of_several_queues(self, bench: Bench) -> None:
+        """A bell of several queues rings for each of them (law 6)."""
+        await bench.limit(capacity=1)
+        await bench.limit(OTHER, capacity=1)
+        await bench.publish("t1")
+        await bench.publish("o1", key=OTHER)
+        subscription = bench.subscribe(OTHER)
+        async with bench.bell(KEY, OTHER) as bell:
+            waiting = await bench.start(bell.rung(_LONG))
+            await bench.one(subscription)
+            await bench.outcome(waiting)
+
+    async def test_waiting_has_an_end(self, bench: Bench) -> None:
+        """Without room the wait ends after its time, and is no error."""
+        await bench.limit(capacity=1)
+        await bench.publish("t1")
+        async with bench.bell() as bell:
+            waiting = await bench.start(bell.rung(bench.short))
+            await bench.advance(bench.short)
+            await bench.outcome(waiting)
+
+    async def test_it_does_not_ring_all_the_time(self, bench: Bench) -> None:
+        """A bell may ring in vain, but where nothing happens it is silent: its publisher does not poll (B13)."""
+        await bench.limit(capacity=1)
+        await bench.publish("t1")
+        async with bench.bell() as bell:
+            waiting = await bench.start(bell.rung(_LONG))
+            for _ in range(5):
+                if not waiting.done():
+                    break
+                waiting = await bench.start(bell.rung(_LONG))
+            assert not waiting.done(), "it rings all the time"
+
+    async def test_a_bell_that_is_cancelled(self, bench: Bench) -> None:
+        """A wait that was given up takes no ring from the next one, nor from another bell (law 6)."""
+        await bench.limit(capacity=1)
+        await bench.publish("t1")
+        async with bench.bell() as one, bench.bell() as two:
+            given_up = await _silent(bench, one)
+            there = await _silent(bench, two)
+            given_up.cancel()
+            await asyncio.gather(given_up, return_exceptions=True)
+            here = await bench.start(one.rung(_LONG))
+            await bench.one(bench.subscribe())
+            await bench.outcome(here)
+            await bench.outcome(there)
+
+    async def test_many_wait_for_room(self, bench: Bench) -> None:
+        """Many publishers that wait by the bell all get in, one after another, however little room there is (law 6)."""
+        await bench.limit(capacity=2)
+
+        async def publish(number: int) -> None:
+            async with bench.bell() as bell:
+                while True:
+                    task = bench.task(f"t{number}")
+                    (answer,) = await bench.backend.publisher.publish(task)
+                    if answer.status is Published.ACCEPTED:
+                        return
+                    await bell.rung(_LONG)
+
+        waiting = [await bench.start(publish(number)) for number in range(20)]
+        subscription = bench.subscribe()
+        for _ in range(20):
+            call = await bench.start(subscription.receive(1, None))
+            await subscription.ack(*(await bench.outcome(call)).deliveries)
+        for one in waiting:
+            await bench.outcome(one)
+        await bench.expect(done=20)
+
+    @needs("shared")
+    async def test_rings_across_replicas(self, bench: Bench) -> None:
+        """Room that comes at one replica rings at another (law 6; E1)."""
+        other = await bench.replica()
+        await bench.limit(capacity=1)
+        await bench.publish("t1")
+        async with other.bell() as bell:
+            waiting = await other.start(bell.rung(_LONG))
+            await bench.one(bench.subscribe())
+            await other.outcome(waiting)
+            await bench.publish("t2")
+            waiting = await other.start(bell.rung(_LONG))
+            await bench.limit(capacity=5)
+            await other.outcome(waiting)
+
+
+async def _silent(bench: Bench, bell: RoomBell) -> asyncio.Task[None]:
+    """Start to wait for a bell that may ring in vain a few times before."""
+    waiting = await bench.start(bell.rung(_LONG))
+    for _ in range(5):
+        if not waiting.done():
+            break
+        waiting = await bench.start(bell.rung(_LONG))
+    return waiting
+
+
+async def _rings(
+    bench: Bench, bring: Callable[[], Awaitable[object]], *, tenant: str | None = None
+) -> None:
+    """Have a publisher wait for a queue that is full, ``bring`` room: it must wake, and find it."""
+    bench.numbers += 1
+    task = bench.task(f"new{bench.numbers}", tenant=tenant)
+
+    async def publish() -> None:
+        async with bench.bell() as bell:
+            while True:
+                (answer,) = await bench.backend.publisher.publish(task)
+                if answer.status is Published.ACCEPTED:
+                    return
+                await bell.rung(_LONG)
+
+    waiting = await bench.start(publish())
+    assert not waiting.done(), "there is no room (law 6)"
+    await bring()
+    await bench.outcome(waiting)
+    await bench.control.purge(KEY)

@@ -1,0 +1,86 @@
+"""Scheduled tasks: never early, available when due, in the order of their times."""
+
+from __future__ import annotations
+
+from taskqueue_conformance.bench import Bench, ids
+from taskqueue_conformance.harness import Harness
+
+__all__ = ["ScheduleSuite"]
+
+
+class ScheduleSuite(Harness):
+    """``not_before``."""
+
+    async def test_never_early(self, bench: Bench) -> None:
+        """A scheduled task is not delivered before its time, and is from its very time on (law 8)."""
+        at = bench.now + bench.short
+        await bench.publish("t1", not_before=at)
+        await bench.expect(scheduled=1)
+        subscription = bench.subscribe()
+        assert await bench.take(subscription) == [], "delivered before its time (law 8)"
+        await bench.advance(bench.short / 2)
+        assert await bench.take(subscription) == [], "delivered before its time (law 8)"
+        await bench.advance(bench.short / 2)
+        delivery = await bench.one(subscription)
+        assert delivery.delivered_at >= at, "delivered before its time (law 8)"
+        assert (delivery.attempt, delivery.losses) == (1, 0), "waiting is not an attempt (law 3)"
+
+    async def test_time_that_has_passed(self, bench: Bench) -> None:
+        """A ``not_before`` in the past delays nothing."""
+        await bench.publish("t1", not_before=bench.now - 1)
+        assert ids([await bench.one(bench.subscribe())]) == ["t1"]
+
+    async def test_order_of_times(self, bench: Bench) -> None:
+        """Scheduled tasks come in the order of their times, equal times in the order of publishing (law 4)."""
+        soon, sooner = bench.now + bench.short, bench.now + bench.short / 2
+        await bench.publish("b1", "b2", not_before=soon)
+        await bench.publish("a1", "a2", not_before=sooner)
+        await bench.publish("b3", not_before=soon)
+        await bench.advance(bench.short)
+        taken = ids(await bench.take(bench.subscribe(), 9))
+        assert taken == ["a1", "a2", "b1", "b2", "b3"]
+
+    async def test_place_among_others(self, bench: Bench) -> None:
+        """A lane is ordered by when its entries became available, due ones among the others (law 4)."""
+        await bench.publish("before")
+        await bench.publish("due", not_before=bench.now + bench.short / 2)
+        await bench.publish("between")
+        await bench.advance(bench.short)
+        await bench.publish("after")
+        taken = ids(await bench.take(bench.subscribe(), 4))
+        assert taken == ["before", "between", "due", "after"]
+
+    async def test_priority_counts_when_due(self, bench: Bench) -> None:
+        """A due task takes its place by its priority (law 4)."""
+        await bench.publish("high", not_before=bench.now + bench.short, priority=9)
+        await bench.publish("low1", "low2", priority=1)
+        subscription = bench.subscribe()
+        assert ids([await bench.one(subscription)]) == ["low1"]
+        await bench.advance(bench.short)
+        assert ids(await bench.take(subscription, 3)) == ["high", "low2"]
+
+    async def test_redelivered_is_not_put_off(self, bench: Bench) -> None:
+        """A task that was due once is available at once when handed back."""
+        await bench.publish("t1", not_before=bench.now + bench.short)
+        await bench.advance(bench.short)
+        subscription = bench.subscribe()
+        await subscription.redeliver(await bench.one(subscription))
+        assert ids([await bench.one(subscription)]) == ["t1"]
+
+    async def test_many_fall_due_together(self, bench: Bench) -> None:
+        """Hundreds of tasks due at one moment all arrive, in order (law 4)."""
+        names = [f"t{n}" for n in range(300)]
+        await bench.publish(*names, not_before=bench.now + bench.short)
+        await bench.advance(bench.short)
+        assert ids(await bench.take(bench.subscribe(), 301)) == names
+
+    async def test_due_at(self, bench: Bench) -> None:
+        """An empty answer tells when the next task falls due, so that nobody need poll."""
+        soon = bench.now + bench.short
+        await bench.publish("far", not_before=bench.now + 3600)
+        await bench.publish("near", not_before=soon)
+        received = await bench.subscribe().receive(1, 0)
+        assert received.deliveries == ()
+        assert not received.again
+        assert received.due_at is not None, "due_at must tell of a scheduled task"
+        assert received.due_at <= soon

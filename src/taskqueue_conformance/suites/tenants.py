@@ -1,0 +1,304 @@
+"""The capability ``order``, part three: what each tenant may have waiting, in flight, and in a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.model.ends import ack, cancel, close, frees, held, lose, redeliver
+from taskqueue_conformance.suites.order import fill
+from taskqueue_core.backend import Capability
+from taskqueue_core.rate_limit import IntervalUnit, RateLimit
+from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Settled
+
+__all__ = ["TenantsSuite"]
+
+_SLOW = RateLimit(max_tokens=2, interval=1, interval_unit=IntervalUnit.HOURS)
+"""no test lasts until the next token comes"""
+_TOKEN = 1800.0
+"""the seconds in which it comes"""
+_FAST = RateLimit(max_tokens=2, interval=1)
+
+
+class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
+    """``tenant_capacity``, ``tenant_max_inflight``, ``tenant_rate_limit``."""
+
+    async def test_tenant_is_refused(self, bench: Bench) -> None:
+        """Who has as much waiting as is allowed is refused, and nobody else is (law 6; B5, OPEN-F1)."""
+        await bench.fair(tenant_capacity=2)
+        await fill(bench, a=2, b=1)
+        answers = await _publish(bench, "a2", "b1", "a3", "b2", "c0")
+        codes = [answer.code for answer in answers]
+        full = Refusal.TENANT_FULL
+        assert codes == [full, None, full, full, None], "(law 6)"
+        for answer in answers:
+            _check_refusal(answer, depth=2)
+        await bench.expect(waiting=5)
+        await bench.publish("n0", "n1")
+        nobodys = bench.task("n2")
+        (answer,) = await bench.backend.publisher.publish(nobodys)
+        assert answer.code is full, "those without a tenant are one (law 6)"
+
+    @needs(Capability.FLOW)
+    async def test_total_bounds_tenants(self, bench: Bench) -> None:
+        """However many tenants there are, the queue has no more than its own capacity (law 6; OPEN-B2)."""
+        await bench.fair(tenant_capacity=2, capacity=5)
+        await fill(bench, a=2, b=2)
+        answers = await _publish(bench, "a2", "c0", "d0", "b2")
+        assert [answer.code for answer in answers] == [
+            Refusal.TENANT_FULL,
+            None,
+            Refusal.QUEUE_FULL,
+            Refusal.QUEUE_FULL,
+        ], "the queue is asked before the tenant (law 6)"
+        assert [answer.depth for answer in answers] == [2, None, 5, 5]
+        await bench.expect(waiting=5)
+
+    async def test_known_ids_of_a_full_tenant(self, bench: Bench) -> None:
+        """A tenant that has no room is told what is known of its tasks as ever (laws 6, 7)."""
+        await bench.fair(tenant_capacity=1)
+        await fill(bench, a=1)
+        tasks = [bench.task("a0", tenant="a"), bench.task("a0", tenant="a", payload="other")]
+        answers = await bench.backend.publisher.publish(*tasks)
+        assert [answer.status for answer in answers] == [Published.DUPLICATE, Published.CONFLICT]
+
+    async def test_tenant_has_room_again(self, bench: Bench) -> None:
+        """A first hand-out, a cancellation, an expiry make room for their tenant; no retry takes any (law 6; B3)."""
+        await bench.fair(tenant_capacity=2)
+        await fill(bench, a=1, b=2)
+        await fill(bench, a=1, start=1, deadline=bench.now + bench.short)
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        assert delivery.task.id == "a0"
+        await _has_room(bench, "a", ["a2"])
+        assert await bench.control.cancel(KEY, "b0")
+        await _has_room(bench, "b", ["b2"])
+        await bench.advance(bench.short)
+        await bench.control.maintain()
+        await _has_room(bench, "a", ["a3"])
+        await subscription.redeliver(delivery)
+        await _has_room(bench, "a", [])
+        retry = bench.backend.publisher.schedule_retry
+        answer = await retry(bench.task("a99", tenant="a"), bench.now)
+        assert answer.status is Published.ACCEPTED, "a retry was refused (law 6)"
+        assert await bench.control.cancel(KEY, "a2")
+        await _has_room(bench, "a", ["a4"])
+        await bench.control.purge(KEY)
+        await _has_room(bench, "a", ["a5", "a6"])
+        await _has_room(bench, "b", ["b5", "b6"])
+
+    async def test_tenants_places(self, bench: Bench) -> None:
+        """Who has all its places in flight, over all workers, is passed over (laws 4, 5; OPEN-F1)."""
+        await bench.fair(tenant_max_inflight=2)
+        await fill(bench, a=5, b=3, c=1)
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        taken = await bench.take(one, 3)
+        taken += await bench.take(two, 9)
+        assert ids(taken) == ["a0", "b0", "c0", "a1", "b1"], "(law 5)"
+        for subscription in (one, two):
+            assert (await held(subscription)).due_at is None, "time alone brings nothing"
+        await two.ack(taken[0])
+        assert ids(await bench.take(one, 9)) == ["a2"]
+        await fill(bench, d=3)
+        assert ids(await bench.take(one, 9)) == ["d0", "d1"], "(law 5)"
+
+    async def test_tenants_places_side_by_side(self, bench: Bench) -> None:
+        """Receives at the same moment do not exceed a tenant's limit, nor fall short of it (laws 5, 10; OPEN-F1)."""
+        await bench.fair(tenant_max_inflight=3)
+        await fill(bench, a=20, b=20, c=2)
+        subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(10)]
+        found = await asyncio.gather(*(one.receive(2, 0) for one in subscriptions))
+        counts = Counter(d.task.tenant for received in found for d in received.deliveries)
+        assert counts == {"a": 3, "b": 3, "c": 2}, "(law 5)"
+
+    async def test_a_tenants_place_wakes(self, bench: Bench) -> None:
+        """Every way that ends a delivery makes way for a receive that waits for the tenant's place (law 5)."""
+        await bench.fair(tenant_max_inflight=1)
+        for end in (ack, redeliver, lose, cancel, close):
+            await frees(bench, end, tenant="a")
+
+    async def test_tenants_tokens(self, bench: Bench) -> None:
+        """Who has spent its tokens is passed over, redeliveries included, until the next one (law 5; OPEN-F1, F3)."""
+        await bench.fair(tenant_rate_limit=_SLOW)
+        await fill(bench, a=5, b=1)
+        subscription = bench.subscribe()
+        first = await bench.one(subscription)
+        await subscription.redeliver(first)
+        taken = await bench.take(subscription, 9)
+        assert ids(taken) == ["b0", "a0"], "(law 5)"
+        told = (await held(subscription)).due_at
+        assert told is not None, "an empty answer must tell when a limit lets something through"
+        assert abs(told - (first.delivered_at + _TOKEN)) < 0.01
+        await fill(bench, b=2, c=3, start=1)
+        assert sorted(ids(await bench.take(subscription, 9))) == ["b1", "c1", "c2"], "(law 5)"
+
+    async def test_a_tenants_token_wakes(self, bench: Bench) -> None:
+        """A receive that waits for a tenant's token has its task when it comes, and not before (law 5; OPEN-F1, F3)."""
+        await bench.fair(tenant_rate_limit=_FAST)
+        await fill(bench, a=6)
+        subscription = bench.subscribe()
+        taken = await bench.take(subscription, 9)
+        assert ids(taken) == ["a0", "a1"]
+        for number in range(2, 5):
+            waiting = await bench.start(subscription.receive(9, None))
+            if self.manual_clock:
+                await bench.advance(0.49)
+                await bench.hop(20)
+                assert not waiting.done(), "handed out without a token (law 5)"
+                await bench.advance(0.01)
+            else:
+                await bench.advance(0.5)
+            deliveries = (await bench.outcome(waiting)).deliveries
+            assert ids(deliveries) == [f"a{number}"]
+            taken += deliveries
+        _check_rate(taken)
+
+    async def test_others_wake_meanwhile(self, bench: Bench) -> None:
+        """A receive that waits for one tenant's token takes another's task that comes (laws 4, 5)."""
+        await bench.fair(tenant_rate_limit=_SLOW, tenant_max_inflight=3)
+        await fill(bench, a=5)
+        subscription = bench.subscribe()
+        assert len(await bench.take(subscription, 9)) == 2
+        waiting = await bench.start(subscription.receive(9, None))
+        await fill(bench, b=1)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["b0"]
+
+    @needs(Capability.FLOW)
+    async def test_limits_of_tenants_and_queue(self, bench: Bench) -> None:
+        """All limits hold together: the queue's places and tokens, and each tenant's (law 5; OPEN-F1, F5)."""
+        limit = RateLimit(max_tokens=6, interval=1, interval_unit=IntervalUnit.HOURS)
+        await bench.fair(
+            max_inflight=4, rate_limit=limit, tenant_max_inflight=2, tenant_rate_limit=_SLOW
+        )
+        await fill(bench, a=9, b=9, c=9, d=9)
+        subscription = bench.subscribe()
+        taken = await bench.take(subscription, 9)
+        assert ids(taken) == ["a0", "b0", "c0", "d0"], "four places in all (law 5)"
+        await subscription.ack(*taken[:2])
+        more = await bench.take(subscription, 9)
+        assert len(more) == 2, "six tokens in all (law 5)"
+        await subscription.ack(*taken[2:], *more)
+        assert (await held(subscription)).due_at is not None
+        await bench.limit(rate_limit=None)
+        more += await bench.take(subscription, 9)
+        counts = Counter(delivery.task.tenant for delivery in (*taken, *more))
+        assert counts == {"a": 2, "b": 2, "c": 2, "d": 2}, "two tokens of each tenant (law 5)"
+
+    @needs(Capability.FLOW)
+    async def test_pause_of_a_fair_queue(self, bench: Bench) -> None:
+        """A pause holds up all tenants, and costs none its turn (laws 4, 5; F6)."""
+        await bench.fair()
+        await fill(bench, a=3, b=2)
+        subscription = bench.subscribe()
+        assert await bench.drain(subscription, count=1) == ["a0"]
+        await bench.limit(paused=True)
+        await held(subscription)
+        await bench.limit(paused=False)
+        assert await bench.drain(subscription, count=4) == ["b0", "a1", "b1", "a2"], "(law 4)"
+
+    async def test_tenant_limits_change(self, bench: Bench) -> None:
+        """A raised limit of tenants wakes a waiting receive; a lowered one takes nothing away (laws 5, 9; F7)."""
+        await bench.fair(tenant_max_inflight=1)
+        await fill(bench, a=6)
+        subscription = bench.subscribe()
+        taken = await bench.take(subscription, 9)
+        assert ids(taken) == ["a0"]
+        for limit, found in ((3, ["a1", "a2"]), (0, ["a3", "a4"])):
+            waiting = await bench.start(subscription.receive(2, None))
+            await bench.fair(tenant_max_inflight=limit)
+            deliveries = (await bench.outcome(waiting)).deliveries
+            deliveries += tuple(await bench.take(subscription, 2 - len(deliveries)))
+            assert ids(deliveries) == found, "(law 9)"
+            taken += deliveries
+        await bench.fair(tenant_max_inflight=1)
+        for delivery in taken:
+            await held(subscription)
+            assert await subscription.ack(delivery) == (Settled.OK,)
+        assert ids(await bench.take(subscription, 9)) == ["a5"]
+
+    async def test_changed_tokens_of_tenants(self, bench: Bench) -> None:
+        """A rate limit of tenants that is set, changed or lifted acts on the next receive (laws 5, 9; F7)."""
+        await bench.fair()
+        await fill(bench, a=9, b=1)
+        subscription = bench.subscribe()
+        assert len(await bench.take(subscription, 2)) == 2
+        await bench.fair(tenant_rate_limit=_SLOW)
+        assert ids(await bench.take(subscription, 9)) == ["a1", "a2"], "a full bucket each (law 5)"
+        waiting = await bench.start(subscription.receive(9, None))
+        assert not waiting.done(), "handed out without a token (law 5)"
+        await bench.fair(tenant_rate_limit=None)
+        assert len((await bench.outcome(waiting)).deliveries) == 6
+
+    async def test_what_tenants_have_saved(self, bench: Bench) -> None:
+        """What a tenant saved up until its rate was changed counts at the old one, up to the new bucket (law 5; F7)."""
+        await fill(bench, a=30)
+        subscription = bench.subscribe()
+        changes = (((40, 40), 2), ((4, 4), 2), ((1, 40), 1), (None, 9))
+        for rate, saved in changes if self.manual_clock else changes[:1]:
+            await bench.fair(tenant_rate_limit=RateLimit(max_tokens=4, interval=2))
+            await bench.advance(2.5)
+            assert len(await bench.take(subscription, 9)) == 4, "a full bucket (law 5)"
+            await bench.advance(1)
+            limit = rate and RateLimit(max_tokens=rate[0], interval=rate[1])
+            await bench.fair(tenant_rate_limit=limit)
+            assert len(await bench.take(subscription, 9)) == saved, f"{limit} (law 5)"
+
+    async def test_limits_of_each_queue(self, bench: Bench) -> None:
+        """A tenant at its limit in one queue is served in another, by the same subscription (law 5)."""
+        await bench.fair(tenant_max_inflight=1)
+        await fill(bench, a=2)
+        await fill(bench, a=2, key=OTHER)
+        subscription = bench.subscribe(KEY, OTHER)
+        taken = await bench.take(subscription, 9)
+        assert sorted((d.task.key, d.task.id) for d in taken) == [
+            (KEY, "a0"),
+            (OTHER, "a0"),
+            (OTHER, "a1"),
+        ]
+
+    @needs("shared")
+    async def test_tenants_over_replicas(self, bench: Bench) -> None:
+        """What a tenant has in flight at one replica counts at the other; its end there wakes here (laws 5, 9)."""
+        other = await bench.replica()
+        await other.fair(tenant_max_inflight=1)
+        await fill(bench, a=2, b=1)
+        here, there = bench.subscribe(), other.subscribe(consumer="another")
+        delivery = await bench.one(here)
+        assert ids(await other.take(there, 9)) == ["b0"], "(law 5)"
+        waiting = await other.start(there.receive(1, None))
+        await here.ack(delivery)
+        assert ids((await other.outcome(waiting)).deliveries) == ["a1"]
+
+
+async def _publish(bench: Bench, *names: str) -> tuple[Confirmation, ...]:
+    """Publish tasks whose first letter is their tenant."""
+    tasks = [bench.task(name, tenant=name[0]) for name in names]
+    return await bench.backend.publisher.publish(*tasks)
+
+
+async def _has_room(bench: Bench, tenant: str, names: Sequence[str]) -> None:
+    """Publish what a tenant must have room for, and one more."""
+    bench.numbers += 1
+    *accepted, refused = await _publish(bench, *names, f"{tenant}-more{bench.numbers}")
+    statuses = [answer.status for answer in accepted]
+    assert statuses == [Published.ACCEPTED] * len(names), f"{tenant} has room (law 6)"
+    assert refused.code is Refusal.TENANT_FULL, f"{tenant} has no more room (law 6)"
+
+
+def _check_refusal(answer: Confirmation, *, depth: int) -> None:
+    """Check what a refusal says of a full tenant."""
+    if answer.status is Published.REFUSED:
+        assert answer.depth == depth, f"{answer.depth} count, it must be {depth} (law 6)"
+        assert answer.reason, "refused without a reason (law 6)"
+        assert answer.retry_after, "refused without a word on when to try again (law 6)"
+
+
+def _check_rate(deliveries: Sequence[Delivery]) -> None:
+    """Check that no two hand-outs beyond a full bucket are closer than a token's time."""
+    times = [delivery.delivered_at for delivery in deliveries]
+    for early, late in zip(times, times[_FAST.max_tokens :], strict=False):
+        assert late - early >= 0.49, f"3 hand-outs in {late - early:.3f} s (law 5)"

@@ -1,0 +1,128 @@
+"""Waiting: a receive sleeps until there is something, and everything that makes a task available wakes it."""
+
+from __future__ import annotations
+
+from taskqueue_conformance.applying import needs
+from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
+from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability, Subscription
+
+__all__ = ["WaitingSuite"]
+
+
+class WaitingSuite(Harness):
+    """`Subscription.receive` with a timeout."""
+
+    async def test_available_ends_the_wait_before_it_begins(self, bench: Bench) -> None:
+        """With something there, receive answers at once, whatever its timeout."""
+        await bench.publish("t1", "t2")
+        subscription = bench.subscribe()
+        for timeout in (None, 3600.0):
+            waiting = await bench.start(subscription.receive(1, timeout))
+            assert len((await bench.outcome(waiting)).deliveries) == 1
+
+    async def test_timeout(self, bench: Bench) -> None:
+        """A receive waits as long as it was told and then answers empty."""
+        waiting = await bench.start(bench.subscribe().receive(1, bench.short))
+        assert not waiting.done(), "the wait ended before its time"
+        await bench.advance(bench.short)
+        assert (await bench.outcome(waiting)).deliveries == ()
+
+    async def test_wait_after_a_timeout(self, bench: Bench) -> None:
+        """A subscription whose wait timed out receives as before."""
+        subscription = bench.subscribe()
+        waiting = await bench.start(subscription.receive(1, bench.short))
+        await bench.advance(bench.short)
+        await bench.outcome(waiting)
+        await _wakes(bench, subscription)
+
+    async def test_publish_wakes(self, bench: Bench) -> None:
+        """A publish to any of the keys wakes the receive, with and without a timeout (OPEN-E1)."""
+        subscription = bench.subscribe(OTHER, "gamma", KEY)
+        await _wakes(bench, subscription)
+        waiting = await bench.start(subscription.receive(5, 3600.0))
+        await bench.publish("late", key=OTHER)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["late"]
+
+    async def test_redelivery_wakes(self, bench: Bench) -> None:
+        """A hand-back wakes another consumer at once (REV-E3)."""
+        await bench.publish("t1")
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        delivery = await bench.one(one)
+        waiting = await bench.start(two.receive(1, None))
+        await one.redeliver(delivery)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+
+    async def test_close_wakes(self, bench: Bench) -> None:
+        """What a closing subscription hands back wakes another consumer at once (REV-E3)."""
+        await bench.publish("t1")
+        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        await bench.one(one)
+        waiting = await bench.start(two.receive(1, None))
+        await one.close()
+        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+
+    async def test_due_time_wakes(self, bench: Bench) -> None:
+        """A scheduled task wakes a waiting receive when it falls due, and not before (law 8)."""
+        at = bench.now + bench.short
+        await bench.publish("t1", not_before=at)
+        waiting = await bench.start(bench.subscribe().receive(1, None))
+        await bench.advance(bench.short)
+        (delivery,) = (await bench.outcome(waiting)).deliveries
+        assert delivery.delivered_at >= at
+
+    async def test_task_scheduled_meanwhile_wakes(self, bench: Bench) -> None:
+        """A receive that waits already learns of a task scheduled meanwhile, and of a nearer one after (law 8)."""
+        waiting = await bench.start(bench.subscribe().receive(2, None))
+        await bench.publish("far", not_before=bench.now + 3600)
+        await bench.publish("near", not_before=bench.now + bench.short)
+        await bench.advance(bench.short)
+        assert ids((await bench.outcome(waiting)).deliveries) == ["near"]
+
+    async def test_due_retry_wakes(self, bench: Bench) -> None:
+        """A retry wakes a waiting receive when its time has come (law 8; D3)."""
+        (task,) = await bench.publish("t1")
+        subscription = bench.subscribe()
+        await subscription.ack(await bench.one(subscription))
+        waiting = await bench.start(subscription.receive(1, None))
+        await bench.backend.publisher.schedule_retry(task, bench.now + bench.short)
+        await bench.advance(bench.short)
+        assert [d.attempt for d in (await bench.outcome(waiting)).deliveries] == [2]
+
+    @needs(Capability.DEAD_LETTERS)
+    async def test_redrive_wakes(self, bench: Bench) -> None:
+        """A redriven task wakes a waiting receive."""
+        await bench.publish("t1")
+        subscription = bench.subscribe()
+        await bench.bury(subscription, await bench.one(subscription))
+        waiting = await bench.start(subscription.receive(1, None))
+        assert await bench.dead_letters.redrive(KEY) == 1
+        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+
+    async def test_every_waiter_wakes(self, bench: Bench) -> None:
+        """Ten consumers wait for one task each; ten tasks in one batch reach them all."""
+        waiters = [
+            await bench.start(bench.subscribe(consumer=f"w{n}").receive(1, None)) for n in range(10)
+        ]
+        await bench.publish(*(f"t{n}" for n in range(10)))
+        taken = [ids((await bench.outcome(waiting)).deliveries) for waiting in waiters]
+        assert sorted(taken) == sorted([f"t{n}"] for n in range(10))
+
+    async def test_closed_waiter_passes_its_wake_up_on(self, bench: Bench) -> None:
+        """A task published while one of two waiters closes reaches the other one."""
+        for order in (0, 1):
+            subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(2)]
+            waiters = [await bench.start(s.receive(1, None)) for s in subscriptions]
+            await bench.publish(f"t{order}")
+            await subscriptions[order].close()
+            received = await bench.outcome(waiters[1 - order])
+            assert ids(received.deliveries) == [f"t{order}"]
+            await subscriptions[1 - order].ack(*received.deliveries)
+            await subscriptions[1 - order].close()
+
+
+async def _wakes(bench: Bench, subscription: Subscription) -> None:
+    waiting = await bench.start(subscription.receive(5, None))
+    assert not waiting.done(), "receive answered although nothing was there"
+    await bench.publish("t1")
+    assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]

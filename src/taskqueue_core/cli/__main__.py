@@ -1,7 +1,0 @@
-"""``python -m taskqueue_core.cli`` is ``taskqueue``."""
-
-import sys
-
-from taskqueue_core.cli import main
-
-sys.exit(main())

@@ -1,0 +1,1 @@
+"""Several queues or backends seen as one: what sharding and migration share."""

@@ -1,0 +1,335 @@
+"""The receive of a joint subscription: over its sources, in turn or the oldest first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import structs
+
+from taskqueue_core.authoring.helpers import SubscriptionBase, checked_limit
+from taskqueue_core.composite.backend import Joint, Place, Plan
+from taskqueue_core.composite.source import Source
+from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Delivery, Received
+
+__all__ = ["Gathering"]
+
+PATIENCE = 0.05
+"""seconds that a look at one source may hold up the look at the next"""
+_UNSEEN = 1.0
+"""seconds after which what came for nobody is handed back"""
+
+
+class Gathering(SubscriptionBase):
+    """Opens and retires sources as the plan says, and receives from them."""
+
+    def __init__(self, joint: Joint, keys: tuple[str, ...], consumer: str) -> None:
+        """Open the sources that are known already."""
+        self.keys = keys
+        self.consumer = consumer
+        self.closed = False
+        self.sources: list[Source] = []
+        self._joint = joint
+        self._plan: Plan | None = None
+        self._look_at = 0.0
+        self._receiving = False
+        self._undoing: asyncio.Task[None] | None = None
+        self._scope: asyncio.Timeout | None = None
+        self._nudge: asyncio.Future[None] | None = None
+        self._grace: asyncio.TimerHandle | None = None
+        self._closings: set[asyncio.Task[None]] = set()
+        self._follow(joint.first_plan(keys))
+
+    # sources
+
+    def _follow(self, plan: Plan) -> None:
+        """Have a source for each place of the plan, and retire those with a place that is not in it."""
+        wanted = set(plan.places)
+        covered: set[Place] = set()
+        for source in self.sources:
+            places = {Place(source.number, key) for key in source.keys}
+            if not source.retired and places <= wanted:
+                covered |= set() if source.aside else places
+            else:
+                source.retired = True
+                source.give_up_waiting()
+        missing: dict[int, list[str]] = {}
+        for place in plan.places:
+            if place not in covered:
+                missing.setdefault(place.side, []).append(place.key)
+        for number, keys in missing.items():
+            self._gather_idle(number, keys)
+            for start in range(0, len(keys), LIMITS.keys):
+                self.open(number, tuple(keys[start : start + LIMITS.keys]))
+        for source in [one for one in self.sources if one.retired and one.idle]:
+            self.sources.remove(source)
+            closing = asyncio.create_task(self._let_go(source))
+            self._closings.add(closing)
+            closing.add_done_callback(self._closings.discard)
+
+    def _gather_idle(self, number: int, keys: list[str]) -> None:
+        """Have the source that is about to be opened do the work of those that have nothing out: one asks for less."""
+        for source in self.sources:
+            replaceable = source.idle and not (source.retired or source.aside)
+            if source.number == number and replaceable:
+                source.retired = True
+                keys += source.keys
+
+    def open(self, number: int, keys: tuple[str, ...]) -> Source:
+        """Open a source."""
+        side = self._joint.sides[number]
+        subscription = side.backend.subscribe(keys, self.consumer)
+        source = Source(side, number, keys, subscription, self._joint.outward)
+        self.sources.append(source)
+        return source
+
+    async def _let_go(self, source: Source) -> None:
+        with contextlib.suppress(TaskQueueError):  # it has nothing out
+            await source.subscription.close()
+
+    async def _look(self) -> None:
+        """Follow the plan, if it is time to."""
+        now = asyncio.get_running_loop().time()
+        if self._plan is not None and (self._plan.look_again is None or now < self._look_at):
+            return
+        try:
+            plan = await self._joint.plan(self.keys)
+        except BackendUnavailable:
+            if not self.sources:
+                raise
+            self._look_at = now + PATIENCE
+            return
+        self._plan, self._look_at = plan, now + (plan.look_again or 0)
+        if not self.closed:
+            self._follow(plan)
+
+    # receive
+
+    async def receive(self, limit: int, timeout: float | None) -> Received:
+        """See `taskqueue_core.backend.Subscription.receive`."""
+        checked_limit(limit)
+        if self.closed:
+            raise SubscriptionClosed("the subscription is closed")
+        end = None if timeout is None else self._joint.now() + timeout
+        taken: list[Delivery] = []
+        self._receiving = True
+        try:
+            await self._undone()
+            while not self.closed:
+                await self._look()
+                alone = self._alone()
+                if alone is None:
+                    await self._sweep(limit, taken)
+                else:
+                    await self._straight(alone, limit, _left(end, self._joint.now()))
+                    taken += alone.give(limit)
+                left = _left(end, self._joint.now())
+                if taken or left == 0 or any(source.expired for source in self.sources):
+                    break
+                if alone is None:
+                    await self._wait(limit, left)
+            return self._received(taken)
+        except BaseException:
+            self._put_back(taken)
+            raise
+        finally:
+            self._receiving = False
+            for source in self.sources:
+                source.give_up_waiting()
+            self._watch_unseen()
+
+    def _alone(self) -> Source | None:
+        """Return the one source there is, if it cannot be done without: it is received from as if it were all."""
+        if len(self.sources) != 1:
+            return None
+        (source,) = self.sources
+        return source if source.side.needed and source.idle_here and not source.retired else None
+
+    async def _straight(self, source: Source, limit: int, left: float | None) -> None:
+        """Receive, and wait, until it is time to look at the plan."""
+        loop = asyncio.get_running_loop()
+        again = None if self._plan is None else self._plan.look_again
+        until = None if again is None or left == 0 else max(0.0, self._look_at - loop.time())
+        try:
+            async with asyncio.timeout(until) as self._scope:
+                source.take(await source.subscription.receive(limit, left))
+        except TimeoutError:
+            pass
+        except SubscriptionClosed:
+            if not self.closed:
+                raise
+        finally:
+            self._scope = None
+
+    def _order(self) -> list[Source]:
+        live = [
+            source
+            for source in self.sources
+            if not (source.retired or source.aside) or source.kept or source.question
+        ]
+        if self._joint.in_turn() and len(live) > 1:
+            self.sources.append(self.sources.pop(0))
+        first = self._first()
+        return live if first is None else [first, *(one for one in live if one is not first)]
+
+    def _first(self) -> Source | None:
+        """Return the source that is to be asked before the others, if there is one."""
+        return None
+
+    async def _sweep(self, limit: int, taken: list[Delivery]) -> None:
+        order = self._order()
+        for source in order:
+            if len(taken) >= limit or self.closed:
+                break
+            if source.question is not None and source.withdrawn:
+                await asyncio.wait({source.question}, timeout=PATIENCE)
+            source.absorb()
+            taken += source.give(limit - len(taken))
+            if len(taken) < limit and source.may_be_asked and source.side.needed:
+                await self._look_into(source, limit - len(taken))
+            elif len(taken) < limit and source.may_be_asked:
+                await asyncio.wait({source.ask(limit - len(taken), 0)}, timeout=PATIENCE)
+                source.absorb()
+            taken += source.give(limit - len(taken))
+        if taken or self.closed:
+            return
+        slow = {source.question for source in order if source.question is not None}
+        if slow:
+            await asyncio.wait(slow, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        for source in order:
+            source.absorb()
+            taken += source.give(limit - len(taken))
+        self._demand_one(order)
+
+    async def _look_into(self, source: Source, limit: int) -> None:
+        """Look at a source that cannot be done without, however long it takes."""
+        try:
+            source.take(await source.subscription.receive(limit, 0))
+            source.error = None
+        except SubscriptionClosed as error:
+            source.error = error
+
+    def _demand_one(self, order: list[Source]) -> None:
+        errors = [source.error for source in order if source.error is not None]
+        if errors and len(errors) == len(order) and not self.closed:
+            raise errors[0]
+
+    async def _wait(self, limit: int, left: float | None) -> None:
+        """Wait until a source has answered, or it is time to look at the plan or at a source that was down."""
+        for source in self.sources:
+            if source.may_be_asked and not source.aside:
+                source.ask(limit, left)
+        loop = asyncio.get_running_loop()
+        dates = [source.side.down_for for source in self.sources if source.side.down_for]
+        if self._plan is not None and self._plan.look_again is not None:
+            dates.append(max(0.0, self._look_at - loop.time()))
+        questions: set[asyncio.Future[Any]] = {
+            source.question for source in self.sources if source.question is not None
+        }
+        if questions:
+            self._nudge = loop.create_future()
+            await asyncio.wait(
+                {*questions, self._nudge},
+                timeout=min(dates, default=None),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        else:
+            await asyncio.sleep(min(dates, default=PATIENCE))
+        for source in self.sources:
+            source.absorb()
+
+    def tell(self) -> None:
+        """Look at the plan at once: something has changed."""
+        self._look_at = -math.inf
+        if self._scope is not None and self._scope.when() is not None:
+            self._scope.reschedule(self._look_at)
+        if self._nudge is not None and not self._nudge.done():
+            self._nudge.set_result(None)
+
+    def _received(self, taken: list[Delivery]) -> Received:
+        if self.closed:
+            self._put_back(taken)
+            return Received()
+        live = [source for source in self.sources if not source.retired]
+        dues = [source.due_at for source in live if source.due_at is not None]
+        expired = tuple(
+            structs.replace(one, key=self._joint.outside(Place(source.number, one.key)) or one.key)
+            for source in self.sources
+            for one in source.expired
+        )
+        for source in self.sources:
+            source.expired.clear()
+        return Received(
+            deliveries=tuple(taken),
+            again=any(source.again or source.kept or source.question for source in live),
+            due_at=min(dues, default=None) if not taken else None,
+            expired=expired,
+        )
+
+    # what nobody has seen
+
+    def _put_back(self, taken: list[Delivery]) -> None:
+        """Hand back, in the background, what this receive had and does not answer with."""
+        for source in self.sources:
+            told = set(source.out.values())
+            source.take_back([one for one in taken if one.receipt in told])
+        taken.clear()
+        if not self.closed and any(source.kept or source.question for source in self.sources):
+            self._undoing = asyncio.create_task(self._undo())
+
+    async def _undone(self) -> None:
+        """Wait until what a receive before left behind was handed back, but not for a side that does not answer."""
+        if self._undoing is not None:
+            await asyncio.wait({self._undoing}, timeout=_UNSEEN)
+
+    async def _undo(self) -> None:
+        questions = {source.question for source in self.sources if source.question is not None}
+        if questions:
+            await asyncio.wait(questions, timeout=_UNSEEN)
+        await asyncio.gather(*(self._hand_back(source) for source in self.sources))
+
+    async def _hand_back(self, source: Source) -> None:
+        source.absorb()
+        deliveries = source.give(len(source.kept))
+        if deliveries:
+            try:
+                await source.subscription.redeliver(*[self._joint.inward(d)[1] for d in deliveries])
+            except BackendUnavailable:
+                source.take_back(deliveries)
+                return
+            except TaskQueueError:  # they have ended meanwhile
+                pass
+            for delivery in deliveries:
+                source.forget(self._joint.inward(delivery)[1].receipt)
+
+    def _watch_unseen(self) -> None:
+        """See to it that what comes after this receive, or was too much for it, does not lie here for long."""
+        unseen = any(source.kept or source.question for source in self.sources)
+        if unseen and self._grace is None and not self.closed:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(_UNSEEN, self._end_grace)
+
+    def _end_grace(self) -> None:
+        self._grace = None
+        if not self._receiving and not self.closed:
+            if self._undoing is None or self._undoing.done():
+                self._undoing = asyncio.create_task(self._undo())
+            self._watch_unseen()
+
+    async def stop(self, close: Callable[[Source], Awaitable[None]]) -> None:
+        """End a waiting receive, and close every source."""
+        self.closed = True
+        if self._grace is not None:
+            self._grace.cancel()
+        for source in self.sources:
+            source.give_up_waiting()
+        await asyncio.gather(*(close(source) for source in self.sources))
+
+
+def _left(end: float | None, now: float) -> float | None:
+    return None if end is None else max(0.0, end - now)

@@ -1,0 +1,117 @@
+"""One of several subscriptions that are received from as one: it holds up nobody, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from taskqueue_core.backend import Subscription
+from taskqueue_core.composite.backend import Side
+from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
+from taskqueue_core.tasks import Delivery, Expired, Received
+
+__all__ = ["Source"]
+
+
+class Source:
+    """A subscription on one side, one question to it at a time, and what it has given that nobody has seen yet."""
+
+    def __init__(
+        self,
+        side: Side,
+        number: int,
+        keys: tuple[str, ...],
+        subscription: Subscription,
+        outward: Callable[[int, Delivery], Delivery],
+    ) -> None:
+        """Ask ``subscription``, which is the side's of that ``number``, over ``keys``."""
+        self.side = side
+        self.number = number
+        self.keys = keys
+        self.subscription = subscription
+        self.retired = False
+        """no more is received from it; it stays open for what it has out"""
+        self.aside = False
+        """it covers nothing that no other source does: it is asked first where that is wanted, and else not at all"""
+        self.question: asyncio.Task[Received] | None = None
+        self.error: TaskQueueError | None = None
+        """why it could not answer last"""
+        self.again = False
+        self.due_at: float | None = None
+        self.out: dict[str, str] = {}
+        """what it has given and nobody has settled here: its receipts, and what they are called outside"""
+        self.kept: deque[Delivery] = deque()
+        self.expired: list[Expired] = []
+        self.withdrawn = False
+        """its question is being cancelled"""
+        self._waits = False
+        self._outward = outward
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether there is a point in a question."""
+        return self.question is None and not self.retired and not self.side.down_for
+
+    @property
+    def idle_here(self) -> bool:
+        """Whether nothing of it is on its way to a receive."""
+        return not (self.kept or self.question)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it is out, here or on its way."""
+        return not (self.out or self.kept or self.question)
+
+    def ask(self, limit: int, timeout: float | None) -> asyncio.Task[Received]:
+        """Put a question; `absorb` takes the answer."""
+        self._waits, self.withdrawn = timeout != 0, False
+        self.question = asyncio.create_task(self.subscription.receive(limit, timeout))
+        return self.question
+
+    def give_up_waiting(self) -> None:
+        """Withdraw a question that waits for something to come. One that only looks goes on, and ends by itself."""
+        if self.question is not None and self._waits and not self.withdrawn:
+            self.withdrawn = self.question.cancel()
+
+    def absorb(self) -> None:
+        """Take the answer, if it is there."""
+        question = self.question
+        if question is None or not question.done():
+            return
+        self.question = None
+        if question.cancelled():
+            return
+        error = question.exception()
+        if error is None:
+            self.error = None
+            self.side.note_up()
+            self.take(question.result())
+        elif isinstance(error, BackendUnavailable):
+            self.error = error
+            self.side.note_down()
+        elif isinstance(error, SubscriptionClosed):
+            self.error = error
+        else:
+            raise error
+
+    def take(self, received: Received) -> None:
+        """Keep what it has answered."""
+        self.again, self.due_at = received.again, received.due_at
+        self.expired += received.expired
+        for delivery in received.deliveries:
+            told = self._outward(self.number, delivery)
+            self.out[delivery.receipt] = told.receipt
+            self.kept.append(told)
+
+    def give(self, limit: int) -> list[Delivery]:
+        """Return up to so many of what nobody has seen."""
+        return [self.kept.popleft() for _ in range(min(limit, len(self.kept)))]
+
+    def take_back(self, deliveries: list[Delivery]) -> None:
+        """Keep what was given and not seen after all."""
+        self.kept.extendleft(reversed(deliveries))
+
+    def forget(self, receipt: str) -> None:
+        """Note that a receipt of the side has ended."""
+        self.out.pop(receipt, None)

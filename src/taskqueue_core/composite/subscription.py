@@ -1,0 +1,215 @@
+"""A consumer's view over places on several sides. Each delivery is settled where it came from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from taskqueue_core.authoring.helpers import answer, checked_results
+from taskqueue_core.composite.backend import Joint
+from taskqueue_core.composite.receiver import Gathering
+from taskqueue_core.composite.source import Source
+from taskqueue_core.errors import (
+    BackendUnavailable,
+    LeaseLost,
+    SubscriptionClosed,
+    TaskQueueError,
+)
+from taskqueue_core.tasks import Delivery, Settled
+from taskqueue_core.together import together
+
+__all__ = ["JointSubscription"]
+
+_PAUSE = 1.0
+
+
+class JointSubscription(Gathering):
+    """See `taskqueue_core.backend.Subscription`, and the capabilities of subscriptions that all sides have."""
+
+    def __init__(self, joint: Joint, keys: tuple[str, ...], consumer: str) -> None:
+        """Start open."""
+        super().__init__(joint, keys, consumer)
+        self._revoked: list[str] = []
+        self._news = asyncio.Event()
+        self._watchers: dict[Source, asyncio.Task[None]] = {}
+        self._watching = False
+
+    # settle
+
+    async def ack(
+        self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
+    ) -> tuple[Settled, ...]:
+        """See `taskqueue_core.backend.Subscription.ack`."""
+        checked = checked_results(deliveries, results)
+
+        async def call(source: Source, some: list[Delivery], at: list[int]) -> Sequence[Settled]:
+            return await source.subscription.ack(*some, results=[checked[place] for place in at])
+
+        return await self._settle(deliveries, call)
+
+    async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
+        """See `taskqueue_core.backend.Subscription.redeliver`."""
+
+        async def call(source: Source, some: list[Delivery], _: list[int]) -> Sequence[Settled]:
+            return await source.subscription.redeliver(*some, lost=lost)
+
+        return await self._settle(deliveries, call)
+
+    async def dead_letter(
+        self, delivery: Delivery, reason: str, error: str | None = None
+    ) -> Settled:
+        """See `taskqueue_core.capabilities.DeadLettering`."""
+
+        async def call(source: Source, some: list[Delivery], _: list[int]) -> Sequence[Settled]:
+            subscription: Any = source.subscription
+            return [await subscription.dead_letter(some[0], reason, error)]
+
+        return (await self._settle([delivery], call))[0]
+
+    async def _settle(
+        self,
+        deliveries: Sequence[Delivery],
+        call: Callable[[Source, list[Delivery], list[int]], Awaitable[Sequence[Settled]]],
+    ) -> tuple[Settled, ...]:
+        """Settle with one call per source. One that is out of reach does not keep the others from it."""
+        groups: dict[Source, list[int]] = {}
+        inner: list[Delivery] = []
+        for place, delivery in enumerate(deliveries):
+            number, told = self._joint.inward(delivery)
+            inner.append(told)
+            groups.setdefault(self._owner(number, told), []).append(place)
+
+        async def settled(source: Source, places: list[int]) -> Sequence[Settled]:
+            try:
+                outcomes = await call(source, [inner[place] for place in places], places)
+            except LeaseLost:
+                outcomes = [Settled.LEASE_LOST] * len(places)
+            for place in places:
+                source.forget(inner[place].receipt)
+            return outcomes
+
+        if len(groups) == 1:
+            ((source, _),) = groups.items()
+            return answer(await settled(source, list(range(len(deliveries)))))
+        answers = await together(settled(source, places) for source, places in groups.items())
+        found = [Settled.LEASE_LOST] * len(deliveries)
+        for places, outcomes in zip(groups.values(), answers, strict=True):
+            for place, outcome in zip(places, outcomes, strict=True):
+                found[place] = outcome
+        return answer(found)
+
+    def _owner(self, number: int, delivery: Delivery) -> Source:
+        """Return the source that gave a delivery, or else one of the same side."""
+        of_side = [source for source in self.sources if source.number == number]
+        for source in of_side:
+            if delivery.receipt in source.out:
+                return source
+        return of_side[0] if of_side else self._bystander(number, delivery.task.key)
+
+    def _bystander(self, number: int, key: str) -> Source:
+        """Open a source that nothing is received from."""
+        source = self.open(number, (key,))
+        source.retired = True
+        return source
+
+    # handover
+
+    async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
+        """See `taskqueue_core.capabilities.Handover`."""
+        if self.closed:
+            raise SubscriptionClosed("the subscription is closed")
+        answers: list[Delivery | None] = [None] * len(receipts)
+        asked = [list(self._joint.origins(receipt)) for receipt in receipts]
+        while any(asked):
+            groups: dict[Source, list[tuple[int, str]]] = {}
+            for place, origins in enumerate(asked):
+                if origins:
+                    at, name = origins.pop(0)
+                    groups.setdefault(self._adopter(at.side, at.key), []).append((place, name))
+            for source, some in groups.items():
+                for place, found in await self._adopt(source, receipts, some):
+                    answers[place], asked[place] = found, []
+        return tuple(answers)
+
+    async def _adopt(
+        self, source: Source, receipts: Sequence[str], some: list[tuple[int, str]]
+    ) -> list[tuple[int, Delivery]]:
+        subscription: Any = source.subscription
+        nothing: tuple[Delivery | None, ...] = (None,) * len(some)
+        found = await self._joint.at_leisure(
+            source.side, partial(subscription.adopt, *(name for _, name in some)), nothing
+        )
+        adopted: list[tuple[int, Delivery]] = []
+        for (place, name), delivery in zip(some, found, strict=True):
+            if delivery is not None:
+                source.out[name] = receipts[place]
+                told = self._joint.adopted(source.number, receipts[place], delivery)
+                adopted.append((place, told))
+        return adopted
+
+    def _adopter(self, number: int, key: str) -> Source:
+        of_side = [source for source in self.sources if source.number == number]
+        for source in of_side:
+            if key in source.keys:
+                return source
+        return of_side[0] if of_side else self._bystander(number, key or self.keys[0])
+
+    # revocation
+
+    async def revoked(self) -> tuple[str, ...]:
+        """See `taskqueue_core.capabilities.Revocation`."""
+        self._watching = True
+        for source in self.sources:
+            self._watch(source)
+        await self._news.wait()
+        receipts, self._revoked = tuple(self._revoked), []
+        if not self.closed:
+            self._news.clear()
+        return receipts
+
+    def open(self, number: int, keys: tuple[str, ...]) -> Source:
+        """Open a source, and hear of what it loses."""
+        source = super().open(number, keys)
+        if getattr(self, "_watching", False):
+            self._watch(source)
+        return source
+
+    def _watch(self, source: Source) -> None:
+        if source not in self._watchers and not self.closed:
+            self._watchers[source] = asyncio.create_task(self._hear(source))
+
+    async def _hear(self, source: Source) -> None:
+        subscription: Any = source.subscription
+        with contextlib.suppress(TaskQueueError):
+            while True:
+                try:
+                    receipts = await subscription.revoked()
+                except BackendUnavailable:
+                    await asyncio.sleep(_PAUSE)
+                    continue
+                if not receipts:  # it is closed
+                    return
+                self._revoked += [source.out.pop(one, one) for one in receipts]
+                self._news.set()
+
+    # close
+
+    async def close(self) -> None:
+        """See `taskqueue_core.backend.Subscription.close`."""
+        errors: list[TaskQueueError] = []
+
+        async def close(source: Source) -> None:
+            try:
+                await self._joint.at_leisure(source.side, source.subscription.close, None)
+            except TaskQueueError as error:
+                errors.append(error)
+
+        await self.stop(close)
+        self._news.set()
+        for watcher in self._watchers.values():
+            watcher.cancel()
+        if errors:
+            raise errors[0]

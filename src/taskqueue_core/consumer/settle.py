@@ -1,0 +1,92 @@
+"""Many verdicts to the store: one call per verb and piece, repeated until the store answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+
+from taskqueue_core.backend import Backend, Capability, Subscription
+from taskqueue_core.capabilities import control_of, has
+from taskqueue_core.consumer.settlement import settle
+from taskqueue_core.consumer.store_link import StoreLink
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.retry import Outcome, RetryPolicy, decide
+from taskqueue_core.tasks import Delivery, Settled
+
+__all__ = ["Settlements"]
+
+_BYTES = 4 * 1024 * 1024
+"""results of one call, unless a single one is larger"""
+_DEFAULT = RetryPolicy()
+
+Done = tuple[Delivery, bytes | None]
+
+
+class Settlements:
+    """Settles a subscription's deliveries. Each method says for each receipt whether it was still current.
+
+    An outage only delays: the same call is made again. Cancelling it loses nothing.
+    """
+
+    def __init__(self, backend: Backend, subscription: Subscription, store: StoreLink) -> None:
+        """Without ``control`` there are no settings to read, and the default retry policy holds."""
+        self._backend = backend
+        self._subscription = subscription
+        self._store = store
+        self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
+
+    async def ack(self, done: Sequence[Done]) -> dict[str, bool]:
+        """End deliveries as executed, each with its result."""
+        outcomes: dict[str, bool] = {}
+        for piece in _pieces(done):
+            deliveries = [delivery for delivery, _ in piece]
+            results = [result for _, result in piece]
+            if not any(results):
+                results = []
+            outcomes |= await self._batch(
+                deliveries, partial(self._subscription.ack, *deliveries, results=results)
+            )
+        return outcomes
+
+    async def redeliver(self, deliveries: Sequence[Delivery]) -> dict[str, bool]:
+        """Hand deliveries back, not as lost."""
+        outcomes: dict[str, bool] = {}
+        for start in range(0, len(deliveries), LIMITS.batch):
+            part = deliveries[start : start + LIMITS.batch]
+            outcomes |= await self._batch(part, partial(self._subscription.redeliver, *part))
+        return outcomes
+
+    async def judge(self, delivery: Delivery, outcome: Outcome) -> dict[str, bool]:
+        """Settle one delivery by what the queue's retry policy says to its outcome."""
+        settled = await self._store.insist(partial(self._judge, delivery, outcome))
+        return {delivery.receipt: settled.ok}
+
+    async def _judge(self, delivery: Delivery, outcome: Outcome) -> Settled:
+        # Settings are read for each verdict: a confirmed change acts on the next (law 9).
+        policy = _DEFAULT
+        if self._control is not None:
+            policy = (await self._control.settings(delivery.task.key)).retry
+        verb = decide(outcome, delivery, policy)
+        return await settle(self._backend, self._subscription, delivery, verb)
+
+    async def _batch(
+        self, deliveries: Sequence[Delivery], call: Callable[[], Awaitable[tuple[Settled, ...]]]
+    ) -> dict[str, bool]:
+        try:
+            answers = await self._store.insist(call)
+        except LeaseLost:
+            answers = (Settled.LEASE_LOST,)
+        return {one.receipt: answer.ok for one, answer in zip(deliveries, answers, strict=True)}
+
+
+def _pieces(done: Sequence[Done]) -> Iterator[Sequence[Done]]:
+    start = size = 0
+    for place, (_, result) in enumerate(done):
+        length = 0 if result is None else len(result)
+        if place - start == LIMITS.batch or (place > start and size + length > _BYTES):
+            yield done[start:place]
+            start, size = place, 0
+        size += length
+    if start < len(done):
+        yield done[start:]

@@ -1,0 +1,116 @@
+"""What operators do to a queue's settings, whichever door they come through: the HTTP API or the command line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from pydantic import BaseModel, ValidationError
+
+from taskqueue_core.capabilities import Control, QueueSettings
+from taskqueue_core.errors import InvalidInput, SettingsConflict
+from taskqueue_core.limits import check_name, kind_of
+from taskqueue_core.rate_limit import RateLimit
+from taskqueue_core.retry import RetryPolicy
+
+__all__ = ["change_settings", "pause_queue", "read_settings", "reset_settings"]
+
+_TRIES = 10
+_PAUSE = RetryPolicy(base=0.01, cap=0.05, jitter=1)
+_PARTS: Mapping[str, type[BaseModel]] = {
+    "": QueueSettings,
+    "rate_limit": RateLimit,
+    "tenant_rate_limit": RateLimit,
+    "retry": RetryPolicy,
+}
+
+
+def read_settings(text: bytes) -> QueueSettings:
+    """Read a JSON object. Raises `InvalidInput`: numbers are numbers, true is true, and every name is known."""
+    try:
+        settings = QueueSettings.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
+    else:
+        return _named(settings)
+    # it begins with what does not go with the others
+    if not fault["loc"] and fault["type"] == "value_error":
+        name, _, needs = fault["msg"].removeprefix("Value error, ").partition(" ")
+        raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, for it {needs}")
+    *parents, name = map(str, _place(fault["loc"]) or ("settings",))
+    if fault["type"] == "extra_forbidden":  # what a stranger calls a field is not repeated
+        parent = ".".join(parents)
+        known = ", ".join(_PARTS[parent].model_fields)
+        raise InvalidInput(parent or "settings", "a field that is not known", known)
+    field = ".".join((*parents, name))
+    if fault["type"] == "missing":
+        raise InvalidInput(field, "nothing", "a value")
+    allowed = fault["msg"].removeprefix("Input should be ")
+    beyond = " out of range" if allowed.startswith(("greater", "less", "'")) else ""
+    raise InvalidInput(field, kind_of(fault["input"]) + beyond, allowed)
+
+
+def _place(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    # what tenants are called is not repeated
+    return where[:1] if where[:1] == ("weights",) else where
+
+
+def _named(settings: QueueSettings) -> QueueSettings:
+    """Return settings that name queues and tenants as there may be. Raises `InvalidInput`."""
+    for field, names in (
+        ("moved_to", () if settings.moved_to is None else (settings.moved_to,)),
+        ("bound_to", settings.bound_to),
+        ("weights", settings.weights),
+    ):
+        for name in names:
+            check_name(field, name)
+    return settings
+
+
+async def change_settings(
+    control: Control,
+    key: str,
+    edit: Callable[[QueueSettings], QueueSettings],
+    *,
+    version: int | None = None,
+) -> QueueSettings:
+    """Replace the settings in force by what ``edit`` makes of them; where that is the same, nothing is written.
+
+    A change that somebody else makes in between is kept: ``edit`` is called again, on theirs. Raises
+    `SettingsConflict` where that happens time and again, and unless ``version`` is in force where one is given.
+    """
+    check_name("key", key)
+    for attempt in range(1, _TRIES if version is None else 1):
+        try:
+            return await _change(control, key, edit, version)
+        except SettingsConflict:
+            await asyncio.sleep(_PAUSE.delay(attempt))
+    return await _change(control, key, edit, version)
+
+
+async def _change(
+    control: Control,
+    key: str,
+    edit: Callable[[QueueSettings], QueueSettings],
+    version: int | None,
+) -> QueueSettings:
+    found = await control.settings(key)
+    if version is not None:
+        found.followed_by(QueueSettings(version=version))  # for its error
+    wanted = edit(found)
+    return found if wanted == found else await control.configure(key, wanted)
+
+
+async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool) -> QueueSettings:
+    """Pause or resume the hand-out, or the ``intake`` instead. Idempotent. Raises `SettingsConflict`, as above."""
+    flag = {"intake_paused" if intake else "paused": paused}
+    return await change_settings(control, key, lambda found: found.model_copy(update=flag))
+
+
+async def reset_settings(
+    control: Control, key: str, *, version: int | None = None
+) -> QueueSettings:
+    """Return to the defaults. The version goes on growing. Raises `SettingsConflict`, as above."""
+    return await change_settings(
+        control, key, lambda found: QueueSettings(version=found.version), version=version
+    )

@@ -1,0 +1,229 @@
+"""The operator's side: dead letters and control."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
+
+import msgspec
+
+from taskqueue_core.authoring.helpers import (
+    checked_progress,
+    checked_settings,
+    encodable,
+    workers_of,
+)
+from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
+from taskqueue_core.limits import check_name
+from taskqueue_core.recordstore.record import Record
+from taskqueue_core.recordstore.transitions import STEP, Books
+from taskqueue_core.tasks import (
+    DeadLetter,
+    Delivery,
+    Expired,
+    Ledger,
+    QueueStats,
+    State,
+    TaskStatus,
+    WorkerInfo,
+)
+
+__all__ = ["RecordControl", "RecordDeadLetters"]
+
+_PASS = 8  # steps of one pass of housekeeping
+
+
+class RecordDeadLetters:
+    """See `taskqueue_core.capabilities.DeadLetters`. All of a queue go step by step, each whole."""
+
+    def __init__(self, books: Books) -> None:
+        """Look after the dead of ``books``."""
+        self._books = books
+
+    async def list(
+        self, key: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[DeadLetter, ...]:
+        """See `taskqueue_core.capabilities.DeadLetters.list`."""
+        with self._books.step():
+            last = self._books.store.load(key, after) if after is not None else None
+            place = last.seq if last is not None and last.state is State.DEAD else 0
+            records = self._books.store.in_state(key, State.DEAD, limit, place)
+        return tuple(record.dead_letter for record in records)
+
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        """See `taskqueue_core.capabilities.DeadLetters.get`."""
+        with self._books.step():
+            record = self._books.store.load(key, task_id)
+        return None if record is None or record.state is not State.DEAD else record.dead_letter
+
+    async def redrive(self, key: str, *task_ids: str) -> int:
+        """See `taskqueue_core.capabilities.DeadLetters.redrive`."""
+        return await self._each(key, task_ids, self._redrive)
+
+    async def discard(self, key: str, *task_ids: str) -> int:
+        """See `taskqueue_core.capabilities.DeadLetters.discard`."""
+        return await self._each(key, task_ids, self._discard)
+
+    async def _each(
+        self, key: str, task_ids: tuple[str, ...], change: Callable[[Record, float], None]
+    ) -> int:
+        if not task_ids:
+            return await self._books.sweep(key, [State.DEAD], change)
+        return await self._books.when_promoted([key], partial(self._chosen, key, task_ids, change))
+
+    def _chosen(
+        self,
+        key: str,
+        task_ids: tuple[str, ...],
+        change: Callable[[Record, float], None],
+        now: float,
+    ) -> int:
+        records = [self._books.store.load(key, task_id) for task_id in dict.fromkeys(task_ids)]
+        dead = [one for one in records if one is not None and one.state is State.DEAD]
+        for record in dead:
+            change(record, now)
+        return len(dead)
+
+    def _redrive(self, record: Record, now: float) -> None:
+        record.redrive()
+        self._books.move(record, State.WAITING, now)
+
+    def _discard(self, record: Record, now: float) -> None:
+        self._books.move(record, State.DISCARDED, now)
+
+
+class RecordControl:
+    """See `taskqueue_core.capabilities.Control`."""
+
+    def __init__(self, books: Books, kept: Collection[Durability]) -> None:
+        """Look into ``books``. ``kept``: what its store can promise."""
+        self._books = books
+        self._kept = kept
+
+    async def queues(self) -> tuple[str, ...]:
+        """See `taskqueue_core.capabilities.Control.queues`."""
+        with self._books.step():
+            return tuple(sorted(self._books.store.queues() | self._books.watchers.keys))
+
+    async def settings(self, key: str) -> QueueSettings:
+        """See `taskqueue_core.capabilities.Control.settings`."""
+        with self._books.step():
+            return self._books.store.settings(key)
+
+    async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        """See `taskqueue_core.capabilities.Control.configure`."""
+        check_name("key", key)
+        checked_settings(settings, self._kept, flow=True)
+        with self._books.step() as now:
+            return self._books.configure(key, settings, now)
+
+    async def ledger(self, key: str) -> Ledger:
+        """See `taskqueue_core.capabilities.Control.ledger`."""
+        with self._books.step():
+            return _ledger(self._books.store.counters(key))
+
+    async def stats(self, key: str) -> QueueStats:
+        """See `taskqueue_core.capabilities.Control.stats`."""
+        with self._books.step():
+            counters = self._books.store.counters(key)
+            waiting = self._books.store.in_state(key, State.WAITING, 1)
+        return QueueStats(
+            key=key,
+            ledger=_ledger(counters),
+            oldest_waiting=waiting[0].available_at if waiting else None,
+            delivered=counters["delivered"],
+            redelivered=counters["redelivered"],
+            retried=counters["retried"],
+            lost=counters["lost"],
+            subscribers=len(self._books.watchers.of(key)),
+        )
+
+    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
+        """See `taskqueue_core.capabilities.Control.statuses`."""
+        with self._books.step() as now:
+            records = [self._books.find(key, task_id, now) for task_id in task_ids]
+        return tuple(one.status if one else None for one in records)
+
+    async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
+        """See `taskqueue_core.capabilities.Control.results`."""
+        with self._books.step() as now:
+            records = [self._books.find(key, task_id, now) for task_id in task_ids]
+        return tuple(one.result if one and now < one.result_until else None for one in records)
+
+    async def progress(self, delivery: Delivery, value: float | str) -> bool:
+        """See `taskqueue_core.capabilities.Control.progress`."""
+        checked = checked_progress(value)
+        with self._books.step() as now:
+            record = self._books.find(delivery.task.key, delivery.task.id, now)
+            if record is None or record.receipt != delivery.receipt:
+                return False
+            record.progress = encodable(checked) if isinstance(checked, str) else checked
+            record.updated_at = now
+            self._books.store.save(record)
+        return True
+
+    async def cancel(self, key: str, task_id: str) -> bool:
+        """See `taskqueue_core.capabilities.Control.cancel`."""
+        with self._books.step() as now:
+            record = self._books.find(key, task_id, now)
+            if record is None or not record.live:
+                return False
+            self._cancel(record, now)
+        return True
+
+    async def purge(self, key: str) -> int:
+        """See `taskqueue_core.capabilities.Control.purge`. It goes step by step, each whole."""
+        return await self._books.sweep(key, [State.WAITING, State.SCHEDULED], self._cancel)
+
+    def _cancel(self, record: Record, now: float) -> None:
+        self._books.move(record, State.CANCELLED, now)
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        """See `taskqueue_core.capabilities.Control.workers`."""
+        with self._books.step():
+            return workers_of(self._books.watchers.all)
+
+    async def maintain(self) -> Maintained:
+        """See `taskqueue_core.capabilities.Control.maintain`."""
+        promoted = forgotten = recovered = 0
+        expired: list[Expired] = []
+        for _ in range(_PASS):
+            with self._books.step() as now:
+                alarms = self._books.store.alarms(now, STEP)
+                for record in alarms:
+                    if record.ended:
+                        self._books.store.drop(record)
+                        forgotten += 1
+                    elif record.overdue(now):
+                        self._books.move(record, State.EXPIRED, now)
+                        expired.append(record.expired)
+                    elif self._books.promote_one(record, now):
+                        recovered += 1
+                    else:
+                        promoted += 1
+            if len(alarms) < STEP:
+                break
+            await asyncio.sleep(0)
+        return Maintained(
+            promoted=promoted,
+            expired=tuple(expired),
+            forgotten=forgotten,
+            recovered=recovered,
+            unclaimed=self._unclaimed(),
+        )
+
+    def _unclaimed(self) -> tuple[str, ...]:
+        books, found = self._books, list[str]()
+        with books.step():
+            for key in sorted(books.hints.waiting - books.watchers.keys):
+                if books.store.first_waiting(key) is None:
+                    books.hints.waiting.discard(key)
+                else:
+                    found.append(key)
+        return tuple(found)
+
+
+def _ledger(counters: Counter[str]) -> Ledger:
+    return msgspec.convert(dict(counters), Ledger)

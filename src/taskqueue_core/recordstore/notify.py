@@ -1,0 +1,76 @@
+"""The open subscriptions, and what this process knows of the keys without asking the store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from taskqueue_core.authoring.helpers import LocalSubscription
+
+__all__ = ["Hints", "Watchers"]
+
+
+class Watchers:
+    """The open subscriptions, by key."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._by_key: dict[str, set[LocalSubscription]] = {}
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys that somebody is subscribed to."""
+        return set(self._by_key)
+
+    @property
+    def all(self) -> set[LocalSubscription]:
+        """All of them."""
+        return set[LocalSubscription]().union(*self._by_key.values())
+
+    def of(self, key: str) -> set[LocalSubscription]:
+        """Return those of a key."""
+        return self._by_key.get(key, set())
+
+    def add(self, subscription: LocalSubscription) -> None:
+        """Note an open one."""
+        for key in subscription.keys:
+            self._by_key.setdefault(key, set()).add(subscription)
+
+    def remove(self, subscription: LocalSubscription) -> None:
+        """Forget a closed one; once more is harmless."""
+        for key in subscription.keys:
+            here = self.of(key)
+            here.discard(subscription)
+            if not here:
+                self._by_key.pop(key, None)
+
+
+class Hints:
+    """Which keys may have something waiting, and when the first task of each falls due, or earlier.
+
+    Idle keys cost no look-up that way. Where they err, somebody looks in vain.
+    """
+
+    def __init__(self) -> None:
+        """Start with no keys."""
+        self.waiting: set[str] = set()
+        """every key with something waiting, and perhaps others"""
+        self._due: dict[str, float] = {}
+
+    def note_due(self, key: str, at: float) -> None:
+        """Note that something of the key falls due at a time."""
+        self._due[key] = min(at, self.due(key))
+
+    def due(self, key: str) -> float:
+        """When the key's first task falls due, or earlier; infinite: never."""
+        return self._due.get(key, math.inf)
+
+    def nothing_due(self, key: str) -> None:
+        """Note that nothing of the key is scheduled."""
+        self._due.pop(key, None)
+
+    def look_again(self, keys: Iterable[str]) -> None:
+        """Take nothing for granted about keys: a step was undone, or the store was opened."""
+        for key in keys:
+            self.waiting.add(key)
+            self._due[key] = -math.inf

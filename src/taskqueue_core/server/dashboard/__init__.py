@@ -1,6 +1,0 @@
-"""The dashboard: pages for operators, rendered here and kept up to date by one stream of events."""
-
-from taskqueue_core.server.dashboard.app import OPERATIONS, ROUTES, page_routes
-from taskqueue_core.server.dashboard.sampler import Sampler
-
-__all__ = ["OPERATIONS", "ROUTES", "Sampler", "page_routes"]

@@ -1,0 +1,1 @@
+"""One queue over several partitions."""

@@ -1,0 +1,227 @@
+"""One backend whose queues may be spread over several partitions of its store."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from math import gcd
+from typing import Any
+
+from msgspec import structs
+
+from taskqueue_core.authoring.helpers import checked_keys
+from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
+from taskqueue_core.capabilities import Control, DeadLetters, has
+from taskqueue_core.composite.backend import Joint, Place, Plan, Side
+from taskqueue_core.composite.control import JointDeadLetters
+from taskqueue_core.errors import BackendUnavailable, CapabilityMissing
+from taskqueue_core.limits import check_name
+from taskqueue_core.sharding.control import ShardedControl
+from taskqueue_core.sharding.generations import REMEMBERED, Chains
+from taskqueue_core.sharding.names import FIRST, Generation, Shard, demand_no_shard, renamed
+from taskqueue_core.sharding.publisher import ShardedPublisher
+from taskqueue_core.sharding.subscription import ShardedSubscription
+from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats, Task
+from taskqueue_core.together import together
+
+__all__ = ["ShardedBackend"]
+
+_MARK = re.compile(r"<s(\d{1,3})@(\d{1,9})x(\d{1,4})>")
+_SOON = 0.1
+"""seconds between two looks at what a shard waits for"""
+
+
+class ShardedBackend(Joint):
+    """See `taskqueue_core.backend.Backend`: as the one inside, and it keeps the setting ``shards``.
+
+    A queue that was never sharded is passed through.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        """Own ``inner``, which needs ``control``."""
+        self.inner = inner
+        self.sides = (Side("store", inner, needed=True),)
+        self.chains = Chains(self.sides[0].control)
+        self._publisher = ShardedPublisher(self)
+        self._control = ShardedControl(self)
+        self._subscriptions: set[ShardedSubscription] = set()
+        self._drained: set[str] = set()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the backend inside."""
+        return self.inner.capabilities
+
+    @property
+    def publisher(self) -> Publisher:
+        """The one publisher."""
+        return self._publisher
+
+    @property
+    def control(self) -> Control:
+        """The operator's side."""
+        return self._control
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters."""
+        if not has(self.inner, Capability.DEAD_LETTERS):
+            raise CapabilityMissing(f"{type(self.inner).__name__} has no dead letters")
+        return JointDeadLetters(self)
+
+    def subscribe(self, keys: Iterable[str], consumer: str) -> ShardedSubscription:
+        """See `taskqueue_core.backend.Backend.subscribe`."""
+        check_name("consumer", consumer)
+        unique = checked_keys(keys)
+        for key in unique:
+            demand_no_shard("keys", key)
+        subscription = ShardedSubscription(self, unique, consumer)
+        self._subscriptions = {one for one in self._subscriptions if not one.closed}
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def now(self) -> float:
+        """Return the store's time."""
+        return self.inner.now()
+
+    async def health(self) -> Health:
+        """Ask the backend."""
+        return await self.inner.health()
+
+    async def aclose(self) -> None:
+        """Close every subscription and the backend."""
+        for subscription in tuple(self._subscriptions):
+            with contextlib.suppress(BackendUnavailable):  # what it has comes back by itself
+                await subscription.close()
+        await self.inner.aclose()
+
+    def __getattr__(self, name: str) -> Any:
+        """Pass through what else the backend has."""
+        if name == "inner":  # it is not there yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def tell(self) -> None:
+        """Have every subscription look at its plan: this process has changed something."""
+        for subscription in self._subscriptions:
+            subscription.tell()
+
+    # what the parts ask for
+
+    async def places(self, key: str) -> Sequence[Place]:
+        """Return every shard of every generation."""
+        await self.chains.look()
+        chain = self.chains.known(key)
+        return [Place(0, name) for generation in chain for name in generation.places(key)]
+
+    async def where(self, task: Task) -> str | None:
+        """Return the shard that has a task, or had it last."""
+        chain = await self.chains.read(task.key)
+        if len(chain) == 1:
+            return None
+        names = [name for generation in chain for name in generation.places(task.key)]
+        found = await together(self.sides[0].control.statuses(name, task.id) for name in names)
+        told = [(one, name) for name, (one,) in zip(names, found, strict=True) if one is not None]
+        best = max(told, key=lambda pair: (pair[0].state.live, pair[0].updated_at), default=None)
+        return best and best[1]
+
+    def outside(self, place: Place) -> str | None:
+        """Return the queue that a shard is of."""
+        shard = Shard.read(place.key)
+        return place.key if shard is None else shard.key
+
+    def first_plan(self, keys: tuple[str, ...]) -> Plan:
+        """Receive from what is known not to be sharded, and of the others from what needs no look at the store."""
+        return Plan(tuple(Place(0, key) for key in keys), 0)
+
+    async def plan(self, keys: tuple[str, ...]) -> Plan:
+        """Return every shard whose tasks may be handed out: none before all that came before it there."""
+        await self.chains.look()
+        sharded = [key for key in keys if self.chains.known(key) != (FIRST,)]
+        found = await together(self._open(key) for key in sharded)
+        held = any(some is None for shards in found for some in shards)
+        places = [Place(0, key) for key in keys]
+        places += [Place(0, name) for names in found for name in names if name is not None]
+        return Plan(tuple(places), _SOON if held else REMEMBERED)
+
+    async def _open(self, key: str) -> list[str | None]:
+        """Return a queue's shards that may be received from, but for the first one, and ``None`` if others wait."""
+        chain = self.chains.known(key)
+        names: list[str | None] = []
+        before: list[bool] = [await self._empty(FIRST.place(key, 0))]
+        for earlier, generation in itertools.pairwise(chain):
+            passed = [
+                all(before[one] for one in related(shard, earlier, generation))
+                for shard in range(generation.shards)
+            ]
+            open_ = [generation.place(key, shard) for shard, may in enumerate(passed) if may]
+            names += open_
+            if len(open_) < generation.shards:
+                names.append(None)
+            if generation is not chain[-1]:
+                empty = await together(self._empty(name) for name in generation.places(key))
+                before = [may and is_empty for may, is_empty in zip(passed, empty, strict=True)]
+        return names
+
+    async def _empty(self, place: str) -> bool:
+        """Whether nothing of a closed place can come before what its successors have."""
+        if place in self._drained:
+            return True
+        if is_drained(await self.sides[0].control.stats(place)):
+            self._drained.add(place)
+        return place in self._drained
+
+    def in_turn(self) -> bool:
+        """The plan has nothing in it that must wait for another."""
+        return True
+
+    def outward(self, side: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is one
+        """Call the queue by its name, and mark the receipt with the shard."""
+        shard = Shard.read(delivery.task.key)
+        if shard is None:
+            return delivery
+        number, shards = shard.generation
+        return structs.replace(
+            delivery,
+            task=renamed(delivery.task, shard.key),
+            receipt=f"<s{shard.shard}@{number}x{shards}>{delivery.receipt}",
+            shard=shard.shard if shards > 1 else None,
+        )
+
+    def inward(self, delivery: Delivery) -> tuple[int, Delivery]:
+        """Take the mark away, and call the task by its shard."""
+        parts = _MARK.match(delivery.receipt) if delivery.receipt.startswith("<") else None
+        if parts is None:
+            return 0, delivery
+        generation = Generation(int(parts[2]), int(parts[3]))
+        name = generation.place(delivery.task.key, int(parts[1]))
+        receipt = delivery.receipt[parts.end() :]
+        return 0, structs.replace(delivery, task=renamed(delivery.task, name), receipt=receipt)
+
+    def origins(self, receipt: str) -> Sequence[tuple[Place, str]]:
+        """Take the mark away."""
+        parts = _MARK.match(receipt)
+        return [(Place(0, ""), receipt if parts is None else receipt[parts.end() :])]
+
+    def adopted(self, side: int, receipt: str, delivery: Delivery) -> Delivery:  # noqa: ARG002 - it is the same
+        """Return the delivery as its worker knows it."""
+        return self.outward(side, delivery)
+
+    def renamed(self, place: Place, task: Task) -> Task:
+        """Call a task by its queue."""
+        return renamed(task, self.outside(place) or task.key)
+
+
+def related(shard: int, before: Generation, after: Generation) -> Iterable[int]:
+    """Return the shards of the generation before whose tasks would go to this one now."""
+    step = gcd(before.shards, after.shards)
+    return range(shard % step, before.shards, step)
+
+
+def is_drained(stats: QueueStats) -> bool:
+    """Whether a closed place has nothing that comes before what was published later: what was never due has not."""
+    ledger: Ledger = stats.ledger
+    retries = ledger.scheduled if stats.retried else 0
+    return not (ledger.waiting or ledger.in_flight or retries)

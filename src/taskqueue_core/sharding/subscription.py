@@ -1,0 +1,72 @@
+"""Receiving from shards: the one served last comes first for a while, and each delivery says which shard it is from."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from taskqueue_core.composite.backend import Joint, Place
+from taskqueue_core.composite.source import Source
+from taskqueue_core.composite.subscription import JointSubscription
+from taskqueue_core.sharding.names import Shard
+from taskqueue_core.tasks import Delivery, Received
+
+__all__ = ["ShardedSubscription"]
+
+_STREAK = 10
+"""receives in a row that may prefer the shard served last; then all shards have their turn"""
+_FAVOURITES = 8
+"""shards that are kept open beside, to be asked first"""
+
+
+class ShardedSubscription(JointSubscription):
+    """See `taskqueue_core.backend.Subscription`."""
+
+    def __init__(self, joint: Joint, keys: tuple[str, ...], consumer: str) -> None:
+        """Start open."""
+        self._favourites: dict[Place, Source] = {}
+        self._last: dict[str, int] = {}
+        self._served: Place | None = None
+        self._streak = 0
+        super().__init__(joint, keys, consumer)
+
+    async def receive(self, limit: int, timeout: float | None) -> Received:
+        """See `taskqueue_core.backend.Subscription.receive`."""
+        received = await super().receive(limit, timeout)
+        if not any(delivery.shard is not None for delivery in received.deliveries):
+            return received
+        told = tuple([self._told(delivery) for delivery in received.deliveries])
+        return structs.replace(received, deliveries=told)
+
+    def _told(self, delivery: Delivery) -> Delivery:
+        """Say whether the delivery before was from another shard."""
+        if delivery.shard is None:
+            return delivery
+        key = delivery.task.key
+        last, self._last[key] = self._last.get(key, delivery.shard), delivery.shard
+        _, inner = self._joint.inward(delivery)
+        served = Place(0, inner.task.key)
+        self._streak = self._streak + 1 if served == self._served else 0
+        self._served = served
+        return structs.replace(delivery, shard_changed=last != delivery.shard)
+
+    def _alone(self) -> Source | None:
+        """Return none, too, where a shard may be preferred."""
+        shard = None if self._served is None else Shard.read(self._served.key)
+        return None if shard is not None and shard.generation.shards > 1 else super()._alone()
+
+    def _first(self) -> Source | None:
+        """Return the source of the shard that was served last, unless the others have waited long enough."""
+        place = self._served
+        shard = None if place is None else Shard.read(place.key)
+        if place is None or shard is None or shard.generation.shards == 1:
+            return None
+        if self._streak >= _STREAK:
+            self._streak = 0
+            return None
+        source = self._favourites.get(place)
+        if source is None or source.retired:
+            if len(self._favourites) >= _FAVOURITES:
+                self._favourites.pop(next(iter(self._favourites))).retired = True
+            source = self._favourites[place] = self.open(0, (place.key,))
+            source.aside = True
+        return source

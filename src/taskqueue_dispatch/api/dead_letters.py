@@ -1,0 +1,161 @@
+"""Jobs that were given up: the dead letters of all models, in a job's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from starlette.responses import Response
+
+from taskqueue_core import dead_letter_filter as sifting
+from taskqueue_core.tasks import DeadLetter
+from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, label_of
+from taskqueue_dispatch.api.models import LetterOut, LettersOut
+from taskqueue_dispatch.names import queue_of
+from taskqueue_dispatch.status import mark_of_queue
+from taskqueue_server.api.models import Count
+from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer, spliced
+from taskqueue_server.routing.paging import AFTER, LIMIT, asked, link
+from taskqueue_server.routing.schemas import LABEL
+
+__all__ = ["OPERATIONS"]
+
+_QUEUES = 100
+"""that one call looks into"""
+_HEAVY = 1024 * 1024
+"""payloads of a page after which no other queue is looked into"""
+_encoder = msgspec.json.Encoder()
+
+
+async def failed(call: Call) -> Response:
+    """Return jobs that were given up, model by model, the oldest of each first, page by page: those the token is for.
+
+    Ask again with ``next`` as ``after`` until there is none. A page may be short, or empty, and not be the last.
+    """
+    limit, after = asked(call)
+    keys = await _keys(call)
+    found, following = await _page(call, keys, limit, after)
+    answered = spliced(_array(call, found, following))
+    answered.headers.update(link(call, following))
+    return answered
+
+
+async def _keys(call: Call) -> list[str]:
+    """Return the queues that who asks may look into, in the order of the marks of their models."""
+    if (model := label_of(call, "model")) is not None:
+        call.demand(queue_of(model))
+        return [queue_of(model)]
+    return [key for key in await dispatcher_of(call).jobs.queues() if call.may(key)]
+
+
+async def _page(
+    call: Call, keys: list[str], limit: int, after: str | None
+) -> tuple[list[DeadLetter], str | None]:
+    """Return a page, and where it goes on: at a letter of a queue, or behind all of it, which its mark alone says."""
+    place = None if after is None else after.rpartition(">")[2]
+    start, inside, _ = ("", "", "") if place is None else place.partition("-")
+    rest = [
+        key
+        for key in keys
+        if mark_of_queue(key) > start or (inside and mark_of_queue(key) == start)
+    ]
+    sieve = sifting.Sieve.of(call.hub.backend.now())
+    found: list[DeadLetter] = []
+    size = 0
+    for looked, key in enumerate(rest, 1):
+        here = after if inside and mark_of_queue(key) == start else None
+        letters, following = await sifting.page(
+            call.hub.dead_letters, key, sieve, limit=limit - len(found), after=here
+        )
+        found += letters
+        if following is not None:
+            return found, following
+        size += sum(len(letter.task.payload) for letter in letters)
+        full = len(found) == limit or size > _HEAVY or looked == _QUEUES
+        if full and looked < len(rest):
+            return found, mark_of_queue(key)
+    return found, None
+
+
+def _array(call: Call, letters: Iterable[DeadLetter], following: str | None) -> Iterator[bytes]:
+    jobs = dispatcher_of(call).jobs
+    yield b'{"jobs":['
+    comma = b""
+    for letter in letters:
+        yield comma + _encoder.encode(LetterOut.of(jobs.model_of(letter.task.key), letter))
+        comma = b","
+    yield b"]}" if following is None else b'],"next":' + _encoder.encode(following) + b"}"
+
+
+async def retry(call: Call) -> Response:
+    """Have a job done again that was given up. One that was not is passed over, and the count is 0."""
+    known = await job_of(call)
+    return answer(Count(await call.hub.dead_letters.redrive(known.key, known.task_id)))
+
+
+async def retry_all(call: Call) -> Response:
+    """Have all jobs done again that were given up, of one model or of all that the token is for. Idempotent."""
+    keys = await _keys(call)
+    return answer(Count(sum([await call.hub.dead_letters.redrive(key) for key in keys])))
+
+
+async def discard(call: Call) -> Response:
+    """Give one job up for good. One that is not among these is passed over, and the count is 0."""
+    known = await job_of(call)
+    return answer(Count(await call.hub.dead_letters.discard(known.key, known.task_id)))
+
+
+_MODEL = Query("model", LABEL, "those of this model alone", example="zimg")
+OPERATIONS = (
+    Operation(
+        id="letters_failed",
+        method="GET",
+        path="/admin/dlq",
+        handler=failed,
+        verb="admin",
+        tag="failed jobs",
+        scope=Scope.HANDLER,
+        strict=True,
+        query=(_MODEL, LIMIT, AFTER),
+        answers={200: LettersOut},
+        tells=("Link",),
+        problems=(503,),
+    ),
+    Operation(
+        id="letters_retry_all",
+        method="POST",
+        path="/admin/dlq/retry-all",
+        handler=retry_all,
+        verb="admin",
+        tag="failed jobs",
+        scope=Scope.HANDLER,
+        strict=True,
+        query=(_MODEL,),
+        answers={200: Count},
+        problems=(503,),
+    ),
+    Operation(
+        id="letters_retry",
+        method="POST",
+        path="/admin/dlq/{job_id}/retry",
+        handler=retry,
+        verb="admin",
+        tag="failed jobs",
+        scope=Scope.HANDLER,
+        strict=True,
+        answers={200: Count},
+        problems=(404, 503),
+    ),
+    Operation(
+        id="letters_discard",
+        method="DELETE",
+        path="/admin/dlq/{job_id}",
+        handler=discard,
+        verb="admin",
+        tag="failed jobs",
+        scope=Scope.HANDLER,
+        strict=True,
+        answers={200: Count},
+        problems=(404, 503),
+    ),
+)

@@ -1,0 +1,46 @@
+"""The part of the server that the dispatcher is: see `taskqueue_server.routing.extensions`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+from taskqueue_dispatch.api import callbacks, configs, endpoints, jobs
+from taskqueue_dispatch.api import dead_letters as letters
+from taskqueue_dispatch.api.handler_helpers import NAME
+from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.dashboard import LINKS, PAGES, TEMPLATES
+from taskqueue_dispatch.service import Dispatcher
+from taskqueue_server.context.server import Hub
+from taskqueue_server.routing.extensions import Part
+
+__all__ = ["OPERATIONS", "TAGS", "part"]
+
+OPERATIONS = (
+    *jobs.OPERATIONS,
+    *callbacks.OPERATIONS,
+    *endpoints.OPERATIONS,
+    *configs.OPERATIONS,
+    *letters.OPERATIONS,
+)
+TAGS = {
+    "jobs": "Submit jobs to the servers of a model, look them up, wait for them and cancel them.",
+    "models": "Which servers run a model, and how its jobs are done.",
+    "failed jobs": "Jobs that were given up: the dead letters of all models.",
+}
+
+
+def part(settings: DispatchSettings | None = None) -> Part:
+    """Return the part; ``settings`` are read where none are given, once a server is made with it."""
+
+    def opened(hub: Hub) -> AbstractAsyncContextManager[object]:
+        return Dispatcher(hub.backend, settings, housekeeping=False)
+
+    return Part(
+        name=NAME,
+        open=opened,
+        operations=OPERATIONS,
+        tags=TAGS,
+        pages=PAGES,
+        links=LINKS,
+        templates=TEMPLATES,
+    )

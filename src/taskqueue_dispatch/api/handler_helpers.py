@@ -1,0 +1,63 @@
+"""What the handlers of the dispatcher's operations share."""
+
+from __future__ import annotations
+
+from typing import cast
+from urllib.parse import unquote_to_bytes
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import check_label
+from taskqueue_core.tasks import TaskStatus
+from taskqueue_dispatch.names import queue_of
+from taskqueue_dispatch.service import Dispatcher
+from taskqueue_server.problems import ProblemError
+from taskqueue_server.routing.operations import Call
+
+__all__ = ["NAME", "dispatcher_of", "job_of", "label_of", "model_of", "unknown_job"]
+
+NAME = "dispatch"
+"""of the part"""
+
+
+def dispatcher_of(call: Call) -> Dispatcher:
+    """Return the dispatcher of this server."""
+    return cast("Dispatcher", call.hub.brought[NAME])
+
+
+def model_of(call: Call) -> str:
+    """Return the model that the path ends with, which who asks may have to do with.
+
+    Raises `InvalidInput` and `ProblemError`.
+    """
+    model: str = call.request.path_params["model"]
+    try:  # what is not UTF-8 arrives here as another name, and may be somebody's
+        unquote_to_bytes(call.request.scope["raw_path"]).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput("model", "bytes that are not UTF-8", "printable text") from None
+    check_label("model", model)
+    call.demand(queue_of(model))
+    return model
+
+
+def label_of(call: Call, name: str) -> str | None:
+    """Return the name of a model from the query, if it is there. Raises `InvalidInput`."""
+    told = call.request.query_params.get(name)
+    if told is not None:
+        check_label(name, told)
+    return told
+
+
+async def job_of(call: Call) -> TaskStatus:
+    """Return what is known of the task that the job in the path is. Raises `InvalidInput` and `ProblemError`.
+
+    Who may have nothing to do with its model is told the same as where there is none: ids are not for guessing.
+    """
+    found = await dispatcher_of(call).jobs.find(call.name("job_id"))
+    if found is None or not call.may(found[0]):
+        raise unknown_job()
+    return found[1]
+
+
+def unknown_job() -> ProblemError:
+    """Return the problem of a job that is not known, or not to who asks."""
+    return ProblemError(404, "unknown_job", "no such job, or forgotten, or of another's model")

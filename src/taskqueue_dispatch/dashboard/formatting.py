@@ -1,0 +1,128 @@
+"""Figures of the page as people read them; every text that changes by itself has a name here."""
+
+from __future__ import annotations
+
+import hashlib
+
+from taskqueue_core.capabilities import EndpointInfo, QueueSettings
+from taskqueue_core.tasks import Ledger, QueueStats
+from taskqueue_dispatch.dashboard.snapshot import Model, Moment
+from taskqueue_server.dashboard import formatting as figures
+from taskqueue_server.dashboard.snapshot import Look, Sample
+
+__all__ = ["shape", "state_of", "texts"]
+
+_JOBS_ANEW = 3
+"""moments after which the list of running jobs is loaded again"""
+_MARKS = 24
+"""slots that are drawn one by one"""
+
+
+def texts(moment: Moment, sample: Sample) -> dict[str, str]:
+    """Return all texts of the page by their names."""
+    told = _store(moment, sample)
+    for model in moment.models:
+        told.update(_of_model(model, moment.at))
+    for info in moment.endpoints:
+        told.update(_of_endpoint(info, moment.at))
+    for lease in moment.jobs:
+        status = moment.statuses.get(lease.job or "")
+        told[f"j.{lease.job}.age"] = figures.age(status.updated_at if status else None, moment.at)
+        told[f"j.{lease.job}.state"] = lease.state.value
+    running = sum(info.assigned + info.detached for info in moment.view.endpoints)
+    told["running"] = figures.count(running)
+    return told
+
+
+def shape(moment: Moment) -> str:
+    """Return a word that changes when the page has other parts than before, not only other figures."""
+    parts = [
+        moment.error,
+        [model.name for model in moment.models],
+        [(info.endpoint, info.draining, info.removed) for info in moment.endpoints],
+        moment.number // _JOBS_ANEW if moment.jobs else None,
+    ]
+    return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:12]
+
+
+def state_of(info: EndpointInfo, now: float) -> tuple[str, str]:
+    """Say whether an endpoint gets jobs: words, and the state that gives them their colour."""
+    if info.removed:
+        return "removed", "warn"
+    if info.draining:
+        return "draining", "paused"
+    if not info.healthy:
+        return "not healthy", "bad"
+    if info.resting_until is not None and info.resting_until > now:
+        return "resting", "warn"
+    return "ready", "ok"
+
+
+def _store(moment: Moment, sample: Sample) -> dict[str, str]:
+    error = moment.error or sample.error
+    if error is not None:
+        return {"store": f"does not answer ({error})", "@store": "bad"}
+    well = sample.health.ok
+    return {"store": "answers" if well else "is not well", "@store": "ok" if well else "bad"}
+
+
+def _of_model(model: Model, now: float) -> dict[str, str]:
+    look = model.look or Look(QueueStats(key=model.queue, ledger=Ledger()), QueueSettings())
+    ledger, stats, name = look.ledger, look.stats, f"m.{model.name}."
+    words, state = _model_state(model, now)
+    told = {
+        "state": words,
+        "@state": state,
+        "slots": f"{figures.count(model.free)} of {figures.count(model.slots)}",
+        "queued": figures.count(ledger.waiting + ledger.scheduled),
+        "capacity": figures.count(model.config.capacity(model.slots)),
+        "oldest": figures.age(stats.oldest_waiting, now),
+        "running": figures.count(ledger.in_flight),
+        "done": figures.count(ledger.done),
+        "retried": figures.count(stats.retried),
+        "failed": figures.count(ledger.dead),
+        "@failed": "bad" if ledger.dead else "ok",
+    }
+    return {_named(name, one): text for one, text in told.items()}
+
+
+def _model_state(model: Model, now: float) -> tuple[str, str]:
+    if model.look is not None and model.look.settings.paused:
+        return "paused", "paused"
+    states = [state_of(info, now)[0] for info in model.endpoints]
+    if "ready" in states:
+        return "ready", "ok"
+    if not model.slots:
+        return "no endpoint", "warn"
+    return ("resting", "warn") if "resting" in states else ("no healthy endpoint", "bad")
+
+
+def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
+    words, state = state_of(info, now)
+    overdue = min(info.overdue, info.assigned + info.detached)
+    told = {
+        "state": words,
+        "@state": state,
+        "marks": _marks(info),
+        "free": figures.count(info.free),
+        "unassigned": figures.count(info.unassigned),
+        "assigned": figures.count(info.assigned),
+        "detached": figures.count(info.detached),
+        "overdue": figures.count(overdue),
+        "@overdue": "bad" if overdue else "ok",
+    }
+    model, server = info.endpoint.model, info.endpoint.server
+    # The length tells where the model ends: both names may have slashes.
+    name = f"e.{len(model)}.{model}/{server}."
+    return {_named(name, one): text for one, text in told.items()}
+
+
+def _named(name: str, one: str) -> str:
+    return f"@{name}{one[1:]}" if one.startswith("@") else f"{name}{one}"
+
+
+def _marks(info: EndpointInfo) -> str:
+    """Draw the slots: filled where a job runs, half where one is held, empty where none is."""
+    if max(info.endpoint.slots, info.held) > _MARKS:
+        return ""
+    return "■" * info.assigned + "▣" * info.detached + "◧" * info.unassigned + "□" * info.free

@@ -1,0 +1,175 @@
+"""The pool at one moment, read once for all who look."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from operator import attrgetter
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from taskqueue_core.capabilities import EndpointInfo, PoolView, SlotLease
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.tasks import TaskStatus
+from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.names import queue_of
+from taskqueue_dispatch.service import Dispatcher
+from taskqueue_server.dashboard.snapshot import Look, Sample
+
+__all__ = ["JOBS", "Model", "Moment", "moment_of"]
+
+JOBS = 50
+"""running jobs that are listed, the latest"""
+MODELS = 200
+ENDPOINTS = 500
+_PATIENCE = 5.0
+_log = logging.getLogger("taskqueue.dispatch")
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """One model: what may run, and what its queue has."""
+
+    name: str
+    config: ModelConfig
+    endpoints: tuple[EndpointInfo, ...]
+    look: Look | None
+    """``None`` before its first job"""
+
+    @property
+    def queue(self) -> str:
+        """Its queue."""
+        return queue_of(self.name)
+
+    @property
+    def slots(self) -> int:
+        """How many jobs of it may run at once."""
+        return sum(
+            one.endpoint.slots for one in self.endpoints if not (one.draining or one.removed)
+        )
+
+    @property
+    def free(self) -> int:
+        """How many slots of endpoints that may get jobs have no holder."""
+        return sum(one.free for one in self.endpoints if one.usable)
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page shows."""
+
+    number: int
+    at: float
+    view: PoolView
+    known: tuple[Model, ...] = ()
+    """all models, by name"""
+    statuses: dict[str, TaskStatus] = {}
+    """of the jobs that are listed, by their ids"""
+    error: str | None = None
+    """why the pool could not be read; what is shown then is what was found before"""
+
+    def seen_by(self, may: Callable[[str], bool]) -> Moment:
+        """Return what somebody may see of it."""
+        names = {one.name for one in self.known if may(one.queue)}
+        view = msgspec.structs.replace(
+            self.view,
+            endpoints=tuple(e for e in self.view.endpoints if e.endpoint.model in names),
+            leases=tuple(lease for lease in self.view.leases if lease.model in names),
+        )
+        known = tuple(one for one in self.known if one.name in names)
+        return msgspec.structs.replace(self, view=view, known=known)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The models that are listed."""
+        return self.known[:MODELS]
+
+    @property
+    def endpoints(self) -> tuple[EndpointInfo, ...]:
+        """The endpoints that are listed."""
+        return self.view.endpoints[:ENDPOINTS]
+
+    @property
+    def jobs(self) -> list[SlotLease]:
+        """The leases of the jobs that are listed, the latest first."""
+        return _listed(self.view)
+
+
+def _listed(view: PoolView) -> list[SlotLease]:
+    bound = [lease for lease in view.leases if lease.job is not None]
+    return sorted(bound, key=attrgetter("fence"), reverse=True)[:JOBS]
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.latest: Moment | None = None
+
+
+_watches: WeakKeyDictionary[Dispatcher, _Watch] = WeakKeyDictionary()
+
+
+async def moment_of(dispatcher: Dispatcher, sample: Sample) -> Moment:
+    """Return the moment that belongs to a sample of the store: the same for all who ask."""
+    watch = _watches.setdefault(dispatcher, _Watch())
+    async with watch.lock:
+        if watch.latest is None or watch.latest.number < sample.number:
+            watch.latest = await _taken(dispatcher, sample, watch.latest)
+        return watch.latest
+
+
+async def _taken(dispatcher: Dispatcher, sample: Sample, before: Moment | None) -> Moment:
+    error = "timeout"
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return await _take(dispatcher, sample)
+    except TaskQueueError as failure:
+        error = failure.code
+    except TimeoutError:
+        pass
+    except Exception:  # noqa: BLE001 - whatever it is, the next moment may be read again
+        _log.exception("the pool could not be read for the dashboard")
+        error = "internal"
+    if before is None:
+        return Moment(number=sample.number, at=sample.at, view=PoolView(epoch=""), error=error)
+    return msgspec.structs.replace(before, number=sample.number, at=sample.at, error=error)
+
+
+async def _take(dispatcher: Dispatcher, sample: Sample) -> Moment:
+    view = await dispatcher.pool.look()
+    by_model: dict[str, list[EndpointInfo]] = defaultdict(list)
+    for info in view.endpoints:
+        by_model[info.endpoint.model].append(info)
+    for known in dispatcher.registry.known():
+        by_model[known.model] += ()
+    models = [
+        Model(
+            name=name,
+            config=_config(dispatcher, name),
+            endpoints=tuple(found),
+            look=sample.looks.get(queue_of(name)),
+        )
+        for name, found in sorted(by_model.items())
+    ]
+    statuses = await _statuses(dispatcher, _listed(view))
+    return Moment(
+        number=sample.number, at=sample.at, view=view, known=tuple(models), statuses=statuses
+    )
+
+
+def _config(dispatcher: Dispatcher, model: str) -> ModelConfig:
+    found = dispatcher.registry.view(model)
+    return ModelConfig() if found is None else found.config
+
+
+async def _statuses(dispatcher: Dispatcher, leases: list[SlotLease]) -> dict[str, TaskStatus]:
+    ids: dict[str, list[str]] = defaultdict(list)
+    for lease in leases:
+        if lease.job is not None:
+            ids[lease.model].append(lease.job)
+    found: dict[str, TaskStatus] = {}
+    for model, jobs in ids.items():
+        statuses = await dispatcher.control.statuses(queue_of(model), *jobs)
+        found.update({status.task_id: status for status in statuses if status is not None})
+    return found

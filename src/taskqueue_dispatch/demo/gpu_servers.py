@@ -1,0 +1,92 @@
+"""The simulated servers of a run, and a record of everything that they did."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from taskqueue_dispatch.demo.plan import Plan, answer_of
+from taskqueue_dispatch.gpu_server.jobs import Job, JobFailed
+from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
+from taskqueue_dispatch.models import ModelType
+
+__all__ = ["Works"]
+
+
+class Works:
+    """Starts the servers of a plan and ends them. Times are those of `time.monotonic`."""
+
+    def __init__(self, plan: Plan, dispatcher: str) -> None:
+        """``dispatcher`` is where results are pushed to."""
+        self._plan = plan
+        self._dispatcher = dispatcher
+        self.servers: dict[str, SimulatedGpu] = {}
+        self.began: dict[str, float] = {}
+        """when each job was begun for the first time, by its id"""
+        self.ended: Counter[str] = Counter()
+        """how often each job was run to its end"""
+        self.running: dict[str, set[str]] = defaultdict(set)
+        """ids of the jobs that run now, by server"""
+        self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
+
+    async def __aenter__(self) -> Self:
+        for site in self._plan.machines:
+            manners = [self._plan.manner(name) for name in site.slots]
+            server = SimulatedGpu(
+                slots=sum(site.slots.values()),
+                asynchronous=any(o.config.model_type is ModelType.ASYNC for o in manners),
+                name=site.name,
+                dispatcher=self._dispatcher if any(one.pushed for one in manners) else None,
+                handler=partial(self._run, site.name),
+            )
+            self.servers[site.name] = server
+        try:
+            await asyncio.gather(*(server.start() for server in self.servers.values()))
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._end()
+
+    def busy(self, servers: Mapping[str, int], since: float, until: float) -> float:
+        """Return the share of the slots' time, of servers with so many slots, in which jobs ran."""
+        slots = sum(servers.values())
+        if not slots or until <= since:
+            return 0.0
+        spent = sum(
+            max(0.0, min(end, until) - max(begin, since))
+            for server in servers
+            for begin, end in self._spans[server]
+        )
+        return spent / (slots * (until - since))
+
+    async def _end(self) -> None:
+        # At the same time: each waits a little for the connections that it cuts.
+        await asyncio.gather(*(server.__aexit__() for server in self.servers.values()))
+
+    async def _run(self, server: str, job: Job) -> dict[str, Any]:
+        payload, begin = job.payload, time.monotonic()
+        self.began.setdefault(job.id, begin)
+        self.running[server].add(job.id)
+        try:
+            await asyncio.sleep(payload["seconds"])
+            fails = payload["fails"]
+            if fails < 0 or job.attempt <= fails:
+                raise JobFailed("it fails on purpose")
+        finally:
+            self.running[server].discard(job.id)
+            self._spans[server].append((begin, time.monotonic()))
+        self.ended[job.id] += 1
+        return answer_of(payload["prompt"])

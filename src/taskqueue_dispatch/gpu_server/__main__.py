@@ -1,0 +1,70 @@
+"""``python -m taskqueue_dispatch.gpu_server``: a simulated GPU server as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
+
+_PORTS = range(65_536)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the first line of the output is JSON with ``url`` and ``port``."""
+    asked = _parser().parse_args(arguments)
+    low, high = asked.latency[0], asked.latency[-1]
+    if not 0 <= low <= high < float("inf") or len(asked.latency) > 2:  # noqa: PLR2004 - a pair
+        _parser().error("--latency: seconds, or two bounds of which the first is the lower one")
+    if asked.slots < 1 or asked.port not in _PORTS:
+        _parser().error("--slots: 1 at least; --port: 0 to 65535")
+    gpu = SimulatedGpu(
+        slots=asked.slots,
+        latency=(low, high),
+        asynchronous=asked.asynchronous,
+        mode=asked.mode,
+        name=asked.name,
+        port=asked.port,
+        seed=asked.seed,
+        dispatcher=asked.dispatcher,
+    )
+    asyncio.run(_serve(gpu))
+    return 0
+
+
+async def _serve(gpu: SimulatedGpu) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with gpu:
+        sys.stdout.write(json.dumps({"url": gpu.url, "port": gpu.port, "name": gpu.name}) + "\n")
+        sys.stdout.flush()
+        await stop.wait()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m taskqueue_dispatch.gpu_server", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="0 for any free one")
+    parser.add_argument("--slots", type=int, default=1, help="jobs at once")
+    parser.add_argument(
+        "--latency",
+        type=float,
+        nargs="+",
+        default=[0.02],
+        metavar="SECONDS",
+        help="of a job; two of them bound an even distribution",
+    )
+    parser.add_argument("--asynchronous", action="store_true", help="be asked for results")
+    parser.add_argument("--mode", type=Mode, choices=tuple(Mode), default=Mode.OK)
+    parser.add_argument("--name", default="gpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dispatcher", help="an address to push results to")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""An ASGI application of a model, by which dispatchers and direct callers share its server.
+
+::
+
+    POST, any path      a job: its body is the payload. From a dispatcher (``X-Source: dispatcher``) 503 while all slots
+                        are in use or direct calls wait, else run at once; any other caller's waits its turn
+    GET /status/{id}    how a job is: queued, processing, success or failed
+    GET /health         how many jobs run, and which
+
+It may be mounted anywhere in another application: then these paths are below its mount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, check_json, check_name, kind_of
+from taskqueue_dispatch.gpu_server.jobs import Handler, Job, Jobs, Phase
+from taskqueue_dispatch.gpu_server.push import Pusher
+
+__all__ = ["GpuServer", "Receive", "Scope", "Send"]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_BODY_SECONDS = 30.0
+_TOKEN = 500
+_DIGITS = 6
+
+
+class _ProblemError(Exception):
+    def __init__(self, status: int, detail: str, *, busy: bool = False) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.busy = status, detail, busy
+
+
+class GpuServer:
+    """The application. A job is run once for each ``Idempotency-Key``, unless that run has failed.
+
+    A sync one answers a dispatcher with the result; with ``asynchronous`` it answers at once, is asked for the result,
+    and where it knows its ``dispatcher`` pushes it there too. What a handler runs counts as active until it returns.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        max_concurrent: int = 1,
+        direct_queue: int = 10,
+        asynchronous: bool = False,
+        keep_seconds: float = 3600.0,
+        keep_count: int = 1000,
+        retry_after: float = 1.0,
+        body_limit: int = LIMITS.payload,
+        dispatcher: str | None = None,
+    ) -> None:
+        """Do no input or output.
+
+        ``direct_queue``: how many direct calls may wait. ``keep_seconds``, ``keep_count``: how long, and how many,
+        ended jobs are remembered. ``retry_after``: seconds that a refused sender is told to wait. ``dispatcher``: the
+        address to push results to, as ``https://queue.example.com``; of the server's own settings, never of a request.
+        """
+        for name, value, least in (
+            ("max_concurrent", max_concurrent, 1),
+            ("direct_queue", direct_queue, 0),
+            ("keep_count", keep_count, 0),
+        ):
+            if type(value) is not int or value < least:
+                raise InvalidInput(name, kind_of(value), f"a whole number from {least}")
+        self._asynchronous = asynchronous
+        self._retry_after = str(max(1, round(retry_after))).encode()
+        self._body_limit = body_limit
+        self._pusher = None if dispatcher is None else Pusher(dispatcher)
+        self.jobs = Jobs(
+            handler,
+            max_concurrent=max_concurrent,
+            direct_queue=direct_queue,
+            keep_seconds=keep_seconds,
+            keep_count=keep_count,
+            on_end=self._ended,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            try:
+                status, body = await self._answer(scope, receive)
+                await respond(send, status, body)
+            except _ProblemError as problem:
+                told = msgspec.json.encode({"detail": problem.detail})
+                extra = [(b"retry-after", self._retry_after)] if problem.busy else []
+                await respond(send, problem.status, told, extra)
+
+    async def aclose(self) -> None:
+        """Cancel what runs, and what is to be pushed.
+
+        The lifespan calls it. Where it is mounted, the application has to.
+        """
+        await self.jobs.aclose()
+        if self._pusher is not None:
+            await self._pusher.aclose()
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self.aclose()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+            await send({"type": "lifespan.startup.complete"})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        root = scope.get("root_path", "")
+        path = scope["path"].removeprefix(root) if root else scope["path"]
+        if scope["method"] == "POST":
+            return await self._post(scope, receive)
+        if scope["method"] != "GET":
+            raise _ProblemError(405, "GET and POST are allowed")
+        if path == "/health":
+            active = self.jobs.active
+            told = {"status": "ok", "active_jobs": len(active), "jobs": list(active)}
+            return 200, msgspec.json.encode(told)
+        if path.startswith("/status/"):
+            return self._status(unquote(path.removeprefix("/status/")))
+        raise _ProblemError(404, "there is nothing here")
+
+    def _status(self, job_id: str) -> tuple[int, bytes]:
+        job = self.jobs.find(job_id)
+        if job is None:
+            raise _ProblemError(404, "no such job is known")
+        return 200, job.report()
+
+    async def _post(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        job = _job_of(headers, await self._body(headers, receive))
+        known = self.jobs.find(job.id)
+        if known is not None and known.digest != job.digest:
+            raise _ProblemError(422, "this Idempotency-Key was used with another payload")
+        if known is not None and not _again(known):
+            if not job.direct:
+                known.token = job.token or known.token
+            job = known
+        elif job.direct:
+            if self.jobs.full:
+                raise _ProblemError(503, "Queue full", busy=True)
+            self.jobs.add(job)
+        elif self.jobs.busy:
+            raise _ProblemError(503, "GPU busy", busy=True)
+        else:
+            self.jobs.add(job)
+        if job.direct and not job.ended.is_set():
+            told = {"status": "queued", "job_id": job.id, "position": self.jobs.position(job)}
+            return 200, msgspec.json.encode(told)
+        if not self._asynchronous:
+            await job.ended.wait()
+        failed = job.phase is Phase.FAILED
+        return (422 if job.refused else 500) if failed else 200, job.report()
+
+    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+        too_long = _ProblemError(413, f"a payload has at most {self._body_limit} bytes")
+        told = headers.get("content-length", "0")
+        if told.isascii() and told.isdigit() and int(told[:20]) > self._body_limit:
+            raise too_long
+        body, more = b"", True
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                while more:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > self._body_limit:
+                        raise too_long
+        except TimeoutError:
+            raise _ProblemError(408, "the body did not come in time") from None
+        return body
+
+    def _ended(self, job: Job) -> None:
+        if self._pusher is not None and self._asynchronous and job.token is not None:
+            self._pusher.push(job.id, job.token, job.report())
+
+
+async def respond(
+    send: Send, status: int, body: bytes, extra: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    """Answer a request with JSON text."""
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *(extra or ()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _again(known: Job) -> bool:
+    """Whether a job that is known is to be run once more: it has failed, and whoever sends it again knows that."""
+    return known.phase is Phase.FAILED
+
+
+def _job_of(headers: dict[str, str], body: bytes) -> Job:
+    direct = headers.get("x-source", "").strip().casefold() != "dispatcher"
+    job_id = headers.get("idempotency-key") or headers.get("x-job-id") or secrets.token_hex(16)
+    told = headers.get("x-attempt", "1")
+    try:
+        check_name("Idempotency-Key", job_id)
+        check_json("body", body, LIMITS.body)
+        payload = msgspec.json.decode(body)
+    except InvalidInput as error:
+        raise _ProblemError(400, str(error)) from None
+    except (ValueError, RecursionError):
+        raise _ProblemError(400, "the body has a number out of range") from None
+    attempt = int(told) if told.isascii() and told.isdigit() and len(told) <= _DIGITS else 1
+    job = Job(job_id, payload, attempt=attempt, direct=direct)
+    job.switched = headers.get("x-model-switched", "").strip().casefold() == "true"
+    token = headers.get("x-lease-token", "")
+    job.token = token if 0 < len(token) <= _TOKEN else None
+    job.digest = hashlib.sha256(body).digest()
+    return job

@@ -1,0 +1,115 @@
+"""Names to addresses, by the system's resolver, with no more threads than it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
+
+__all__ = ["Recently", "Resolve", "look_up"]
+
+Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
+"""Returns the addresses of a host, for a port. Raises `NotReached`, and `NameUnknown` where it has none."""
+_THREADS = 8
+_RECENT = 10.0
+_MANY = 1000
+"""names that are remembered at a time"""
+_UNKNOWN = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+
+
+async def look_up(host: str, port: int, *, threads: str = "look-up") -> tuple[str, ...]:
+    """Ask the system, once. Raises `NotReached`, and `NameUnknown` where nothing has the name.
+
+    Look-ups with other ``threads`` never wait for these.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.run_in_executor(_threads(threads), _ask, host, port)
+    except socket.gaierror as error:
+        if error.errno in _UNKNOWN:
+            raise NameUnknown("no such name") from None
+        raise NotReached("the name could not be looked up") from None
+    except (OSError, UnicodeError):
+        raise NotReached("the name could not be looked up") from None
+    return tuple(dict.fromkeys(found))
+
+
+def _ask(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return [str(address[0]) for *_, address in found]
+
+
+@cache
+def _threads(name: str) -> ThreadPoolExecutor:
+    # Own ones: a resolver that hangs must not take the threads of all else.
+    return ThreadPoolExecutor(_THREADS, name)
+
+
+class Recently:
+    """Looks up through another, which is asked once for all who want the same at a time, and for some seconds after.
+
+    For a first look at what is checked again when it is connected to, or where no address but those that were found
+    and checked is connected to.
+    """
+
+    def __init__(
+        self,
+        resolve: Resolve,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        failures: float = _RECENT,
+    ) -> None:
+        """``clock`` tells seconds; ``failures`` are for how many of them what went wrong is told again."""
+        self._resolve = resolve
+        self._clock = clock
+        self._failures = failures
+        self._asked: dict[tuple[str, int], tuple[float, asyncio.Task[tuple[str, ...]]]] = {}
+
+    async def __call__(self, host: str, port: int) -> tuple[str, ...]:
+        """Return what was found, or raise what was raised, at most ten seconds ago."""
+        now = self._clock()
+        until, asked = self._asked.get((host, port), (0.0, None))
+        if asked is None or until <= now:
+            self._forget(now)
+            asked = asyncio.create_task(self._ask(host, port))
+            asked.add_done_callback(_heard)  # all who asked may have left
+            self._asked[host, port] = now + _RECENT, asked
+        return await asyncio.shield(asked)
+
+    async def aclose(self) -> None:
+        """End what is still asked. Idempotent."""
+        asked = [task for _, task in self._asked.values()]
+        self._asked.clear()
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _ask(self, host: str, port: int) -> tuple[str, ...]:
+        try:
+            async with asyncio.timeout(_RECENT):
+                return await self._resolve(host, port)
+        except Exception:
+            asked = self._asked.get((host, port))
+            if asked is not None and asked[1] is asyncio.current_task():
+                until = min(asked[0], self._clock() + self._failures)
+                self._asked[host, port] = until, asked[1]
+            raise
+
+    def _forget(self, now: float) -> None:
+        if len(self._asked) < _MANY:
+            return
+        self._asked = {
+            place: one for place, one in self._asked.items() if one[0] > now or not one[1].done()
+        }
+        if len(self._asked) >= _MANY:
+            raise NotReached("too many names are looked up")
+
+
+def _heard(asked: asyncio.Task[tuple[str, ...]]) -> None:
+    if not asked.cancelled():
+        asked.exception()

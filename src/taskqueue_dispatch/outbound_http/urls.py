@@ -1,0 +1,95 @@
+"""Addresses of the web, read strictly: one spelling means one thing here and to whoever connects."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address, IPv6Address
+
+import msgspec
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, kind_of
+from taskqueue_dispatch.outbound_http.addresses import Address
+
+__all__ = ["Place", "read_url"]
+
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://"
+    r"(?P<host>\[[0-9A-Fa-f:.]*\]|[A-Za-z0-9._-]*)"
+    r"(?::(?P<port>[0-9]+))?"
+    r"(?P<target>(?:/[A-Za-z0-9._~!$&'()*+,;=:@/%-]*)?(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?%\[\]-]*)?)",
+    re.ASCII,
+)
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
+_HOST = 253
+_PORTS = {"https": 443, "http": 80}
+_HIGHEST = 65_535
+_FORM = (
+    "https://host[:port][/path][?query] in ASCII (an international name as xn--…), "
+    "without user, password or fragment"
+)
+_NAME = "a host's name, without a dot at its end, or its IP address in full, as 192.0.2.1 or [2001:db8::1]"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a URL leads to."""
+
+    scheme: str
+    host: str
+    """in small letters; an IP address as it is usually written, without brackets"""
+    port: int
+    target: str
+    """path and query, as they were given"""
+    address: Address | None
+    """where the host is one"""
+
+    def __repr__(self) -> str:
+        """Show no path: there may be secrets in it."""
+        return f"Place({self.scheme}://{self.authority})"
+
+    @property
+    def authority(self) -> str:
+        """What the ``Host`` header says."""
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return name if self.port == _PORTS[self.scheme] else f"{name}:{self.port}"
+
+
+def read_url(field: str, url: object) -> Place:
+    """Read ``http[s]://host[:port][/path][?query]``. Raises `InvalidInput`, naming ``field``, for anything else."""
+    if not isinstance(url, str) or len(url) > LIMITS.url:
+        raise InvalidInput(field, kind_of(url), f"a URL of at most {LIMITS.url} characters")
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise InvalidInput(field, f"{kind_of(url)}, of another form", _FORM)
+    scheme = found["scheme"].lower()
+    if scheme not in _PORTS:
+        raise InvalidInput(field, "a URL of another scheme", _FORM)
+    port = _PORTS[scheme] if found["port"] is None else _port(found["port"])
+    if port is None:
+        raise InvalidInput(field, "a URL with no such port", f"a port from 1 to {_HIGHEST}")
+    host, address = _host(field, found["host"].lower())
+    return Place(scheme, host, port, found["target"] or "/", address)
+
+
+def _port(digits: str) -> int | None:
+    if digits.startswith("0") or len(digits) > len(str(_HIGHEST)):
+        return None
+    return int(digits) if int(digits) <= _HIGHEST else None
+
+
+def _host(field: str, host: str) -> tuple[str, Address | None]:
+    try:
+        if host.startswith("["):
+            six = IPv6Address(host[1:-1])
+            return str(six), six
+        labels = host.split(".")
+        # What ends like a number is an address to most readers, in whatever base: one form is enough.
+        if _NUMBER.fullmatch(labels[-1]):
+            four = IPv4Address(host)
+            return str(four), four
+    except ValueError:
+        raise InvalidInput(field, "a URL with no such host", _NAME) from None
+    if len(host) > _HOST or not all(map(_LABEL.fullmatch, labels)):
+        raise InvalidInput(field, "a URL with no such host", _NAME)
+    return host, None

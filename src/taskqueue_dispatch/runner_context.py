@@ -1,0 +1,45 @@
+"""What the runners of all models of one dispatcher share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import Control, SlotPool
+from taskqueue_core.consumer.store_link import StoreLink
+from taskqueue_core.tasks import Task
+from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_dispatch.endpoint_client.breaker import Breaker
+from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.lease_renewal import Keeper
+from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.slot_finder import Waiters
+from taskqueue_dispatch.submit import Estimates
+
+__all__ = ["Parts", "Report"]
+
+Report = Callable[[Task, str, bytes | None, str | None], Awaitable[None]]
+"""tells a job's client how it ended: the job, ``done`` or ``failed``, its result, and the error"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """See `taskqueue_dispatch.service.Dispatcher`, which puts them together."""
+
+    backend: Backend
+    control: Control
+    pool: SlotPool
+    registry: Registry
+    keeper: Keeper
+    caller: Caller
+    waiters: Waiters
+    breaker: Breaker
+    estimates: Estimates
+    settings: DispatchSettings
+    store: StoreLink
+    holder: str
+    """who this dispatcher is, for slots and as a consumer"""
+    report: Report
+    uniform: Callable[[], float] = random.random

@@ -1,0 +1,161 @@
+"""The operator's side: control and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import islice
+
+from taskqueue_core.authoring.helpers import checked_progress, checked_settings, workers_of
+from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
+from taskqueue_core.limits import check_name
+from taskqueue_core.tasks import (
+    DeadLetter,
+    Delivery,
+    Ledger,
+    QueueStats,
+    State,
+    TaskStatus,
+    WorkerInfo,
+)
+from taskqueue_memory.records import Record
+from taskqueue_memory.transitions import Store
+
+__all__ = ["MemoryControl", "MemoryDeadLetters"]
+
+_AT_ONCE = 500
+"""tasks of one call before others have their turn"""
+
+
+class MemoryControl:
+    """See `taskqueue_core.capabilities.Control`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def queues(self) -> tuple[str, ...]:
+        return tuple(sorted(self._store.queues))
+
+    async def settings(self, key: str) -> QueueSettings:
+        queue = self._store.queues.get(key)
+        return queue.settings if queue else QueueSettings()
+
+    async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        check_name("key", key)
+        journal = self._store.journal is not None
+        kept = {Durability.MEMORY}
+        checked_settings(settings, kept, journal=journal, flow=True, order=True, fan_out=True)
+        return self._store.configure(key, settings)
+
+    async def ledger(self, key: str) -> Ledger:
+        queue = self._store.queues.get(key)
+        return queue.ledger if queue else Ledger()
+
+    async def stats(self, key: str) -> QueueStats:
+        queue = self._store.queues.get(key)
+        return queue.stats if queue else QueueStats(key=key, ledger=Ledger())
+
+    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
+        records = (self._store.find(key, task_id) for task_id in task_ids)
+        return tuple(record.status if record else None for record in records)
+
+    async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
+        now = self._store.clock.now()
+        records = (self._store.find(key, task_id) for task_id in task_ids)
+        return tuple(
+            record.result if record is not None and now < record.result_until else None
+            for record in records
+        )
+
+    async def progress(self, delivery: Delivery, value: float | str) -> bool:
+        return self._store.progress(delivery.receipt, checked_progress(value))
+
+    async def cancel(self, key: str, task_id: str) -> bool:
+        record = self._store.find(key, task_id)
+        return record is not None and self._store.cancel(record)
+
+    async def purge(self, key: str) -> int:
+        queue = self._store.queues.get(key)
+        records = list(queue.records.values()) if queue else []
+        idle = [r for r in records if r.state in (State.WAITING, State.SCHEDULED)]
+        idle.sort(key=lambda record: not record.held)  # lest they get the keys of those before
+        done = 0
+        async for record in _in_turn(idle):
+            if record.state in (State.WAITING, State.SCHEDULED):
+                done += self._store.cancel(record)
+        return done
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        queues = self._store.queues.values()
+        return workers_of({one: None for queue in queues for one in queue.subscribers})
+
+    async def maintain(self) -> Maintained:
+        promoted = self._store.catch_up()
+        recovered, self._store.recovered = self._store.recovered, 0
+        self._store.forget_tenants()
+        return Maintained(
+            promoted=promoted,
+            expired=tuple(self._store.expire()),
+            forgotten=self._store.forget(),
+            recovered=recovered,
+            unclaimed=tuple(
+                sorted(
+                    queue.key
+                    for queue in self._store.queues.values()
+                    if queue.states[State.WAITING] and not queue.subscribers
+                )
+            ),
+        )
+
+
+class MemoryDeadLetters:
+    """See `taskqueue_core.capabilities.DeadLetters`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def list(
+        self, key: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[DeadLetter, ...]:
+        queue = self._store.queues.get(key)
+        if queue is None:
+            return ()
+        rest = iter(queue.dead.items())
+        if after in queue.dead:
+            next(task_id for task_id, _ in rest if task_id == after)
+        return tuple(record.dead_letter for _, record in islice(rest, limit))
+
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        found = self._dead(key, (task_id,))
+        return found[0].dead_letter if found else None
+
+    async def redrive(self, key: str, *task_ids: str) -> int:
+        return await _each(self._dead(key, task_ids), self._store.redrive)
+
+    async def discard(self, key: str, *task_ids: str) -> int:
+        return await _each(self._dead(key, task_ids), self._store.discard)
+
+    def _dead(self, key: str, task_ids: tuple[str, ...] = ()) -> Sequence[Record]:
+        queue = self._store.queues.get(key)
+        if queue is None:
+            return []
+        if not task_ids:
+            return tuple(queue.dead.values())
+        return [queue.dead[task_id] for task_id in dict.fromkeys(task_ids) if task_id in queue.dead]
+
+
+async def _each(dead: Sequence[Record], end: Callable[[Record], None]) -> int:
+    done = 0
+    async for record in _in_turn(dead):
+        if record.state is State.DEAD:
+            end(record)
+            done += 1
+    return done
+
+
+async def _in_turn(records: Sequence[Record]) -> AsyncIterator[Record]:
+    """Yield records; between so many of them everybody else has a turn, in which they may change."""
+    for number, record in enumerate(records, 1):
+        yield record
+        if not number % _AT_ONCE:
+            await asyncio.sleep(0)

@@ -1,0 +1,350 @@
+"""The slot pool in memory. Every verb is one synchronous stretch, so nothing can come between its steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from taskqueue_core.authoring.slot_checks import (
+    Token,
+    check_acquire,
+    check_document,
+    check_endpoint,
+    check_job,
+    check_leases,
+    check_note,
+    check_pairs,
+    check_remade,
+    check_seen,
+    check_ttl,
+    checked_models,
+)
+from taskqueue_core.capabilities import (
+    Endpoint,
+    EndpointInfo,
+    Left,
+    Permit,
+    PoolView,
+    Seen,
+    SlotLease,
+)
+from taskqueue_core.clock import Clock
+from taskqueue_core.limits import check_duration, check_label
+from taskqueue_memory.room_signal import MemoryRoomBell
+from taskqueue_memory.slots.leases import Lease, Place
+from taskqueue_memory.slots.transitions import Pool
+
+__all__ = ["MemorySlots"]
+
+
+class MemorySlots:
+    """See `taskqueue_core.capabilities.SlotPool`."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Start empty."""
+        self._pool = Pool(clock)
+        self._documents: dict[str, bytes] = {}
+
+    # endpoints
+
+    async def register(self, endpoint: Endpoint) -> EndpointInfo:
+        """See `taskqueue_core.capabilities.SlotPool.register`."""
+        now = self._begin()
+        place = self._pool.put(endpoint)
+        self._pool.sweep(now)  # what nobody can be asked for any more ends by its time
+        self._pool.ring((place,), now)
+        return place.told(now)
+
+    async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
+        """See `taskqueue_core.capabilities.SlotPool.drain`."""
+        check_endpoint(model, server)
+        now = self._begin()
+        place = self._pool.place(model, server)
+        if place is None:
+            return False
+        place.draining = draining
+        if draining:
+            self._pool.clear(place)
+        self._pool.ring((place,), now)
+        return True
+
+    async def remove(self, model: str, server: str) -> bool:
+        """See `taskqueue_core.capabilities.SlotPool.remove`."""
+        check_endpoint(model, server)
+        now = self._begin()
+        place = self._pool.place(model, server)
+        if place is None:
+            return False
+        self._pool.clear(place)
+        place.removed = True
+        self._pool.forget_if_done(place)
+        self._pool.ring((place,), now)
+        return True
+
+    async def rest(self, model: str, server: str, duration: float) -> bool:
+        """See `taskqueue_core.capabilities.SlotPool.rest`."""
+        check_endpoint(model, server)
+        check_duration("duration", duration)
+        now = self._begin()
+        place = self._pool.place(model, server)
+        if place is None:
+            return False
+        place.rests_until = now + duration if duration else -math.inf
+        if duration:
+            self._pool.clear(place)
+        self._pool.ring((place,), now)
+        return True
+
+    async def configure(self, model: str, document: bytes | None) -> None:
+        """See `taskqueue_core.capabilities.SlotPool.configure`."""
+        check_label("model", model)
+        check_document(document)
+        if document is None:
+            self._documents.pop(model, None)
+        else:
+            self._documents[model] = document
+
+    async def documents(self) -> dict[str, bytes]:
+        """See `taskqueue_core.capabilities.SlotPool.documents`."""
+        return dict(self._documents)
+
+    async def look(self, model: str | None = None) -> PoolView:
+        """See `taskqueue_core.capabilities.SlotPool.look`."""
+        if model is not None:
+            check_label("model", model)
+        now = self._begin()
+        models = sorted(self._pool.models) if model is None else [model]
+        places = [p for name in models for p in self._pool.models.get(name, {}).values()]
+        leases = [lease for place in places for lease in place.leases.values()]
+        return PoolView(
+            epoch=self._pool.epoch,
+            endpoints=tuple(place.told(now) for place in places),
+            leases=tuple(lease.shown() for lease in sorted(leases, key=_by_fence)),
+        )
+
+    # leases
+
+    async def acquire(
+        self,
+        model: str,
+        holder: str,
+        *,
+        ttl: float,
+        limit: int = 1,
+        releasing: Sequence[SlotLease] = (),
+        idle: float | None = None,
+    ) -> tuple[SlotLease, ...]:
+        """See `taskqueue_core.capabilities.SlotPool.acquire`."""
+        check_acquire(model, holder, limit, releasing, idle)
+        check_ttl(ttl)
+        now = self._begin()
+        freed = [found.place for lease in releasing if (found := self._release(lease, now))]
+        taken: list[Lease] = []
+        while len(taken) < limit and (place := self._best(model, now)) is not None:
+            taken.append(self._pool.grant(place, holder, now, ttl))
+        if idle is not None:
+            for lease in self._idle(model, holder, now - idle)[: limit - len(taken)]:
+                self._pool.end(lease)
+                taken.append(self._pool.grant(lease.place, holder, now, ttl))
+        self._pool.ring(freed, now)
+        return tuple(lease.told() for lease in taken)
+
+    async def assign(
+        self, *pairs: tuple[SlotLease, str], ttl: float
+    ) -> tuple[SlotLease | None, ...]:
+        """See `taskqueue_core.capabilities.SlotPool.assign`."""
+        check_pairs(pairs)
+        check_ttl(ttl)
+        now = self._begin()
+        answers: list[SlotLease | None] = []
+        for shown, job in pairs:
+            lease = self._assign(shown, job, now)
+            if lease is not None:
+                lease.state = Permit.ASSIGNED
+                self._pool.keep(lease, now + ttl)
+            answers.append(_told(lease))
+        return tuple(answers)
+
+    async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
+        """See `taskqueue_core.capabilities.SlotPool.detach`."""
+        check_leases(leases)
+        check_ttl(ttl)
+        now = self._begin()
+        found = [self._pool.find(lease.token, now) for lease in leases]
+        bound = [lease if lease is not None and lease.job is not None else None for lease in found]
+        for lease in filter(None, bound):
+            lease.state = Permit.DETACHED
+            self._pool.keep(lease, now + ttl)
+        return tuple(map(_told, bound))
+
+    async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
+        """See `taskqueue_core.capabilities.SlotPool.renew`."""
+        check_leases(leases)
+        check_ttl(ttl)
+        now = self._begin()
+        found = [self._pool.find(lease.token, now) for lease in leases]
+        kept = [
+            lease or self._remade(shown, now) for shown, lease in zip(leases, found, strict=True)
+        ]
+        for lease in filter(None, kept):
+            self._pool.keep(lease, max(lease.expires_at, now + ttl))
+        return tuple(map(_told, kept))
+
+    async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
+        """See `taskqueue_core.capabilities.SlotPool.release`."""
+        check_leases(leases)
+        now = self._begin()
+        ended = [self._release(lease, now) for lease in leases]
+        self._pool.ring([lease.place for lease in ended if lease], now)
+        return tuple(lease is not None for lease in ended)
+
+    # what servers say
+
+    async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
+        """See `taskqueue_core.capabilities.SlotPool.leave`."""
+        check_job(model, job)
+        check_note(note)
+        now = self._begin()
+        lease = self._pool.of_job(model, job, now)
+        if lease is None or lease.token != token:
+            self._pool.late.add(model, job, note, now)
+            return Left.LATE
+        lease.note = note
+        self._pool.bells.ring(model)
+        return Left.TAKEN
+
+    async def late(self, model: str, job: str) -> tuple[bytes, ...]:
+        """See `taskqueue_core.capabilities.SlotPool.late`."""
+        check_job(model, job)
+        return self._pool.late.of(model, job, self._begin())
+
+    async def reconcile(
+        self, model: str, server: str, seen: Seen | None, *, settled: float
+    ) -> tuple[SlotLease, ...]:
+        """See `taskqueue_core.capabilities.SlotPool.reconcile`."""
+        check_endpoint(model, server)
+        check_seen(seen, settled)
+        now = self._begin()
+        place = self._pool.place(model, server)
+        if place is None:
+            return ()
+        if seen is None:
+            place.well = False
+            if not place.healthy:
+                self._pool.clear(place)
+            self._pool.ring((place,), now)
+            return ()
+        _look_at_health(place, seen, settled, now)
+        ended = []
+        missing = _missing(place, seen, now)
+        for lease in place.with_job:
+            if lease not in missing:
+                lease.missed = None
+            elif lease.missed is None or lease.missed[0] != seen.active:
+                lease.missed = (seen.active, now)
+            elif now - lease.missed[1] >= settled:
+                ended.append(lease.shown())
+                self._pool.end_untold(lease, now)
+        self._pool.ring((place,), now)
+        return tuple(ended)
+
+    def bell(self, *models: str) -> MemoryRoomBell:
+        """See `taskqueue_core.capabilities.SlotPool.bell`."""
+        return MemoryRoomBell(self._pool.bells, checked_models(models))
+
+    # steps
+
+    def _begin(self) -> float:
+        now = self._pool.clock.now()
+        self._pool.sweep(now)
+        return now
+
+    def _best(self, model: str, now: float) -> Place | None:
+        """Return the endpoint that the next slot is to be of."""
+        places = self._pool.models.get(model, {}).values()
+        able = [place for place in places if place.may_give(now) and place.room > 0]
+        return min(able, key=lambda one: one.merit(), default=None)
+
+    def _idle(self, model: str, holder: str, before: float) -> list[Lease]:
+        """Return the slots that others hold since ``before`` and have no job for, the oldest first."""
+        places = self._pool.models.get(model, {}).values()
+        now = self._pool.clock.now()
+        able = [place for place in places if place.may_give(now) and place.room >= 0]
+        leases = [lease for place in able for lease in place.leases.values()]
+        idle = [
+            one for one in leases if one.job is None and one.holder != holder and one.since < before
+        ]
+        return sorted(idle, key=_by_fence)
+
+    def _assign(self, shown: SlotLease, job: str, now: float) -> Lease | None:
+        lease = self._pool.find(shown.token, now)
+        model = shown.model if lease is None else lease.place.endpoint.model
+        had = self._pool.of_job(model, job, now)
+        if lease is None:
+            return had if had is not None and had.via == shown.token else None
+        if lease.job is not None:
+            return lease if lease is had else None
+        if had is None:
+            self._pool.bind(lease, job)
+            return lease
+        self._pool.end(lease)
+        self._pool.ring((lease.place,), now)
+        self._pool.renumber(had, shown.token)
+        had.holder, had.resumed = lease.holder, True
+        return had
+
+    def _remade(self, shown: SlotLease, now: float) -> Lease | None:
+        """Make a lease of an earlier pool anew."""
+        token = Token.read(shown.token)
+        if token is None or token.epoch == self._pool.epoch or not check_remade(shown):
+            return None
+        job = shown.job or ""
+        place, had = (
+            self._pool.place(shown.model, shown.server),
+            self._pool.of_job(shown.model, job, now),
+        )
+        if had is not None:
+            return had if had.via == shown.token else None
+        if place is None:
+            return None
+        lease = self._pool.grant(place, shown.holder, now, ttl=0.0)
+        self._pool.bind(lease, job)
+        lease.state, lease.via, lease.switched = shown.state, shown.token, shown.switched
+        return lease
+
+    def _release(self, shown: SlotLease, now: float) -> Lease | None:
+        lease = self._pool.find(shown.token, now)
+        if lease is not None:
+            self._pool.end(lease)
+        return lease
+
+
+def _told(lease: Lease | None) -> SlotLease | None:
+    return None if lease is None else lease.told()
+
+
+def _by_fence(lease: Lease) -> int:
+    return lease.fence
+
+
+def _look_at_health(place: Place, seen: Seen, settled: float, now: float) -> None:
+    before = place.surplus
+    if place.well or seen.active <= len(place.with_job):
+        place.well, place.surplus = True, None
+    elif before is None or seen.active > before[0]:
+        place.surplus = (seen.active, now)
+    elif now - before[1] >= settled:
+        place.well, place.surplus = True, None
+
+
+def _missing(place: Place, seen: Seen, now: float) -> set[Lease]:
+    """Return the leases whose jobs the server does not seem to have."""
+    bound = place.with_job
+    if seen.jobs is not None:
+        return {lease for lease in bound if lease.job not in seen.jobs}
+    if not seen.active:
+        return set(bound)
+    over = sorted(
+        (lease for lease in bound if lease.expires_at <= now), key=lambda one: one.expires_at
+    )
+    return set(over[: max(0, len(bound) - seen.active)])

@@ -1,0 +1,172 @@
+"""The steps that the verbs of the slot pool are made of. Each leaves every slot with one holder or none."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterable
+
+from taskqueue_core.authoring.slot_checks import Token
+from taskqueue_core.capabilities import Endpoint, Permit
+from taskqueue_core.clock import Clock
+from taskqueue_memory.due_heap import Agenda
+from taskqueue_memory.room_signal import Bells
+from taskqueue_memory.slots.late_notes import LateNotes
+from taskqueue_memory.slots.leases import Lease, Place, Server
+
+__all__ = ["Pool"]
+
+_SWEPT = 1000
+"""leases that one step clears away at the most; one that it has not come to is over all the same"""
+
+
+class Pool:
+    """All endpoints and leases of one backend."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Start empty, with an epoch of its own."""
+        self.clock = clock
+        self.epoch = secrets.token_hex(8)
+        self.servers: dict[str, Server] = {}
+        self.models: dict[str, dict[str, Place]] = {}
+        """places by model and server"""
+        self.leases: dict[str, Lease] = {}
+        """by token"""
+        self.jobs: dict[tuple[str, str], Lease] = {}
+        """by model and job"""
+        self.late = LateNotes()
+        self.bells = Bells(clock)
+        self._fences = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._marks = itertools.count(1)
+        self._ends = Agenda[Lease](lambda lease, mark: lease.mark == mark)
+
+    # endpoints
+
+    def place(self, model: str, server: str) -> Place | None:
+        """Return an endpoint."""
+        return self.models.get(model, {}).get(server)
+
+    def put(self, endpoint: Endpoint) -> Place:
+        """Add an endpoint, or change it."""
+        server = self.servers.setdefault(endpoint.server, Server())
+        place = server.places.get(endpoint.model)
+        if place is None:
+            place = Place(endpoint, server, next(self._numbers))
+            server.places[endpoint.model] = place
+            self.models.setdefault(endpoint.model, {})[endpoint.server] = place
+        place.endpoint = endpoint
+        place.draining = place.removed = False
+        server.together = endpoint.together
+        for lease in place.leases.values():
+            self._note_end(lease)
+        return place
+
+    def forget_if_done(self, place: Place) -> None:
+        """Forget an endpoint that was removed, once nothing of it is held."""
+        if not place.removed or place.leases:
+            return
+        model, name = place.endpoint.model, place.endpoint.server
+        del place.server.places[model]
+        del self.models[model][name]
+        if not self.models[model]:
+            del self.models[model]
+        if not place.server.places:
+            del self.servers[name]
+
+    # leases
+
+    def grant(self, place: Place, holder: str, now: float, ttl: float) -> Lease:
+        """Make a lease on an endpoint."""
+        fence = next(self._fences)
+        lease = Lease(place, holder, token=self._token(fence), fence=fence, now=now)
+        last = place.server.last_model
+        lease.switched = last not in (None, place.endpoint.model)
+        self.leases[lease.token] = place.leases[lease.token] = lease
+        self.keep(lease, now + ttl)
+        return lease
+
+    def keep(self, lease: Lease, until: float) -> None:
+        """Have a lease run out at a time."""
+        lease.expires_at = until
+        self._note_end(lease)
+
+    def renumber(self, lease: Lease, shown: str) -> None:
+        """Give a lease a new token and fence: nobody who had it before has it any more."""
+        del self.leases[lease.token], lease.place.leases[lease.token]
+        lease.fence = next(self._fences)
+        lease.token = self._token(lease.fence)
+        lease.via, lease.missed = shown, None
+        self.leases[lease.token] = lease.place.leases[lease.token] = lease
+
+    def find(self, token: str, now: float) -> Lease | None:
+        """Return the lease of a token that is good."""
+        lease = self.leases.get(token)
+        if lease is not None and lease.expires_at <= now and lease.ends_by_time():
+            self.run_out(lease, now)
+            return None
+        return lease
+
+    def of_job(self, model: str, job: str, now: float) -> Lease | None:
+        """Return the lease that a job has."""
+        lease = self.jobs.get((model, job))
+        return lease and self.find(lease.token, now)
+
+    def bind(self, lease: Lease, job: str) -> None:
+        """Bind a lease to a job."""
+        place = lease.place
+        lease.job, lease.state = job, Permit.ASSIGNED
+        last = place.server.last_model
+        lease.switched = last not in (None, place.endpoint.model)
+        place.server.last_model = place.endpoint.model
+        self.jobs[place.endpoint.model, job] = lease
+
+    def end(self, lease: Lease) -> None:
+        """End a lease: its slot is free, or gone where slots were taken away."""
+        place = lease.place
+        lease.mark = 0
+        del self.leases[lease.token], place.leases[lease.token]
+        if lease.job is not None:
+            del self.jobs[place.endpoint.model, lease.job]
+        self.forget_if_done(place)
+
+    def clear(self, place: Place) -> None:
+        """End what nobody has bound to a job: the endpoint may get none now."""
+        for lease in tuple(place.leases.values()):
+            if lease.job is None:
+                self.end(lease)
+
+    def end_untold(self, lease: Lease, now: float) -> None:
+        """End a lease for its holder, who has not fetched its note: that is put aside."""
+        if lease.note is not None and lease.job is not None:
+            self.late.add(lease.place.endpoint.model, lease.job, lease.note, now)
+        self.end(lease)
+
+    def run_out(self, lease: Lease, now: float) -> None:
+        """End a lease by its time."""
+        self.end_untold(lease, now)
+        self.ring((lease.place,), now)
+
+    def sweep(self, now: float) -> None:
+        """End the leases that time ends. The others wait until they are reconciled."""
+        for lease in tuple(self._ends.take(now, _SWEPT)):
+            lease.mark = 0
+            if lease.ends_by_time():
+                self.run_out(lease, now)
+
+    def ring(self, places: Iterable[Place], now: float) -> None:
+        """Ring for the models that can have a slot now, at some endpoints or at others of their servers."""
+        models: set[str] = set()
+        for place in places:
+            shared = place.server.together is not None
+            near = place.server.places.values() if shared else (place,)
+            models |= {one.endpoint.model for one in near if one.may_give(now) and one.room > 0}
+        for model in sorted(models):
+            self.bells.ring(model)
+
+    def _note_end(self, lease: Lease) -> None:
+        lease.mark = next(self._marks)
+        self._ends.add(lease.expires_at, lease, lease.mark)
+
+    def _token(self, fence: int) -> str:
+        return str(Token(self.epoch, fence, secrets.token_hex(16)))

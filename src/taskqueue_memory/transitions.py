@@ -1,0 +1,231 @@
+"""The transitions. Each is one synchronous method, so nothing can come between its steps: that is the atomicity.
+
+Every method leaves the ledger balanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import structs
+
+from taskqueue_core.authoring.helpers import refusal
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.limits import LIMITS, check_time
+from taskqueue_core.tasks import (
+    Confirmation,
+    Delivery,
+    Expired,
+    Published,
+    Settled,
+    State,
+    Task,
+)
+from taskqueue_memory.records import Consumer, QueueState, Record
+from taskqueue_memory.steps import Steps
+
+__all__ = ["Store"]
+
+_CHUNK = 1000
+
+
+class Store(Steps):
+    """All queues of one backend, and what may be done to them."""
+
+    # publish
+
+    def publish(self, task: Task) -> Confirmation:
+        """Add a task, once: to its queue, or to those that this one is bound to."""
+        now = self.clock.now()
+        queue = self.queue(task.key)
+        if queue.settings.bound_to:
+            return self._fan_out(task, queue, now)
+        answer = self._known_or_refused(task, queue, now)
+        return answer or self._take_in(task, queue, now)
+
+    def _known_or_refused(self, task: Task, queue: QueueState, now: float) -> Confirmation | None:
+        known = queue.records.get(task.id)
+        status = known and known.recognise(task, now, queue.settings.dedupe_window)
+        if status:
+            return Confirmation(key=task.key, task_id=task.id, status=status)
+        if queue.bounded:
+            of_tenant = 0 if queue.fair is None else queue.fair.fresh(task.tenant)
+            return refusal(task, queue.settings, queue.fresh, of_tenant)
+        return None
+
+    def _take_in(self, task: Task, queue: QueueState, now: float) -> Confirmation:
+        position = queue.states[State.WAITING]
+        record = self._begin(Record(queue=queue, task=task))
+        if task.not_before is not None and task.not_before > now:
+            self._schedule(record, task.not_before, "published")
+        else:
+            self._make_available(record, "published")
+        return Confirmation(
+            key=task.key, task_id=task.id, status=Published.ACCEPTED, position=position
+        )
+
+    def _fan_out(self, task: Task, queue: QueueState, now: float) -> Confirmation:
+        """Put a copy of a task into each of the queues that its own is bound to, or into none."""
+        copies = {key: structs.replace(task, key=key) for key in queue.settings.bound_to}
+        self.forget(2 * len(copies))
+        answers = {
+            key: self._known_or_refused(copy, self.queue(key), now) for key, copy in copies.items()
+        }
+        told = {answer.status: answer for answer in answers.values() if answer is not None}
+        refused = told.get(Published.REFUSED)
+        if Published.CONFLICT in told:
+            status = Published.CONFLICT
+        elif all(answers.values()) and refused is None:
+            status = Published.DUPLICATE
+        elif refused is not None or (refused := refusal(task, queue.settings, 0)):
+            self.leave(self.queue(key) for key in copies)
+            reason = f"queue {refused.key!r}: {refused.reason}"
+            return structs.replace(refused, key=task.key, reason=reason)
+        else:
+            for key, copy in copies.items():
+                if answers[key] is None:
+                    self._take_in(copy, self.queue(key), now)
+            status = Published.ACCEPTED
+        return Confirmation(key=task.key, task_id=task.id, status=status)
+
+    def retry(
+        self, task: Task, at: float, error: str | None, token: str | None, settles: Delivery | None
+    ) -> Confirmation:
+        """Schedule the next attempt, once per token."""
+        check_time("at", at)
+        error = error and error[: LIMITS.text]
+        queue = self.queue(task.key)
+        record = queue.records.get(task.id) or Record(queue=queue, task=task)
+        token = record.retry_token(token, settles)
+        if token in record.tokens:
+            return Confirmation(key=task.key, task_id=task.id, status=Published.DUPLICATE)
+        if settles is not None and record.receipt != settles.receipt:
+            raise LeaseLost(
+                "the receipt is not current: settled before, taken back, or never issued"
+            )
+        worker = record.owner.consumer if record.owner else None
+        self._end_receipt(record, "retry" if settles else None, revoke=settles is None)
+        if not record.live and record.state is not State.DEAD:
+            record = self._begin(structs.replace(record, task=task, digest=None, state=None))
+        record.retry(token, error, self.clock.now())
+        queue.retried += 1
+        self._schedule(record, at, "retried", worker=worker, error=error)
+        return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)
+
+    # deliver
+
+    def take(
+        self, subscription: Consumer, queue: QueueState, now: float, expired: list[Expired]
+    ) -> Delivery | None:
+        """Hand out the first waiting entry of a queue with room; up to a chunk of those past their deadline expire."""
+        while len(expired) < _CHUNK and (record := queue.pop()) is not None:
+            task = record.task
+            if task.deadline is not None and task.deadline <= now:
+                expired.append(self._expire(record))
+                continue
+            receipt = subscription.new_receipt()
+            delivery = record.hand_out(receipt, now)
+            record.owner = subscription
+            self.receipts[receipt] = record
+            subscription.owned[receipt] = record
+            if queue.settings.max_processing_time is not None:
+                record.patience = queue.settings.max_processing_time
+                self._watch(record)
+            queue.handed_out(record, now)
+            self._enter(record, State.IN_FLIGHT, "delivered")
+            return delivery
+        return None
+
+    # settle
+
+    def ack(self, delivery: Delivery, result: bytes | None) -> Settled:
+        """End an entry as done."""
+        record = self.receipts.get(delivery.receipt)
+        if record is None:
+            return self._settled_before(delivery, "ack")
+        record.store_result(result, self.clock.now(), record.queue.settings.result_ttl)
+        self._finish(record, State.DONE, "acked", verb="ack")
+        return Settled.OK
+
+    def redeliver(self, delivery: Delivery, loser: Consumer | None) -> Settled:
+        """Make an entry available again, at its old place; ``loser`` vanished with it, if it is the owner still."""
+        verb = "lost" if loser else "redeliver"
+        record = self.receipts.get(delivery.receipt)
+        if record is None or (loser is not None and record.owner is not loser):
+            return self._settled_before(delivery, verb)
+        self.hand_back(record, lost=loser is not None)
+        return record.last[2] if record.last else Settled.OK
+
+    def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
+        """End an entry among the dead letters."""
+        record = self.receipts.get(delivery.receipt)
+        if record is None:
+            return self._settled_before(delivery, "dead")
+        error = error and error[: LIMITS.text]
+        record.bury(reason, error, self.clock.now())
+        self._finish(record, State.DEAD, "dead_lettered", verb="dead", error=error)
+        return Settled.OK
+
+    def adopt(self, subscription: Consumer, receipt: str) -> Delivery | None:
+        """Move a live delivery to another subscription of the same worker identity."""
+        record = self.receipts.get(receipt)
+        if record is None or record.owner is None or record.owner.consumer != subscription.consumer:
+            return None
+        record.owner.owned.pop(receipt, None)
+        record.owner = subscription
+        subscription.owned[receipt] = record
+        return record.delivery
+
+    # operate
+
+    def progress(self, receipt: str, value: float | str) -> bool:
+        """Note the progress of a delivery: it does not hang."""
+        record = self.receipts.get(receipt)
+        if record is None:
+            return False
+        record.progress, record.updated_at = value, self.clock.now()
+        if record.watch:
+            self._watch(record)
+        return True
+
+    def redrive(self, record: Record) -> None:
+        """Make a dead entry waiting again, at the end of its lane."""
+        record.redrive()
+        self._make_available(record, "redriven")
+
+    def discard(self, record: Record) -> None:
+        """Give a dead entry up for good."""
+        self._finish(record, State.DISCARDED, "discarded")
+
+    def cancel(self, record: Record) -> bool:
+        """End a live entry as cancelled."""
+        if not record.live:
+            return False
+        self._finish(record, State.CANCELLED, "cancelled", revoke=True)
+        return True
+
+    # time
+
+    def expire(self) -> Iterator[Expired]:
+        """End live entries that are past their deadline, a bounded number of them."""
+        for record in self._calendar.past_deadline(self.clock.now(), _CHUNK):
+            if record.live:
+                yield self._expire(record)
+
+    def forget(self, chunk: int = _CHUNK) -> int:
+        """Drop ended records whose windows have passed, a bounded number of them."""
+        now, gone = self.clock.now(), 0
+        for record in tuple(self._calendar.forgettable(now, chunk)):
+            if (until := record.kept_until) > now:  # the window has been widened since
+                self._calendar.note_end(record, until)
+            else:
+                del record.queue.records[record.task.id]
+                gone += 1
+        return gone
+
+    def forget_tenants(self) -> None:
+        """Drop what is kept of tenants who have nothing left, of each queue a bounded number."""
+        now = self.clock.now()
+        for queue in self.queues.values():
+            if queue.fair is not None:
+                queue.fair.forget(now, _CHUNK)

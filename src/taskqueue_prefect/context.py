@@ -1,0 +1,113 @@
+"""What all of one process shares: the backend, its settings, and what goes on in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
+
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import control_of, has
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import SettingsConflict
+from taskqueue_core.hooks import Hooks
+from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.loading import load_backend
+from taskqueue_core.plugins import load_plugins
+from taskqueue_prefect.logs import LOG
+from taskqueue_prefect.settings import PrefectSettings
+
+__all__ = ["Host"]
+
+_ENDING = 5.0
+"""seconds in which what is left hands back what it has"""
+_MOST = 10_000
+_SURE = 30.0
+"""seconds for which a queue is believed to have its settings"""
+
+
+class Host:
+    """One for each event loop, made when it is first asked for. Making it does no input or output."""
+
+    _hosts: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Host]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        """Read the settings. Raises `ConfigurationError`."""
+        core = load_settings(Settings)
+        self.settings = load_settings(PrefectSettings)
+        hooks = Hooks()
+        load_plugins(hooks, allow=core.plugins_allow, deny=core.plugins_deny)
+        self.name = core.backend
+        self.backend = ObservedBackend(load_backend(core.backend), hooks)
+        self.control = control_of(self.backend)
+        self.serves = False
+        """whether a server of this process has begun to serve"""
+        self._known: dict[str, float] = {}
+        """when it was last seen that a queue has its settings"""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    def of_this_loop(cls) -> Self:
+        """Return the one of the running event loop."""
+        loop = asyncio.get_running_loop()
+        host = cls._hosts.get(loop)
+        if host is None:
+            host = cls._hosts[loop] = cls()
+        return host  # type: ignore[return-value]
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Have something done that nobody else waits for. It is ended with the host."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("something of the task queue failed", exc_info=error)
+
+    async def prepare(self, key: str) -> None:
+        """Give a queue its settings, unless it has some: those of an operator stay."""
+        now = time.monotonic()
+        if now - self._known.get(key, -_SURE) < _SURE:
+            return
+        found = await self.control.settings(key)
+        if found.version == 0:
+            changes: dict[str, Any] = {
+                "max_losses": self.settings.max_losses,
+                "dedupe_window": self.settings.remember,
+                "result_ttl": self.settings.remember,
+            }
+            if has(self.backend, Capability.FLOW):
+                changes["capacity"] = self.settings.capacity or _stock_capacity()
+            with contextlib.suppress(SettingsConflict):  # another replica was first
+                await self.control.configure(key, found.model_copy(update=changes))
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[key] = now
+
+    def forget(self) -> None:
+        """Look again at what queues have: the store was away, and may have been emptied."""
+        self._known.clear()
+
+    async def aclose(self) -> None:
+        """End what was begun, once it has had its time, and close the backend."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_ENDING)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.backend.aclose()
+        loop = asyncio.get_running_loop()
+        if self._hosts.get(loop) is self:
+            del self._hosts[loop]
+
+
+def _stock_capacity() -> int:
+    from prefect.settings import get_current_settings
+
+    return int(get_current_settings().server.tasks.scheduling.max_scheduled_queue_size)

@@ -1,0 +1,263 @@
+"""One worker's socket: a run is sent, acknowledged, and only then the next one is taken.
+
+The handler is Prefect's own. It says no more than what can be seen from here:
+
+===================================== ===============================================================
+it makes a `MultiQueue`               a worker has subscribed; the task that runs now is the handler
+it observes the worker                at first: who it is. With a run out: *the worker has acknowledged it*
+it asks for a run                     it takes one; what came before is acknowledged
+it asks whether the socket is up      it has nothing to do: from now on the worker is listened to
+it hands a run to ``retry``           the socket broke before the worker's word
+its task ends, however                what is out goes back
+===================================== ===============================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextvars import ContextVar
+from functools import partial
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from taskqueue_core.backend import Subscription
+from taskqueue_core.consumer.outage import close
+from taskqueue_core.consumer.settle import Settlements
+from taskqueue_core.consumer.settlement import settle
+from taskqueue_core.consumer.store_link import StoreLink
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.retry import Rejected, ScheduleRetry
+from taskqueue_core.tasks import Delivery, State, Task
+from taskqueue_prefect import task_runs as runs
+from taskqueue_prefect.context import Host
+from taskqueue_prefect.listening import Line, Socket
+from taskqueue_prefect.logs import LOG
+from taskqueue_prefect.names import connection_of, name_of
+from taskqueue_prefect.task_runs import Accepted
+
+if TYPE_CHECKING:
+    from prefect.server.schemas.core import TaskRun
+
+__all__ = ["HandingOver"]
+
+_NOBODY = "unknown"
+_COMMIT = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
+"""seconds between looks at the database for a run whose transaction is just being committed"""
+_LOOKS = 4
+"""hand-outs, seconds apart, after which a run that the database never had is dropped"""
+_AWAY = 1.0
+"""seconds between looks at a database that is away"""
+_BAD = "bad_task_run"
+_VIOLATION = 4001
+_current: ContextVar[HandingOver | None] = ContextVar("taskqueue_prefect_socket", default=None)
+
+
+class HandingOver:
+    """Hands runs over to one worker, for as long as the task lives in which it is made."""
+
+    def __init__(self, host: Host, task_keys: object) -> None:
+        """Take nothing yet. Closes the socket with 4001 for what are no keys."""
+        self._host = host
+        self._keys = _names(task_keys)
+        self._mark = token_hex(4)
+        self._client = _NOBODY
+        self._connection = connection_of(_NOBODY, self._mark)
+        self._subscription: Subscription | None = None
+        self._store = StoreLink(self._tell)
+        self._out: Delivery | None = None
+        """what the worker was sent, and has not acknowledged"""
+        self._state = ""
+        self._settling: asyncio.Task[None] | None = None
+        self._taking: asyncio.Task[tuple[Delivery, TaskRun]] | None = None
+        self._news = asyncio.Event()
+        """that something was taken, or the worker has gone"""
+        self._line = Line(self._news.set)
+        _current.set(self)
+        if (handler := asyncio.current_task()) is not None:
+            handler.add_done_callback(lambda _: host.begin(self._end()))
+
+    @classmethod
+    def of_this_context(cls) -> HandingOver | None:
+        """Return the socket whose handler this is called from, if any."""
+        return _current.get()
+
+    def observed(self, client_id: object) -> None:
+        """Take note that the handler has heard of its worker. Closes the socket with 4001 for what is no id."""
+        if not isinstance(client_id, str):
+            raise _violation(f"client_id: a {type(client_id).__name__}; allowed: text")
+        if client_id != self._client:
+            self._client = client_id
+            self._connection = connection_of(client_id, self._mark)
+        if self._out is not None:
+            self._accept()
+
+    def is_connected(self, socket: Socket) -> bool:
+        """Return whether the worker is there; have it be listened to until the next run is out."""
+        return self._line.is_up(socket)
+
+    async def next(self) -> TaskRun:
+        """Return the next run. Cancelled, it goes on in the background, and the next call has the answer.
+
+        Raises `TimeoutError` once the worker has gone.
+        """
+        if self._out is not None:  # whoever asks for more has the worker's word
+            self._accept()
+        if self._taking is None:
+            self._taking = asyncio.create_task(self._take())
+            self._taking.add_done_callback(lambda _: self._news.set())
+        # Only from here on it is out: the handler may have given up waiting, and does so every second.
+        while not (self._taking.done() or self._line.is_down):
+            self._news.clear()
+            await self._news.wait()
+        await self._line.stop()
+        if self._line.is_down:
+            raise TimeoutError  # upon which the handler asks whether the worker is there
+        taken, self._taking = self._taking, None
+        self._out, run = taken.result()
+        self._state = runs.state_id(run)
+        return run
+
+    async def hand_back(self) -> None:
+        """Give back what is out, as if nothing had been."""
+        delivery, self._out = self._out, None
+        if delivery is not None:
+            await self._settlements.redeliver([delivery])
+
+    # Taking.
+
+    @property
+    def _settlements(self) -> Settlements:
+        return Settlements(self._host.backend, self._subscribed(), self._store)
+
+    def _subscribed(self) -> Subscription:
+        if self._subscription is None:
+            self._subscription = self._host.backend.subscribe(self._keys, self._connection)
+        return self._subscription
+
+    async def _take(self) -> tuple[Delivery, TaskRun]:
+        if self._settling is not None:
+            await self._settling
+        subscription = self._subscribed()
+        while True:
+            received = await self._store.insist(partial(subscription.receive, 1, None))
+            for delivery in received.deliveries:
+                run = await self._wanted(delivery)
+                if run is not None and await self._is_held(delivery):
+                    return delivery, run
+
+    async def _is_held(self, delivery: Delivery) -> bool:
+        """Whether a delivery is still this socket's: it is another's if this process stood still for a lease."""
+        task = delivery.task
+        look = partial(self._host.control.statuses, task.key, task.id)
+        (found,) = await self._store.insist(look)
+        mine = State.IN_FLIGHT, delivery.attempt, delivery.losses
+        return found is not None and (found.state, found.attempt, found.losses) == mine
+
+    async def _wanted(self, delivery: Delivery) -> TaskRun | None:
+        """Return the run of a delivery, ``None`` where it is not to be run: then it is settled."""
+        why = runs.stranger(delivery.task)
+        run = None if why else await self._current_run(delivery.task)
+        if run is not None and runs.is_scheduled(run):
+            why = runs.unbearable(run)
+            if why is None:
+                return run
+        if why is not None:
+            await self._bury(delivery, why)
+            return None
+        if run is None and delivery.attempt < _LOOKS:
+            await self._look_again(delivery)
+        else:
+            state = "" if run is None else runs.state_id(run)
+            await self._accepted(delivery, Accepted(state=state))
+        return None
+
+    async def _current_run(self, task: Task) -> TaskRun | None:
+        """Look at the database, which may not know yet what is in the queue, or may know better.
+
+        A run has one entry, which keeps the state that it was made for: a later state moves it.
+        """
+        state, at = runs.state_of(task)
+        for pause in _COMMIT:
+            await asyncio.sleep(pause)
+            run = await self._read(task.id)
+            if run is not None and (runs.state_id(run) == state or runs.state_time(run) > at):
+                return run
+        return None
+
+    async def _look_again(self, delivery: Delivery) -> None:
+        later = ScheduleRetry(float(delivery.attempt), "its transaction is not committed")
+        backend, subscription = self._host.backend, self._subscribed()
+        with contextlib.suppress(LeaseLost):
+            await self._store.insist(partial(settle, backend, subscription, delivery, later))
+
+    async def _read(self, run_id: str) -> TaskRun | None:
+        told = False
+        while True:
+            try:
+                return await runs.read(run_id)
+            except Exception:  # noqa: BLE001 - whatever it is: a run is not given up for the database's sake
+                if not told:
+                    LOG.exception("the database could not be asked for a task run")
+                told = True
+                await asyncio.sleep(_AWAY)
+
+    # Settling.
+
+    def _accept(self) -> None:
+        delivery, self._out = self._out, None
+        if delivery is not None:
+            word = Accepted(worker=self._connection, state=self._state)
+            self._settling = asyncio.create_task(self._accepted(delivery, word))
+
+    async def _accepted(self, delivery: Delivery, word: Accepted) -> None:
+        told = await self._settlements.ack([(delivery, msgspec.json.encode(word))])
+        if word.worker is not None and not all(told.values()):
+            LOG.warning("a worker's word came too late: run %s is out again", delivery.task.id)
+
+    async def _bury(self, delivery: Delivery, why: str) -> None:
+        LOG.error(
+            "run %s is none that a worker bears, and is a dead letter now: %s",
+            delivery.task.id,
+            why,
+        )
+        await self._settlements.judge(delivery, Rejected(_BAD, why))
+
+    async def _end(self) -> None:
+        """Settle what was acknowledged, and hand back the rest."""
+        await self._line.stop()
+        if self._taking is not None:
+            self._taking.cancel()
+            await asyncio.gather(self._taking, return_exceptions=True)
+        if self._settling is not None:
+            await asyncio.wait([self._settling])
+        if self._subscription is not None:
+            await close(self._subscription)
+
+    async def _tell(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
+        if ok:
+            self._host.forget()
+            LOG.info("the task queue's store is back")
+        else:
+            LOG.warning("the task queue's store is away: %s", reason)
+
+
+def _names(task_keys: object) -> list[str]:
+    most = LIMITS.keys
+    if not isinstance(task_keys, list) or not 0 < len(task_keys) <= most:
+        found = len(task_keys) if isinstance(task_keys, list) else f"a {type(task_keys).__name__}"
+        raise _violation(f"keys: {found}; allowed: a list of 1 to {most}")
+    for key in task_keys:
+        if not isinstance(key, str):
+            raise _violation(f"keys: one is a {type(key).__name__}; allowed: text")
+    return [name_of(key) for key in task_keys]
+
+
+def _violation(what: str) -> Exception:
+    from starlette.exceptions import WebSocketException
+
+    LOG.warning("a task worker's subscription is refused: %s", what)
+    return WebSocketException(_VIOLATION, f"Protocol violation: {what}")

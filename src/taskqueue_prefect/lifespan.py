@@ -1,0 +1,59 @@
+"""What a server's process does from its start to its end, beside answering."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from taskqueue_core.consumer.maintenance import keep_house
+from taskqueue_prefect.context import Host
+from taskqueue_prefect.errors import NotAsConfigured
+from taskqueue_prefect.logs import LOG, forward_logs
+from taskqueue_prefect.reconcile import reconcile
+
+__all__ = ["serve_on", "serving"]
+
+
+@contextlib.asynccontextmanager
+async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
+    """Tell of it, keep house, and reconcile; in the end hand everything back.
+
+    Within itself it does nothing, as Prefect begins an application more than once. Raises `NotAsConfigured` for faults,
+    where the settings are strict.
+    """
+    if host.serves:
+        yield
+        return
+    host.serves = True
+    forward_logs()
+    try:
+        await _declare(host, faults)
+        loops = [host.begin(keep_house(host.control)), host.begin(reconcile(host))]
+        try:
+            yield
+        finally:
+            for task in loops:
+                task.cancel()
+    finally:
+        await host.aclose()
+
+
+async def serve_on(host: Host, faults: list[str]) -> None:
+    """Do the same for an application that has begun already, until this is cancelled, as the event loop ends."""
+    async with serving(host, faults):
+        await asyncio.Event().wait()
+
+
+async def _declare(host: Host, faults: list[str]) -> None:
+    if faults and host.settings.strict:
+        raise NotAsConfigured(f"TASKQUEUE_PREFECT_STRICT: {'; '.join(faults)}")
+    for fault in faults:
+        LOG.error("the task queue may not work: %s", fault)
+    health = await host.backend.health()
+    if not health.ok:
+        LOG.error("the task queue's store is out of reach: %s", health.details.get("error"))
+    shared = "for all replicas" if host.backend.capabilities.shared else "of this process alone"
+    where = [str(value) for name, value in health.details.items() if name.endswith("address")]
+    told = " ".join([repr(host.name), shared, *where])
+    LOG.info("background tasks go through the backend %s", told)

@@ -1,0 +1,169 @@
+"""The database says what is scheduled; what the queue has not, though it should, is put in again.
+
+That is: a run that was never put in or that the store has lost; and one that a worker has accepted and will not begin,
+as the worker is gone. Any replica does it, all may at once: each rescue has a token. Nothing is taken for lost at first
+sight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import msgspec
+
+from taskqueue_core.consumer.store_link import OUTAGES
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.tasks import State, TaskStatus, WorkerInfo
+from taskqueue_prefect import enqueue as scheduling
+from taskqueue_prefect import task_runs as runs
+from taskqueue_prefect.context import Host
+from taskqueue_prefect.logs import LOG
+from taskqueue_prefect.names import client_of, name_of
+from taskqueue_prefect.task_runs import Accepted, Run
+
+__all__ = ["Reconciler", "reconcile"]
+
+_PAGE = 200
+_FIRST = UUID(int=0)
+_JITTER = 0.25
+Mark = tuple[str, str]
+"""a run and its state"""
+_accepted = msgspec.json.Decoder(Accepted)
+
+
+async def reconcile(host: Host) -> None:
+    """Do a pass again and again, until cancelled. A pass that fails is logged once per series."""
+    reconciler = Reconciler(host)
+    failing = False
+    while True:
+        try:
+            await reconciler.look_once()
+            failing = False
+        except Exception as error:  # noqa: BLE001 - the loop must not end silently
+            if not failing:
+                known = isinstance(error, TaskQueueError)
+                LOG.warning("reconciling fails: %s", error, exc_info=None if known else error)
+            failing = True
+            host.forget()
+        spread = random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - spreads load, no secret
+        await asyncio.sleep(host.settings.reconcile * spread)
+
+
+class Reconciler:
+    """Holds the database against the queue."""
+
+    def __init__(self, host: Host, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Have seen nothing."""
+        self._host = host
+        self._monotonic = monotonic
+        self._missed: dict[Mark, float] = {}
+        """since when a run in a state has looked lost"""
+        self._refused: set[Mark] = set()
+        """what was told of, as the queue does not take it"""
+        self._full: set[str] = set()
+        """queues that took no more in this pass"""
+
+    async def look_once(self) -> int:
+        """Look at every scheduled run; return how many were put in again."""
+        seen: dict[Mark, float] = {}
+        self._full.clear()
+        last, rescued = _FIRST, 0
+        try:
+            while page := await runs.scheduled_after(last, _PAGE):
+                last = page[-1].id
+                deferred = [run for run in page if runs.is_scheduled(run)]
+                rescued += await self._look_at(deferred, seen)
+        except BaseException:
+            self._missed |= seen
+            raise
+        self._missed = seen
+        self._refused &= seen.keys()
+        return rescued
+
+    async def _look_at(self, page: Sequence[Run], seen: dict[Mark, float]) -> int:
+        workers = await self._host.control.workers()
+        now, rescued = self._monotonic(), 0
+        for key in {name_of(run.task_key) for run in page}:
+            mine = [run for run in page if name_of(run.task_key) == key]
+            ids = [str(run.id) for run in mine]
+            statuses = await self._host.control.statuses(key, *ids)
+            results = await self._host.control.results(key, *ids)
+            for run, status, result in zip(mine, statuses, results, strict=True):
+                patience = self._patience(run, status, result, workers)
+                if patience is None:
+                    continue
+                mark = str(run.id), runs.state_id(run)
+                seen[mark] = self._missed.get(mark, now)
+                if now - seen[mark] >= patience and await self._rescue(run, key, status):
+                    del seen[mark]
+                    rescued += 1
+        return rescued
+
+    def _patience(
+        self,
+        run: Run,
+        status: TaskStatus | None,
+        result: bytes | None,
+        workers: Sequence[WorkerInfo],
+    ) -> float | None:
+        """Return for how many seconds a run must look lost before it is; ``None``: it does not."""
+        settings = self._host.settings
+        if status is None:
+            return None if self._may_be_held(run, workers) else settings.grace
+        if status.state is not State.DONE:
+            return None  # it is there, or was ended by an operator
+        accepted = None if result is None else _accepted.decode(result)
+        if accepted is None or accepted.worker is None or accepted.state != runs.state_id(run):
+            return settings.grace
+        if any(one.worker_id == accepted.worker for one in workers):
+            return None
+        # One of that name may be the same worker, connected anew, or another process.
+        client = client_of(accepted.worker)
+        again = any(client_of(one.worker_id) == client for one in workers)
+        return settings.held if again else settings.grace
+
+    def _may_be_held(self, run: Run, workers: Sequence[WorkerInfo]) -> bool:
+        """Whether a run that the queue does not know may be with a worker: it has accepted it so long ago."""
+        forgotten = self._host.backend.now() - self._host.settings.remember
+        key = name_of(run.task_key)
+        return runs.state_time(run).timestamp() < forgotten and any(
+            one.since < forgotten and key in one.keys for one in workers
+        )
+
+    async def _rescue(self, run: Run, key: str, status: TaskStatus | None) -> bool:
+        """Put a run in again. What is wrong with one, or with its queue, keeps none of the others."""
+        if key in self._full:
+            return False
+        try:
+            if status is None:
+                told = await scheduling.offer(self._host, run)
+                stored, why = told.stored, told.reason
+            else:
+                stored, why = await self._again(run, status), None
+        except OUTAGES:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this run's
+            stored, why = False, str(error)
+        else:
+            if not stored:
+                self._full.add(key)
+        mark = str(run.id), runs.state_id(run)
+        if stored:
+            LOG.warning("run %s was scheduled and not in the queue: it was put in again", run.id)
+        elif mark not in self._refused:
+            self._refused.add(mark)
+            LOG.warning("run %s is not in the queue, which does not take it: %s", run.id, why)
+        return stored
+
+    async def _again(self, run: Run, status: TaskStatus) -> bool:
+        at = runs.due_at(run)
+        told = await self._host.backend.publisher.schedule_retry(
+            runs.task_of(run),
+            max(at or 0.0, self._host.backend.now()),
+            token=f"{runs.state_id(run)}.{status.attempt}",
+        )
+        return told.stored

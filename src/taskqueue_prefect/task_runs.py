@@ -1,0 +1,184 @@
+"""Task runs: as Prefect has them, as tasks of a queue, and as the database knows them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from taskqueue_core.protocol.prefect_task_run import MAX_BYTES
+from taskqueue_core.tasks import Task
+from taskqueue_prefect.names import name_of
+
+if TYPE_CHECKING:
+    from prefect.server.schemas.core import TaskRun
+
+__all__ = [
+    "Accepted",
+    "Outline",
+    "Run",
+    "due_at",
+    "is_scheduled",
+    "read",
+    "scheduled_after",
+    "state_id",
+    "state_of",
+    "state_time",
+    "stranger",
+    "task_of",
+    "unbearable",
+]
+
+_state = msgspec.json.Decoder(dict[str, Any])
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a run that has left the queue, as its result."""
+
+    worker: str | None = None
+    """the connection of who has acknowledged it; ``None``: nobody, it was not wanted any more"""
+    state: str
+    """the id of the state in which it was handed out"""
+
+
+class OutlineDetails(NamedTuple):
+    """Of a scheduled state: see `Outline`."""
+
+    deferred: bool
+    scheduled_time: datetime | None
+
+
+class OutlineState(NamedTuple):
+    """A scheduled state: see `Outline`."""
+
+    id: UUID
+    timestamp: datetime
+    state_details: OutlineDetails
+
+    def is_scheduled(self) -> bool:
+        """As Prefect's own say it."""
+        return True
+
+
+class Outline(NamedTuple):
+    """As much of a scheduled run as it takes to put it into a queue, by Prefect's names."""
+
+    id: UUID
+    task_key: str
+    name: str
+    state: OutlineState
+
+
+Run: TypeAlias = "TaskRun | Outline"
+
+
+def task_of(run: Run) -> Task:
+    """Return a run as a task: its id is the run's, its payload names the run and its state.
+
+    Workers are sent the run as the database has it by then, so that nothing else need be kept of it here.
+    """
+    state = {"id": state_id(run), "timestamp": state_time(run).isoformat()}
+    told = {"task_key": run.task_key, "name": run.name, "state": state}
+    return Task(key=name_of(run.task_key), id=str(run.id), payload=msgspec.json.encode(told))
+
+
+def stranger(task: Task) -> str | None:
+    """Say why a task cannot be a run of this database, ``None`` where it may be."""
+    try:
+        UUID(task.id)
+        state_of(task)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def state_of(task: Task) -> tuple[str, datetime]:
+    """Return the id and the time of the state that a task was published for. Raises `ValueError`."""
+    state = _state.decode(task.payload).get("state")
+    if not isinstance(state, dict) or not {"id", "timestamp"} <= state.keys():
+        raise ValueError(
+            "its state has no id and time: it was not published by a server of Prefect"
+        )
+    at = datetime.fromisoformat(str(state["timestamp"]))
+    return str(state["id"]), at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def state_id(run: Run) -> str:
+    """Return the id of the state that a run is in; of a run without any there is none."""
+    return str(run.state.id) if run.state else ""
+
+
+def state_time(run: Run) -> datetime:
+    """Return when a run came into the state that it is in."""
+    return run.state.timestamp if run.state else datetime.min.replace(tzinfo=UTC)
+
+
+def is_scheduled(run: Run) -> bool:
+    """Whether a run waits for a worker."""
+    return bool(run.state and run.state.is_scheduled() and run.state.state_details.deferred)
+
+
+def due_at(run: Run) -> float | None:
+    """Return when a run is to be executed, in Unix seconds."""
+    at = run.state.state_details.scheduled_time if run.state else None
+    return at.timestamp() if at is not None else None
+
+
+def unbearable(run: TaskRun) -> str | None:
+    """Say why a worker must not be sent a run, ``None`` where it may."""
+    try:
+        size = len(run.model_dump_json())
+    except ValueError as error:
+        return str(error)
+    return f"{size} bytes, a worker takes {MAX_BYTES}" if size > MAX_BYTES else None
+
+
+async def read(run_id: str) -> TaskRun | None:
+    """Return a run as it is now, ``None`` if there is none."""
+    from prefect.server import models
+    from prefect.server.database import provide_database_interface
+
+    async with provide_database_interface().session_context() as session:
+        found = await models.task_runs.read_task_run(session=session, task_run_id=UUID(run_id))
+        return None if found is None else _run(found)
+
+
+async def scheduled_after(last: UUID, limit: int) -> list[Outline]:
+    """Return runs in a scheduled state, by id from ``last`` on, without it.
+
+    Every replica reads all of them again and again, so these are no objects of Prefect's.
+    """
+    import sqlalchemy as sa
+    from prefect.server.database import provide_database_interface
+    from prefect.server.schemas.states import StateType
+    from prefect.server.utilities.database import JSON
+
+    db = provide_database_interface()
+    run, state = db.TaskRun, db.TaskRunState
+    details = sa.type_coerce(state.state_details, JSON)
+    async with db.session_context() as session:
+        found = await session.execute(
+            sa.select(run.id, run.task_key, run.name, state.id, state.timestamp, details)
+            .join(state, state.id == run.state_id)
+            .where(run.state_type == StateType.SCHEDULED, run.id > last)
+            .order_by(run.id)
+            .limit(limit)
+        )
+        return [_outline(row) for row in found.all()]
+
+
+def _outline(row: Any) -> Outline:
+    run_id, task_key, name, state, at, details = row
+    due = details.get("scheduled_time")
+    told = OutlineDetails(
+        bool(details.get("deferred")), None if due is None else datetime.fromisoformat(due)
+    )
+    return Outline(run_id, task_key, name, OutlineState(state, at, told))
+
+
+def _run(model: Any) -> TaskRun:
+    from prefect.server.schemas.core import TaskRun
+
+    return TaskRun.model_validate(model, from_attributes=True)

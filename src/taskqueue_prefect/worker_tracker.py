@@ -1,0 +1,70 @@
+"""Who is connected, to any replica: in the place of what each process of Prefect knows of its own sockets."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from taskqueue_prefect.context import Host
+from taskqueue_prefect.delivery import HandingOver
+from taskqueue_prefect.enqueue import answered
+from taskqueue_prefect.names import client_of, spelling_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from prefect.server.models.task_workers import TaskWorkerResponse
+
+__all__ = ["Workers"]
+
+
+class Workers:
+    """Has the methods of Prefect's own tracker. What is asked is asked of the store."""
+
+    def __init__(self, stock: Any) -> None:
+        """Keep Prefect's own, for who uses it by hand."""
+        self._stock = stock
+
+    async def observe_worker(self, task_keys: Sequence[str], worker_id: str) -> None:
+        """Take the word of a socket's handler: its worker is there, and has what it was sent."""
+        socket = HandingOver.of_this_context()
+        if socket is not None:
+            socket.observed(worker_id)
+        else:
+            await self._stock.observe_worker(list(task_keys), worker_id)
+
+    async def forget_worker(self, worker_id: str) -> None:
+        """Do nothing for a handler, which says so after every run: a worker is gone when its last socket is."""
+        if HandingOver.of_this_context() is None:
+            await self._stock.forget_worker(worker_id)
+
+    async def get_workers_for_task_keys(self, task_keys: Sequence[str]) -> list[TaskWorkerResponse]:
+        """Return the workers of some of the tasks, all without any."""
+        wanted = set(task_keys)
+        return [
+            one for one in await self.get_all_workers() if not wanted or wanted & set(one.task_keys)
+        ]
+
+    async def get_all_workers(self) -> list[TaskWorkerResponse]:
+        """Return the workers with an open socket on any replica, each once. HTTP 503 where the store is away."""
+        from prefect.server.models.task_workers import TaskWorkerResponse
+
+        host = Host.of_this_loop()
+        async with answered(host):
+            found = await host.control.workers()
+        keys: dict[str, set[str]] = {}
+        for connection in found:
+            keys.setdefault(client_of(connection.worker_id), set()).update(connection.keys)
+        now = datetime.now(UTC)  # they are there: the store leaves out who has gone silent
+        return [
+            TaskWorkerResponse(
+                identifier=client,
+                task_keys=sorted(map(spelling_of, names)),
+                timestamp=now,  # pydantic makes what Prefect wants
+            )
+            for client, names in keys.items()
+        ]
+
+    def reset(self) -> None:
+        """Reset Prefect's own."""
+        self._stock.reset()

@@ -1,0 +1,1 @@
+"""Connections to Redis: nodes, topologies, retries, errors, pub/sub."""

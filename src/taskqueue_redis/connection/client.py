@@ -1,0 +1,287 @@
+"""Commands to one installation of Redis: each answered, or its fate named exactly.
+
+Client libraries resend commands whose answer was lost; a queue must know when that happens. Here a
+command is sent again only if nothing was executed, or if its caller says that twice is as good as once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from taskqueue_redis.addresses import Kind, Place
+from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.connection.cluster import ClusterTopology
+from taskqueue_redis.connection.connection import Wire, Word
+from taskqueue_redis.connection.failures import (
+    AnswerLost,
+    ErrorReply,
+    Failure,
+    Lost,
+    NotReached,
+    Policy,
+    Unreachable,
+    judge,
+)
+from taskqueue_redis.connection.nodes import Node, connect
+from taskqueue_redis.connection.retrying import Trial, Trouble
+from taskqueue_redis.connection.sentinel import SentinelTopology
+from taskqueue_redis.connection.topology import Single, Topology, redirection
+
+__all__ = ["Ask", "Follow", "Link"]
+
+Follow: TypeAlias = Callable[[Any], "Sequence[Word] | None"]
+Ask: TypeAlias = Callable[["Sequence[Word]"], Awaitable[Any]]
+T = TypeVar("T")
+
+
+class _Order(NamedTuple):
+    """What is to be done."""
+
+    words: tuple[Word, ...]
+    follow: Follow | None
+
+
+class Link:
+    """Commands to one installation, from any number of tasks of one event loop.
+
+    Connects when it is first used, and again whenever it must. Cancelling a call is safe at every
+    point: its answer, if one comes, reaches nobody.
+    """
+
+    def __init__(self, settings: RedisSettings) -> None:
+        """Do no input or output."""
+        self.settings = settings
+        self.trouble = Trouble(settings.address.shown)
+        self._topology = _topology(settings)
+        self._closed = False
+        self._over = asyncio.Event()
+        """set with it: nobody waits for the next try of a command then"""
+
+    async def command(
+        self,
+        key: str,
+        *words: Word,
+        resend: bool = True,
+        follow: Follow | None = None,
+        uncertain: bool = False,
+    ) -> Any:
+        """Run one command where ``key`` lives; return the raw reply: bytes, int, list or None.
+
+        ``resend``: twice is as good as once, so send it again after a lost answer, until
+        TASKQUEUE_REDIS_OPERATION_TIMEOUT. Without it, a command that may have been executed is not
+        sent again; one that Redis refused to execute (LOADING, MOVED, …) is.
+
+        ``follow`` is given the reply, and returns another command for the same connection or None;
+        then the answer is the pair of both replies (the second may be None). Redis must answer that
+        command within TASKQUEUE_REDIS_ANSWER_TIMEOUT. If it fails, the whole counts as unanswered.
+
+        ``uncertain``: it stands for a command that may have been executed already, such as one that
+        failed with an uncertain `NoScript`; that it was not executed is then not claimed.
+
+        Raises a `Failure`.
+        """
+        now = asyncio.get_running_loop().time()
+        node = self._topology.find(key) if follow is None else None
+        wire = node.ready if node is not None else None
+        reply: Any = None
+        if wire is not None:
+            await wire.crowd.acquire()  # does not wait
+            try:
+                reply = await wire.ask(words, now)
+            except Lost as lost:
+                reply = lost
+            else:
+                if type(reply) is not ErrorReply:
+                    if self.trouble.text is not None:
+                        self.trouble.over()
+                    return reply
+        deadline = now + self.settings.operation_timeout
+        trial = Trial(deadline, self.trouble, resend=resend, rest=self._rest)
+        trial.uncertain = uncertain
+        return await self._persist(trial, key, _Order(words, follow), node, reply)
+
+    async def everywhere(self, *words: Word, quietly: bool = False) -> list[Any]:
+        """Run an idempotent command at every master; return the replies. Raises a `Failure` if one is missing.
+
+        ``quietly``: a failure is no trouble, neither in health nor in the log.
+        """
+        return await self.at_each_master(lambda ask: ask(words), quietly=quietly)
+
+    async def at_each_master(
+        self, do: Callable[[Ask], Awaitable[T]], *, quietly: bool = True
+    ) -> list[T]:
+        """Do something at every master by what asks it idempotent commands. Raises a `Failure`."""
+        deadline = asyncio.get_running_loop().time() + self.settings.operation_timeout
+        trouble = Trouble(self.settings.address.shown, quiet=True) if quietly else self.trouble
+        nodes = await self._masters(Trial(deadline, trouble, resend=True, rest=self._rest))
+
+        def asking(node: Node) -> Ask:
+            def ask(words: Sequence[Word]) -> Awaitable[Any]:
+                trial = Trial(deadline, trouble, resend=True, rest=self._rest)
+                return self._persist(trial, node, _Order(tuple(words), None))
+
+            return ask
+
+        found: list[T] = []
+        done = await asyncio.gather(*(do(asking(node)) for node in nodes), return_exceptions=True)
+        for reply in done:
+            if isinstance(reply, BaseException):
+                raise reply
+            found.append(reply)
+        return found
+
+    async def listener(self, avoid: Place | None = None) -> tuple[Place, Wire]:
+        """Open a connection of one's own to a master, preferably not ``avoid``; say to which. Raises a `Failure`.
+
+        Every message that is published anywhere in the installation can be heard there.
+        """
+        problem: Unreachable | None = None
+        if self._closed:
+            raise NotReached("the link was closed")
+        try:
+            nodes = await self._topology.masters()
+            random.shuffle(nodes)  # not every process at the same one
+            nodes.sort(key=lambda node: node.place == avoid)
+            for node in nodes:
+                try:
+                    return node.place, await connect(node.place, self.settings)
+                except Unreachable as error:
+                    self._topology.doubt(node)
+                    problem = error
+        except Unreachable as error:
+            problem = error
+        raise problem.failure if problem else NotReached("no server is known") from None
+
+    def when_reopened(self, call: Callable[[], None]) -> None:
+        """Have something called when a server is connected to another time: it may have been started anew."""
+        self._topology.reopened = call
+
+    def in_charge(self, place: Place) -> bool:
+        """Whether a server is a master, as far as known."""
+        return self._topology.in_charge(place)
+
+    async def aclose(self) -> None:
+        """Close every connection; calls that wait for an answer, or for another try, fail. Idempotent."""
+        self._closed = True
+        self._over.set()
+        await self._topology.aclose()
+
+    async def _rest(self, pause: float) -> None:
+        if not pause:
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._over.wait()
+
+    async def _masters(self, trial: Trial) -> list[Node]:
+        while True:
+            try:
+                async with asyncio.timeout_at(trial.deadline):
+                    return await self._topology.masters()
+            except Unreachable as error:
+                self._topology.doubt(None)
+                if self._closed:
+                    trial.end(error.policy, error.failure)
+                await trial.after(error.policy, error.failure)
+            except TimeoutError:
+                trial.expire("nobody said in time which servers there are")
+
+    async def _persist(
+        self,
+        trial: Trial,
+        target: str | Node,
+        order: _Order,
+        node: Node | None = None,
+        problem: object = None,
+    ) -> Any:
+        # `problem` is what became of a first try at `node`, if there was one.
+        once: Node | None = None
+        while True:
+            if problem is not None:
+                policy, failure = _judge(problem)
+                once = self._learn(policy, problem, node)
+                if self._closed:
+                    trial.end(policy, failure)
+                await trial.after(policy, failure)
+            trial.sent = False
+            try:
+                async with asyncio.timeout_at(trial.deadline):
+                    node = target if isinstance(target, Node) else once
+                    node = node or await self._topology.locate(str(target))
+                    run = _shared if order.follow is None else _followed
+                    reply = await run(node, order, trial, asking=node is once)
+            except (Unreachable, Lost) as error:
+                problem = error
+            except TimeoutError:
+                trial.expire("TASKQUEUE_REDIS_OPERATION_TIMEOUT is over")
+            else:
+                if type(reply) is not ErrorReply:
+                    self.trouble.over()
+                    return reply
+                problem = reply
+
+    def _learn(self, policy: Policy, problem: object, node: Node | None) -> Node | None:
+        """Tell the topology what a failed try says about it; return the node to be asked just once, if any."""
+        if policy is Policy.SEEK or policy is Policy.RESEND:
+            self._topology.doubt(node)
+        if policy is Policy.MOVED or policy is Policy.ASK:
+            slot, place = redirection(str(problem), node)
+            if policy is Policy.ASK:
+                return self._topology.node(place)
+            self._topology.moved(slot, place)
+        return None
+
+
+async def _shared(node: Node, order: _Order, trial: Trial, *, asking: bool) -> Any:
+    wire = await node.reach()
+    for _ in range(asking + 1):
+        await wire.crowd.acquire()
+    trial.sent = True
+    now = asyncio.get_running_loop().time()
+    if asking:
+        wire.ask(("ASKING",), now)  # nothing comes between the two
+    return await wire.ask(order.words, now)
+
+
+async def _followed(node: Node, order: _Order, trial: Trial, *, asking: bool) -> Any:
+    async with node.exclusive() as wire:
+        trial.sent = True
+        try:
+            if asking:
+                await wire.call("ASKING")
+            reply = await wire.call(*order.words)
+        except ErrorReply as error:
+            return error
+        more = order.follow(reply) if order.follow is not None else None
+        if more is None:
+            return reply, None
+        try:
+            return reply, await wire.call(*more)
+        except ErrorReply as error:
+            # The first was executed, but what the second was to assure is unknown: the whole is as good as unanswered.
+            raise Lost(f"{more[0]!s} failed: {judge(error)[1]}", sent=True) from None
+
+
+def _judge(problem: object) -> tuple[Policy, Failure]:
+    if isinstance(problem, ErrorReply):
+        return judge(problem)
+    if isinstance(problem, Unreachable):
+        return problem.policy, problem.failure
+    assert isinstance(problem, Lost)  # noqa: S101 - the last kind there is
+    if problem.sent:
+        return Policy.RESEND, AnswerLost(problem.reason)
+    return Policy.SEEK, NotReached(problem.reason)
+
+
+def _topology(settings: RedisSettings) -> Topology:
+    kinds: dict[Kind, type[Single | SentinelTopology | ClusterTopology]] = {
+        Kind.SINGLE: Single,
+        Kind.SENTINEL: SentinelTopology,
+        Kind.CLUSTER: ClusterTopology,
+    }
+    return kinds[settings.address.kind](settings)

@@ -1,0 +1,52 @@
+"""From the failures of the store to the errors of the contract."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from taskqueue_core.errors import BackendUnavailable, ConfigurationError
+from taskqueue_redis.connection.failures import (
+    AnswerLost,
+    Failure,
+    Misconfigured,
+    NotReached,
+    Refused,
+)
+
+__all__ = ["translated"]
+
+
+class translated:  # noqa: N801 - reads as the verb it is
+    """Raise the contract's errors in place of the store's, but for the ``kept`` ones. For a ``with`` statement."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, *kept: type[Failure]) -> None:
+        self._kept = kept
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Translate."""
+        if isinstance(error, Failure) and not isinstance(error, self._kept):
+            raise _of(error) from error
+
+
+def _of(failure: Failure) -> ConfigurationError | BackendUnavailable:
+    match failure:
+        case Misconfigured():
+            return ConfigurationError(str(failure))
+        case NotReached():
+            return BackendUnavailable("the store is out of reach")
+        case AnswerLost():
+            return BackendUnavailable("the store's answer was lost")
+        case Refused():
+            return BackendUnavailable(f"the store takes no writes now: {failure.why}")
+        case _:
+            return BackendUnavailable(f"the store failed: {type(failure).__name__}")

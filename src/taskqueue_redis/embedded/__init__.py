@@ -1,0 +1,1 @@
+"""A private Valkey or Redis server, run by this process."""

@@ -1,0 +1,1 @@
+"""Reading the journal, and keeping it."""

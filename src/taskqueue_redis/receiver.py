@@ -1,0 +1,372 @@
+"""Taking deliveries for one consumer: which queues are asked next, and what an answer that was lost has brought."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.errors import BackendUnavailable, TaskQueueError
+from taskqueue_core.tasks import Delivery, Expired, Received
+from taskqueue_redis.connection.errors import translated
+from taskqueue_redis.connection.failures import AnswerLost, Failure, ScriptError
+from taskqueue_redis.context import Home
+from taskqueue_redis.scripts.deliveries import CORRUPT, ENTRY, deliveries_of
+from taskqueue_redis.scripts.receipts import Holder
+from taskqueue_redis.scripts.runner import seconds
+
+__all__ = ["GivenUp", "Intake"]
+
+_LOOK_EVERY = 8
+"""receives after which queues that are not known to have work are looked at in any case"""
+_ROUNDS = 5
+_PATIENCE = 0.25
+"""seconds for which a partition that keeps silent holds up what others gave"""
+_AGAIN = 0.2
+"""seconds until one that failed is asked again"""
+
+
+class GivenUp(Exception):
+    """The store has given this consumer up: what it held is with others."""
+
+
+class _Taken(msgspec.Struct):
+    """What one receive has gathered."""
+
+    by_key: dict[str, list[Delivery]] = {}
+    number: int = 0
+    expired: list[Expired] = []
+    dues: list[float] = []
+    again: bool = False
+
+    def add(self, other: _Taken) -> None:
+        """Take what another one has gathered."""
+        for key, deliveries in other.by_key.items():
+            if key in self.by_key:
+                self.by_key[key] += deliveries
+            else:
+                self.by_key[key] = deliveries
+        self.number += other.number
+        self.expired += other.expired
+        self.dues += other.dues
+        self.again = self.again or other.again
+
+    @property
+    def received(self) -> Received:
+        """It as an answer."""
+        deliveries = _one_each_in_turn(list(self.by_key.values()))
+        return Received(
+            deliveries=tuple(deliveries),
+            expired=tuple(self.expired),
+            again=self.again,
+            due_at=None if deliveries else min(self.dues, default=None),
+        )
+
+
+class Intake:
+    """Reads for one consumer, in one step per partition.
+
+    Where there are many, one that is out of reach does not hold up the others: it is asked aside until it answers.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        holder: Holder,
+        keys: tuple[str, ...],
+        *,
+        enter: Callable[[str], Awaitable[None]],
+        wake: Callable[[], None],
+    ) -> None:
+        """Do no input or output. ``enter`` registers with a partition; ``wake`` has a receive look again."""
+        self._home = home
+        self._holder = holder
+        self._enter = enter
+        self._wake = wake
+        self._partitions = tuple(home.scripts.partitions.group(keys))
+        self.ready: dict[str, None] = {}
+        """queues that are likely to have work, the next in turn first"""
+        self._reads = 0
+        self._turn = 0
+        self._doubtful: dict[str, bool] = {}
+        """partitions where a receive may have brought what nobody has seen; true where acks may have been undone too"""
+        self._unseen: list[Delivery] = []
+        self._late: list[Expired] = []
+        """what expired, as a partition said when nobody waited for it any more"""
+        self._aside: dict[str, asyncio.Task[None]] = {}
+        """partitions that are out of reach, and who asks them"""
+        self._given_up = False
+
+    async def take(self, limit: int) -> Received:
+        """Take up to ``limit`` deliveries. Raises `GivenUp`, and the contract's errors."""
+        if self._given_up:
+            raise GivenUp
+        many = len(self._partitions) > 1
+        if self._doubtful and not many:
+            await self._look_again()
+        if self._unseen:
+            some, self._unseen = self._unseen[:limit], self._unseen[limit:]
+            now = self._home.wakeups.now()
+            # Housekeeping ends what is past its deadline.
+            found = [one for one in some if one.task.deadline is None or one.task.deadline > now]
+            return Received(deliveries=tuple(found), again=True)
+        self._reads += 1
+        look = self._reads % _LOOK_EVERY == 0
+        taken = _Taken(expired=self._late)
+        self._late = []
+        try:
+            if many:
+                await self._take_from_many(taken, limit, look=look)
+            else:
+                keys = tuple(self.ready)[:limit]
+                taken.add(await self._read(self._partitions[0], limit, keys, look=look))
+        except BaseException as error:
+            self._unseen += taken.received.deliveries  # what other partitions gave
+            self._late += taken.expired
+            if isinstance(error, asyncio.CancelledError):
+                self._home.background.start(self._hand_back_unseen())
+            raise
+        return taken.received
+
+    def doubt_all(self) -> None:
+        """Look, before the next receive, at what the store says is in flight here: acks may have been undone there."""
+        for partition in self._partitions:
+            self._doubt(partition, undone=True)
+
+    def forget(self) -> None:
+        """Start over: nothing is known to have work, nothing is in doubt, and nobody is asked aside."""
+        self.ready.clear()
+        self._doubtful.clear()
+        self._unseen.clear()
+        self._given_up = False
+        for task in self._aside.values():
+            task.cancel()
+        self._aside.clear()
+
+    async def _take_from_many(self, taken: _Taken, limit: int, *, look: bool) -> None:
+        looked = False
+        for _ in range(_ROUNDS):
+            left = limit - taken.number
+            if left <= 0:
+                break
+            ready = self._within_reach()
+            doubtful = self._doubtful.keys() - self._aside.keys()
+            if look or doubtful or not ready:
+                if looked:
+                    break
+                names = [name for name in self._partitions if name not in self._aside]
+                await self._each(taken, {name: self._look_at(name) for name in names})
+                looked, look = True, False
+                if self._unseen:  # older than what would be read now
+                    break
+                continue
+            chosen: dict[str, list[str]] = {}
+            for key in ready[:left]:
+                chosen.setdefault(self._home.scripts.partitions.of(key), []).append(key)
+            share = max(1, left // max(1, sum(map(len, chosen.values()))))
+            taken.again = False
+            reads = {
+                name: self._read(name, share * len(keys), tuple(keys), look=False)
+                for name, keys in chosen.items()
+            }
+            await self._each(taken, reads)
+        taken.again = taken.again or bool(self._within_reach()) or bool(self._unseen)
+
+    def _within_reach(self) -> tuple[str, ...]:
+        """Return the queues that are likely to have work, but for those in partitions that are asked aside."""
+        if not self._aside:
+            return tuple(self.ready)
+        of = self._home.scripts.partitions.of
+        return tuple(key for key in self.ready if of(key) not in self._aside)
+
+    async def _each(self, taken: _Taken, reads: Mapping[str, Coroutine[Any, Any, _Taken]]) -> None:
+        """Gather what partitions give. One that fails, or keeps silent, is set aside while there are others."""
+        asked = {asyncio.create_task(read): name for name, read in reads.items()}
+        late = set(asked)
+        try:
+            _, late = await asyncio.wait(late, timeout=_PATIENCE)
+            while late and not self._others({asked[one] for one in asked if not _answered(one)}):
+                _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await _ended(asked)
+            raise
+        finally:
+            for one in asked:
+                if _answered(one):
+                    taken.add(one.result())
+        failed = {one: one.exception() for one in asked if one.done() and not _answered(one)}
+        for error in failed.values():
+            if error is not None and not isinstance(error, BackendUnavailable):
+                await _ended(late)
+                raise error
+        silent = [one for one in asked if not _answered(one)]
+        if not self._others({asked[one] for one in silent}):
+            raise next(error for error in failed.values() if error is not None)
+        for one in silent:
+            self.set_aside(asked[one], one if one in late else None)
+
+    def _others(self, names: set[str]) -> bool:
+        """Whether any partition is within reach but for these."""
+        return len(names | self._aside.keys()) < len(self._partitions)
+
+    def set_aside(self, partition: str, read: asyncio.Task[_Taken] | None = None) -> None:
+        """Have a partition asked until it answers, without anybody waiting for it; ``read`` is under way."""
+        if partition not in self._aside:
+            asking = self._home.background.start(self._ask(partition, read))
+            self._aside[partition] = asking
+
+    async def _ask(self, partition: str, read: asyncio.Task[_Taken] | None) -> None:
+        found: _Taken | None = None
+        while found is None:
+            try:
+                found = await (read or self._look_at(partition))
+            except GivenUp:
+                self._given_up, found = True, _Taken()
+            except TaskQueueError:
+                read = None
+                if self._home.closed:
+                    found = _Taken()  # nobody takes anything any more
+                else:
+                    await asyncio.sleep(_AGAIN)
+        self._unseen += found.received.deliveries
+        self._late += found.expired
+        del self._aside[partition]
+        self._wake()
+
+    async def _look_at(self, partition: str) -> _Taken:
+        """Find out which queues of a partition have work, and first of all what it has brought unseen."""
+        await self._enter(partition)
+        if partition in self._doubtful:
+            await self._look_again(partition)
+            return _Taken(again=True)
+        return await self._read(partition, 0, (), look=True)
+
+    async def _read(
+        self, partition: str, limit: int, keys: tuple[str, ...], *, look: bool
+    ) -> _Taken:
+        try:
+            with translated(ScriptError):
+                told = await self._home.scripts.run(
+                    "receive", partition, self._holder.token, self._turn, limit, int(look), *keys,
+                    resend=False,
+                )  # fmt: skip
+        except ScriptError as error:
+            if error.code == "GONE":
+                raise GivenUp from error
+            raise BackendUnavailable("the store failed") from error
+        except asyncio.CancelledError:
+            self._doubt(partition)
+            raise
+        except BackendUnavailable as error:
+            if isinstance(error.__cause__, AnswerLost):
+                self._doubt(partition)
+            raise
+        taken = _Taken()
+        self._note(taken, partition, keys, told)
+        return taken
+
+    def _note(self, taken: _Taken, partition: str, keys: tuple[str, ...], told: Any) -> None:
+        now, due, again, late, groups, leftover, others, closed = told
+        wakeups = self._home.wakeups
+        wakeups.told(now)
+        wakeups.note_due(partition, due)
+        at, keep, token = seconds(now), self._home.receipts.keep, self._holder.token
+        for name, lane, entries in groups:
+            key = name.decode()
+            good, bad = deliveries_of(key, lane.decode(), token, at, entries)
+            if bad:
+                self._home.background.start(self._bury(bad))
+            for delivery in good:
+                keep(delivery.receipt, self._holder)
+            if key in taken.by_key:
+                taken.by_key[key] += good
+            else:
+                taken.by_key[key] = good
+            taken.number += len(good)
+        left = [key.decode() for key in leftover]
+        for key in {*keys, *left}:
+            self.ready.pop(key, None)
+        for key in (*(key.decode() for key in others), *left):
+            self.ready.setdefault(key)  # what was served to the end: the queues take turns
+        taken.expired += [Expired(key.decode(), name.decode(), n) for key, name, n in late]
+        taken.again = taken.again or bool(again)
+        if due:
+            taken.dues.append(seconds(due))
+        for name, opens_at in closed:
+            if opens_at:
+                wakeups.note_opening(name.decode(), seconds(opens_at))
+                taken.dues.append(seconds(opens_at))
+
+    # what an answer that was lost has brought
+
+    def _doubt(self, partition: str, *, undone: bool = False) -> None:
+        self._turn += 1  # one that is still on its way comes too late from now on
+        self._doubtful[partition] = undone or self._doubtful.get(partition, False)
+
+    async def _look_again(self, only: str = "") -> None:
+        for partition in [only] if only else [*(self._doubtful.keys() - self._aside.keys())]:
+            try:
+                with translated(ScriptError):
+                    told = await self._home.scripts.run(
+                        "pending", partition, self._holder.token, self._turn
+                    )
+            except ScriptError as error:
+                raise GivenUp from error
+            found = self._unknown(told)
+            if self._doubtful.pop(partition, False):
+                # Some may have been settled here, which a failover has undone: they get receipts of their own.
+                await self._home.settlements.redeliver(found, "")
+                continue
+            for delivery in found:
+                self._home.receipts.keep(delivery.receipt, self._holder)
+            self._unseen += found
+
+    def _unknown(self, told: Any) -> list[Delivery]:
+        """Return what the store has in flight here and nobody here knows of; what is corrupt is buried."""
+        unknown: list[Delivery] = []
+        for key, lane, entries, tokens, times in told:
+            for place, (token, time) in enumerate(zip(tokens, times, strict=True)):
+                entry = entries[place * ENTRY : (place + 1) * ENTRY]
+                good, bad = deliveries_of(
+                    key.decode(), lane.decode(), token.decode(), seconds(time), entry
+                )
+                if bad:
+                    self._home.background.start(self._bury(bad))
+                unknown += (one for one in good if not self._home.receipts.holds(one.receipt))
+        return unknown
+
+    async def _hand_back_unseen(self) -> None:
+        try:
+            await self._look_again()
+            found, self._unseen = self._unseen, []
+            if found:
+                await self._home.settlements.redeliver(found, "")
+        except (Failure, TaskQueueError, GivenUp):
+            pass  # in doubt still: the next receive looks again, and a close hands back
+
+    async def _bury(self, corrupt: list[Delivery]) -> None:
+        for delivery in corrupt:
+            await self._home.settlements.dead_letter(
+                delivery, CORRUPT, "the envelope cannot be read"
+            )
+
+
+def _answered(read: asyncio.Task[_Taken]) -> bool:
+    return read.done() and not read.cancelled() and read.exception() is None
+
+
+async def _ended(reads: Collection[asyncio.Task[_Taken]]) -> None:
+    """Cancel reads, and wait until they have taken note of it."""
+    for one in reads:
+        one.cancel()
+    if reads:
+        await asyncio.wait(reads)
+
+
+def _one_each_in_turn(lists: list[list[Delivery]]) -> list[Delivery]:
+    if len(lists) == 1:
+        return lists[0]
+    longest = max(map(len, lists), default=0)
+    return [deliveries[n] for n in range(longest) for deliveries in lists if n < len(deliveries)]

@@ -1,0 +1,1 @@
+"""Running the Lua scripts, and encoding what goes in and out."""

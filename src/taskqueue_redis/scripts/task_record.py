@@ -1,0 +1,148 @@
+"""Reading the books of a task: the packed record, and what few tasks have besides."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskStatus
+from taskqueue_redis.scripts.deliveries import salvaged
+from taskqueue_redis.scripts.runner import seconds
+from taskqueue_redis.scripts.task_codec import Corrupt, decode
+
+__all__ = ["Rest", "dead_letter_of", "ledger_of", "pairs", "rest_of", "status_of"]
+
+# As in lua/lib/states.lua; the 7-byte numbers are read as bytes.
+_RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
+_MARKS = 2
+"""bytes behind the numbers, before the tenant, of a record that goes on"""
+_KINDS = {1: "s", 2: "r"}
+"""of streams, by the place where a body is"""
+_STATES = (
+    State.WAITING,
+    State.SCHEDULED,
+    State.DONE,
+    State.DEAD,
+    State.EXPIRED,
+    State.CANCELLED,
+    State.DISCARDED,
+)
+_decoder = msgspec.msgpack.Decoder()
+
+
+class Rest(NamedTuple):
+    """What a record says by itself: of what is in flight, that it waits."""
+
+    state: State
+    attempt: int
+    losses: int
+    priority: int
+    tenant: str | None
+    """of a task that has not ended; ``ordering_key`` likewise"""
+    ordering_key: str | None
+    since: int
+    """when it changed last, microseconds"""
+    stream: str | None
+    """the end of the name of the stream that it lies in; there it is in flight if its ``fence`` is pending"""
+    fence: int
+
+
+class _Record(msgspec.Struct, frozen=True):
+    state: State
+    priority: int
+    attempt: int
+    losses: int
+    updated_at: float
+
+
+def status_of(key: str, task_id: str, told: list[Any]) -> TaskStatus | None:
+    """Read the answer of the script ``status``."""
+    if not told:
+        return None
+    packed, in_flight, cold, progress = told
+    record = _record(packed)
+    history, reason = _cold(cold)
+    return TaskStatus(
+        key=key,
+        task_id=task_id,
+        state=State.IN_FLIGHT if in_flight else record.state,
+        attempt=record.attempt,
+        losses=record.losses,
+        updated_at=record.updated_at,
+        progress=None if progress is None else _decoder.decode(progress),
+        error=reason or (history[-1].error if history else None),
+    )
+
+
+def dead_letter_of(key: str, told: list[Any]) -> DeadLetter:
+    """Read one answer of the script ``dead_letters``."""
+    task_id, packed, cold, body = told[0].decode(), *told[1:]
+    record = _record(packed)
+    history, reason = _cold(cold)
+    return DeadLetter(
+        task=_task(key, task_id, record.priority, body),
+        attempt=record.attempt,
+        losses=record.losses,
+        reason=reason or "",
+        failed_at=record.updated_at,
+        history=tuple(history),
+    )
+
+
+def rest_of(packed: bytes) -> Rest:
+    """Read a record without the rest of the books."""
+    state, place, priority, attempt, losses, _, _, _, fence, at, *_ = _RECORD.unpack_from(packed)
+    tenant, _, entity = packed[_RECORD.size + _MARKS :].decode().partition("/")
+    return Rest(
+        state=_STATES[state - 1],
+        attempt=attempt,
+        losses=losses,
+        priority=priority,
+        tenant=tenant or None,
+        ordering_key=entity or None,
+        since=int.from_bytes(at, "big"),
+        stream=f"{_KINDS[place]}{priority}" if place in _KINDS else None,
+        fence=int.from_bytes(fence, "big"),
+    )
+
+
+def ledger_of(counters: Mapping[str, str]) -> Ledger:
+    """Read the counters of a queue."""
+    return Ledger(**{name: int(counters.get(name, 0)) for name in Ledger.__struct_fields__})
+
+
+def pairs(told: list[bytes]) -> dict[str, str]:
+    """Read the fields of a hash."""
+    return {told[n].decode(): told[n + 1].decode() for n in range(0, len(told), 2)}
+
+
+def _task(key: str, task_id: str, priority: int, body: bytes | None) -> Task:
+    try:
+        return decode(key, task_id, priority, body or b"")
+    except Corrupt:
+        return salvaged(key, task_id, priority, body or b"")
+
+
+def _record(packed: bytes) -> _Record:
+    state, _, priority, attempt, losses, _, _, _, _, at, *_ = _RECORD.unpack_from(packed)
+    return _Record(
+        state=_STATES[state - 1],
+        priority=priority,
+        attempt=attempt,
+        losses=losses,
+        updated_at=seconds(int.from_bytes(at, "big")),
+    )
+
+
+def _cold(packed: bytes | None) -> tuple[list[Failure], str | None]:
+    if packed is None:
+        return [], None
+    cold = _decoder.decode(packed)
+    failures = cold.get("h") or []
+    history = [
+        Failure(attempt=attempt, at=at / 1_000_000, error=error) for attempt, at, error in failures
+    ]
+    return history, cold.get("r")

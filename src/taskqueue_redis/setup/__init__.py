@@ -1,0 +1,1 @@
+"""What Redis must be and allow."""

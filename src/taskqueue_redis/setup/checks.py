@@ -1,0 +1,290 @@
+"""The check at the start: a Redis that cannot keep a promise is refused, with what to do; doubts are warnings."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_redis.addresses import Kind
+from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.connection.client import Ask, Link
+from taskqueue_redis.connection.failures import (
+    ErrorReply,
+    Lost,
+    Misconfigured,
+    NotReached,
+    ScriptError,
+    judge,
+)
+from taskqueue_redis.embedded.binaries import MINIMUM
+from taskqueue_redis.setup.permissions import SCRIPT_COMMANDS
+
+__all__ = ["ServerFacts", "check_server", "histories_of", "parsed"]
+
+_LOADS_UNASKED = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
+"""The first versions that load their file whatever the user ``default`` may do.
+
+https://github.com/redis/redis/pull/14545 and https://github.com/valkey-io/valkey/pull/3984. The latter is in later
+releases of Valkey 7.2 to 9.0 too; to refuse those costs only rights that the user ``default`` may have anyway.
+"""
+_OF_EACH_KIND = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
+_ALL_RIGHTS = "Give it all of them, it may stay off: ACL SETUSER default ~* &* +@all, and the same in the ACL file"
+_SYNCS = {"no": 0, "everysec": 1, "always": 2}
+_KEY = "{%s:0}:check"
+
+# Returns the commands that the user may not use. Redis 7.0 can be asked; before, the only way is to try:
+# the key then holds a string, on which the commands do nothing or fail, and is deleted.
+_RIGHTS = """
+local denied, at = {}, 1
+while ARGV[at] do
+    local words = {}
+    for n = 1, tonumber(ARGV[at]) do words[n] = ARGV[at + n] end
+    at = at + #words + 1
+    local allowed = true
+    if redis.acl_check_cmd then
+        allowed = redis.acl_check_cmd(unpack(words))
+    else
+        local reply = redis.pcall(unpack(words))
+        local text = type(reply) == 'table' and reply.err or ''
+        allowed = not (text:find('The user executing', 1, true) or text:find('NOPERM', 1, true))
+    end
+    if not allowed then denied[#denied + 1] = words[1] end
+end
+redis.pcall('DEL', KEYS[1])
+return denied
+"""
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out about the servers: of several, the least of each."""
+
+    address: str
+    """without secrets"""
+    product: str
+    """Redis or Valkey: which of them has the least version"""
+    version: str
+    mode: str
+    """single, sentinel or cluster"""
+    masters: int
+    replicas: int
+    """connected to the master that has the fewest"""
+    append_only: bool
+    """whether every master keeps an append-only file"""
+    appendfsync: str
+    """how often that is synced: always, everysec, no; unknown if neither Redis nor the settings say"""
+    histories: tuple[str, ...]
+    """the replication histories that the masters are in: another one after a restart or failover"""
+    maxmemory: int
+    """in bytes; 0 is no limit"""
+    warnings: tuple[str, ...] = ()
+
+    def details(self) -> dict[str, str | int | float | bool | None]:
+        """Return it for health."""
+        facts = msgspec.structs.asdict(self)
+        warnings = facts.pop("warnings")
+        del facts["histories"]
+        return {f"redis_{name}": fact for name, fact in facts.items()} | {
+            "redis_warnings": "; ".join(warnings) or None
+        }
+
+
+async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
+    """Return the facts. Raises `ConfigurationError` that names the cure, and `Failure` if Redis cannot be reached.
+
+    Harmless at any time; needs no right that the package does not need anyway.
+    """
+    try:
+        await link.everywhere("PING")  # while it loads its data INFO would say that it keeps no log
+        infos = [parsed(info) for info in await link.everywhere("INFO")]
+        for info in infos:
+            _refuse(info, settings)
+        syncs = await _appendfsync(link, settings)
+        await _check_scripts(link, settings)
+        await _check_channels(link, settings)
+        loads = await _loads(link, settings)
+    except Misconfigured as failure:
+        raise ConfigurationError(str(failure)) from None
+    append_only = all(info.get("aof_enabled") == "1" for info in infos)
+    product, version = min((_server(info) for info in infos), key=lambda one: _numbers(one[1]))
+    replicas = min(int(info.get("connected_slaves", 0)) for info in infos)
+    return ServerFacts(
+        address=settings.address.shown,
+        product=product,
+        version=version,
+        mode=settings.address.kind.value,
+        masters=len(infos),
+        replicas=replicas,
+        append_only=append_only,
+        appendfsync=syncs,
+        histories=histories_of(infos),
+        maxmemory=min(int(info.get("maxmemory", 0)) for info in infos),
+        warnings=tuple(
+            _doubts(append_only=append_only, replicas=replicas, syncs=syncs, loads=loads)
+        ),
+    )
+
+
+def histories_of(infos: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+    """Return the replication histories in the servers' own words."""
+    return tuple(sorted(info.get("master_replid", "") for info in infos))
+
+
+def parsed(info: bytes) -> dict[str, str]:
+    """Read an answer to INFO."""
+    lines = info.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+def _server(info: Mapping[str, str]) -> tuple[str, str]:
+    """Return product and version. What Valkey calls its ``redis_version`` is 7.2.4, with which it is compatible."""
+    if version := info.get("valkey_version"):
+        return "Valkey", version
+    return "Redis", info["redis_version"]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
+    version = info.get("redis_version", "0")
+    if _numbers(version) < MINIMUM:
+        raise ConfigurationError(f"Redis {version} is too old: use 6.2 or later")
+    is_cluster = info.get("cluster_enabled") == "1"
+    if is_cluster and settings.address.kind is not Kind.CLUSTER:
+        raise ConfigurationError(
+            "TASKQUEUE_REDIS_URL: this Redis is a node of a cluster; allowed: redis+cluster://host:port,host:port"
+        )
+    if info.get("role") != "master":
+        raise ConfigurationError(
+            "TASKQUEUE_REDIS_URL: this Redis is a read-only replica; allowed: its master, or "
+            "redis+sentinel://host:port/service, which finds the current master"
+        )
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ConfigurationError(
+            f"Redis' maxmemory-policy is {policy}, which deletes tasks when memory runs short: set "
+            "'maxmemory-policy noeviction' in redis.conf, or CONFIG SET maxmemory-policy noeviction"
+        )
+
+
+async def _appendfsync(link: Link, settings: RedisSettings) -> str:
+    try:
+        replies = await link.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
+    except Misconfigured:
+        return settings.appendfsync or "unknown"  # the access list that ships keeps it secret
+    found: list[str] = [reply[1].decode() for reply in replies]
+    return min(found, key=lambda word: _SYNCS.get(word, 0))
+
+
+async def _check_scripts(link: Link, settings: RedisSettings) -> None:
+    key = _KEY % settings.prefix
+    words: list[str] = []
+    for command in SCRIPT_COMMANDS:
+        words += [str(len(command)), *(key if word == "KEY" else word for word in command)]
+    await _direct(link, key, "PING")
+    await _direct(link, key, "WAIT", 0, 0)
+    await _direct(link, key, "EVAL", "return 1", 1, key)
+    digest = (await link.everywhere("SCRIPT", "LOAD", _RIGHTS))[0].decode()
+    denied = await _direct(link, key, "EVALSHA", digest, 1, key, *words)
+    if denied:
+        names = ", ".join(sorted({name.decode() for name in denied}))
+        raise ConfigurationError(
+            f"the Redis user may not use {names} on keys or channels named {_named(settings)}: {_cure(settings)}"
+        )
+
+
+async def _direct(link: Link, key: str, *words: str | int) -> Any:
+    try:
+        return await link.command(key, *words)
+    except Misconfigured as failure:
+        text = str(failure)
+        name = "" if text.startswith(str(words[0])) else f"{words[0]}: "
+        raise ConfigurationError(f"{name}{text}") from None
+
+
+async def _check_channels(link: Link, settings: RedisSettings) -> None:
+    # A channel of this check alone: what others publish on it would arrive as an answer.
+    channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
+    _, wire = await link.listener()
+    try:
+        for word in ("SUBSCRIBE", "UNSUBSCRIBE"):
+            try:
+                await wire.call(word, channel)
+            except ErrorReply as error:
+                _, failure = judge(error)
+                if not isinstance(failure, Misconfigured):
+                    raise failure from None
+                raise ConfigurationError(
+                    f"the Redis user may not {word} on channels named {_named(settings)}: {_cure(settings)}"
+                ) from None
+    except Lost as lost:
+        raise NotReached(lost.reason) from None
+    finally:
+        await wire.aclose()
+
+
+async def _loads(link: Link, settings: RedisSettings) -> bool:
+    """Return whether it is known that every server may load its file at its next start."""
+    key = _KEY % settings.prefix
+    writes = [
+        [key if word == "KEY" else word for word in words]
+        for words in SCRIPT_COMMANDS
+        if words[0] in _OF_EACH_KIND
+    ]
+
+    async def may(ask: Ask) -> bool | None:
+        info = parsed(await ask(("INFO",)))
+        if info.get("aof_enabled") != "1":
+            return True
+        product, version = _server(info)
+        if not (7, 0) <= _numbers(version) < _LOADS_UNASKED[product]:
+            return True
+        try:
+            replies = [await ask(("ACL", "DRYRUN", "default", *words)) for words in writes]
+        except (Misconfigured, ScriptError):
+            return None
+        return all(reply == b"OK" for reply in replies)
+
+    if not settings.user_name:
+        return True  # who is the default user has shown its rights already
+    answers = await link.at_each_master(may)
+    if False in answers:
+        raise ConfigurationError(
+            "this Redis would lose every task at its next start: it loads its file with the rights of the user "
+            f"'default', which has too few. {_ALL_RIGHTS}"
+        )
+    return None not in answers
+
+
+def _named(settings: RedisSettings) -> str:
+    return f"{{{settings.prefix}:…"
+
+
+def _cure(settings: RedisSettings) -> str:
+    return (
+        "use the access list taskqueue.acl that ships with taskqueue_redis"
+        f" (for TASKQUEUE_REDIS_PREFIX={settings.prefix})"
+    )
+
+
+def _doubts(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> Iterable[str]:
+    if not append_only:
+        yield "appendonly is off: a restart of Redis loses what it held; set 'appendonly yes'"
+        if replicas:
+            yield "a master without persistence that restarts empties its replicas too"
+    elif syncs == "no":
+        yield "appendfsync is no: a power cut loses what the system had not written; set everysec or always"
+    elif syncs == "unknown":
+        yield (
+            "how often Redis syncs its file is not known: set TASKQUEUE_REDIS_APPENDFSYNC to what redis.conf says"
+        )
+    if not loads:
+        yield (
+            "it is not known whether Redis would lose every task at its next start: that is so if the user 'default' "
+            f"has too few rights then. {_ALL_RIGHTS}"
+        )

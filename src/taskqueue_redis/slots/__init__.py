@@ -1,0 +1,1 @@
+"""The slot pool of the Redis backend."""

@@ -1,0 +1,105 @@
+"""Slots as they lie in the store: what `lua/lib/slots.lua` packs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, NamedTuple
+
+from taskqueue_core.capabilities import Endpoint, EndpointInfo, Permit, SlotLease
+from taskqueue_redis.scripts.runner import seconds
+
+__all__ = ["Place", "Shown", "granted", "lease_of", "read_place"]
+
+_PLACE = Struct("<4B9d")
+_LEASE = Struct("<4B4d32s")
+_STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
+_GRANT = 6
+"""words that the answer to ``slots_acquire`` has per lease"""
+
+
+class Place(NamedTuple):
+    """Where a lease is."""
+
+    model: str
+    server: str
+    url: str
+
+
+class Shown(NamedTuple):
+    """An endpoint with its leases, without their tokens."""
+
+    number: int
+    """by order of registration"""
+    info: EndpointInfo
+    leases: list[SlotLease]
+
+
+def _token(epoch: str, number: str, fence: str, secret: bytes) -> str:
+    return f"{epoch}.{fence}.{number}x{secret.decode()}"
+
+
+def granted(told: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease, ...]:
+    """Read the answer to ``slots_acquire``."""
+    epoch, expires_at = told[0].decode(), seconds(told[1])
+    leases = []
+    for at in range(2, len(told), _GRANT):
+        number, fence, secret, server, url, switched = told[at : at + _GRANT]
+        leases.append(
+            SlotLease(
+                model=model, server=server.decode(), url=url.decode(), holder=holder,
+                token=_token(epoch, number.decode(), fence.decode(), secret), fence=int(fence),
+                state=Permit.UNASSIGNED, expires_at=expires_at, switched=bool(switched),
+            )
+        )  # fmt: skip
+    return tuple(leases)
+
+
+def lease_of(epoch: bytes, place: Place, told: Sequence[Any], *, hidden: bool = False) -> SlotLease:
+    """Read a lease, told as the endpoint's id, its fence, how it lies in the store and its note.
+
+    ``hidden``: without its token, which is its holder's alone.
+    """
+    number, fence, packed, note = told
+    state, switched, resumed, _, expires_at, _, _, _, secret = _LEASE.unpack_from(packed)
+    holder, _, job = packed[_LEASE.size :].decode().partition("\0")
+    return SlotLease(
+        model=place.model, server=place.server, url=place.url, holder=holder,
+        token="" if hidden else _token(epoch.decode(), number.decode(), fence.decode(), secret),
+        fence=int(fence), state=_STATES[state], job=job or None, expires_at=expires_at / 1_000_000,
+        switched=bool(switched), resumed=bool(resumed), note=note,
+    )  # fmt: skip
+
+
+def read_place(told: Sequence[Any], now: float) -> Shown:
+    """Read what ``slots_look`` says of an endpoint."""
+    number, last_model, fields = told
+    found: dict[bytes, bytes] = dict(zip(fields[::2], fields[1::2], strict=True))
+    packed = found.pop(b"h")
+    url = found.pop(b"u").decode()
+    reports, well, draining, removed, slots, priority, together, rests, *_ = _PLACE.unpack_from(
+        packed
+    )
+    model, _, server = packed[_PLACE.size :].decode().partition("\0")
+    place = Place(model, server, url)
+    leases = [
+        lease_of(b"", place, (number, fence, lease, None), hidden=True)
+        for fence, lease in found.items()
+    ]
+    states = [lease.state for lease in leases]
+    info = EndpointInfo(
+        endpoint=Endpoint(
+            model=model, server=server, url=url, slots=int(slots), priority=int(priority),
+            reports=bool(reports), together=int(together) or None,
+        ),
+        healthy=bool(well or not reports),
+        draining=bool(draining),
+        removed=bool(removed),
+        resting_until=rests / 1_000_000 if rests / 1_000_000 > now else None,
+        unassigned=states.count(Permit.UNASSIGNED),
+        assigned=states.count(Permit.ASSIGNED),
+        detached=states.count(Permit.DETACHED),
+        overdue=sum(lease.job is not None and lease.expires_at <= now for lease in leases),
+        last_model=last_model.decode() or None,
+    )  # fmt: skip
+    return Shown(int(number), info, leases)

@@ -1,0 +1,161 @@
+"""Listing the tasks of queues, for those who want to see all of them: in small steps, and without touching anything.
+
+Redis is asked for some hundred records at a time, and serves others in between. Consumer groups are looked at, never
+read from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Collection, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from taskqueue_core.tasks import State
+from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.errors import translated
+from taskqueue_redis.connection.failures import Failure, NoScript, ScriptError
+from taskqueue_redis.journal.discovery import installed
+from taskqueue_redis.scripts.keys import Partitions
+from taskqueue_redis.scripts.runner import Word, source
+from taskqueue_redis.scripts.task_record import Rest, rest_of, status_of
+
+__all__ = ["Listed", "TaskLister"]
+
+_AT_ONCE = 300
+"""records of a step, each of some fifty bytes"""
+_LOOKED_UP = 100
+"""tasks that a script looks up"""
+_STATUS = "status"
+_GROUP = "g"
+_ALL = (0, 2**63)
+_NONE = (1, 0)
+
+
+class Listed(NamedTuple):
+    """A task as it was when its queue was listed."""
+
+    task_id: str
+    state: State
+    attempt: int
+    losses: int
+    priority: int
+    tenant: str | None
+    ordering_key: str | None
+    since: int
+    """microseconds: when its record changed last; a delivery changes none"""
+    as_of: int
+    """microseconds of the store's clock: when it was looked at"""
+
+
+class TaskLister:
+    """Lists tasks of an installation. An async context manager; belongs to one event loop."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        """Do no input or output."""
+        self._link = Link(settings)
+        self._partitions: Partitions | None = None
+        self._digest = hashlib.sha1(source(_STATUS).encode(), usedforsecurity=False).hexdigest()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._link.aclose()
+
+    async def queues(self) -> tuple[str, ...]:
+        """Return the names of the queues of all partitions, sorted; a shard is a queue of its own here."""
+        names: set[str] = set()
+        for partition in (await self._installed()).names:
+            told = await self._ask(partition, "SMEMBERS", f"{partition}:queues")
+            names.update(name.decode() for name in told)
+        return tuple(sorted(names))
+
+    async def read(self, key: str, states: Collection[State]) -> AsyncIterator[list[Listed]]:
+        """Give the tasks of a queue that are in one of some states, some at a time, in no order.
+
+        A task that is there from the beginning to the end is given; in a queue that grows or shrinks meanwhile it may
+        be given more than once.
+        """
+        partition = (await self._installed()).of(key)
+        name = f"{partition}:q:{key}"
+        epoch = await self._ask(partition, "HGET", f"{partition}:meta", "epoch")
+        cursor = b"0"
+        flying: dict[str, tuple[int, int]] = {}
+        while epoch is not None:
+            seconds, more = await self._ask(partition, "TIME")
+            # Asked before the records are read, so that what has been delivered for longer is told as in flight.
+            for stream in flying:
+                flying[stream] = await self._pending(partition, f"{name}/{stream}")
+            words = "HSCAN", f"{name}/t", cursor, "COUNT", _AT_ONCE
+            cursor, told = await self._ask(partition, *words)
+            records = {told[n].decode(): rest_of(told[n + 1]) for n in range(0, len(told), 2)}
+            doubtful = [one for one, record in records.items() if _may_fly(record, flying)]
+            states_now = await self._states(partition, epoch, key, doubtful)
+            as_of = int(seconds) * 1_000_000 + int(more)
+            listed = [
+                Listed(one, now, *record[1:7], as_of)
+                for one, record in records.items()
+                if (now := states_now.get(one, record.state)) is not None and now in states
+            ]
+            for record in records.values():
+                if record.stream is not None:
+                    flying.setdefault(record.stream, _ALL)
+            if listed:
+                yield listed
+            if cursor == b"0":
+                return
+
+    async def _installed(self) -> Partitions:
+        if self._partitions is None:
+            self._partitions = await installed(self._link)
+        return self._partitions
+
+    async def _pending(self, partition: str, stream: str) -> tuple[int, int]:
+        """Return the lowest and the highest sequence of a stream that are in flight."""
+        try:
+            told = await self._ask(partition, "XPENDING", stream, _GROUP, kept=ScriptError)
+        except ScriptError:  # there is no such group, so nobody was ever given anything
+            return _NONE
+        number, first, last, _ = told
+        if not number:
+            return _NONE
+        return int(first.partition(b"-")[0]), int(last.partition(b"-")[0])
+
+    async def _states(
+        self, partition: str, epoch: bytes, key: str, ids: list[str]
+    ) -> dict[str, State | None]:
+        """Return the states of tasks, each looked at in one step; ``None`` for one that is gone."""
+        states: dict[str, State | None] = {}
+        for start in range(0, len(ids), _LOOKED_UP):
+            some = ids[start : start + _LOOKED_UP]
+            answers = await self._look_up(partition, epoch, key, some)
+            for one, answer in zip(some, answers, strict=True):
+                status = status_of(key, one, answer)
+                states[one] = None if status is None else status.state
+        return states
+
+    async def _look_up(self, partition: str, epoch: bytes, key: str, ids: list[str]) -> Any:
+        words: list[Word] = [2, partition, f"{partition}:nothing", epoch, "", key, *ids]
+        try:
+            return await self._ask(partition, "EVALSHA", self._digest, *words)
+        except NoScript:
+            return await self._ask(partition, "EVAL", source(_STATUS), *words)
+
+    async def _ask(self, partition: str, *words: Word, kept: type[Failure] = NoScript) -> Any:
+        with translated(kept):
+            return await self._link.command(partition, *words)
+
+
+def _may_fly(record: Rest, flying: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether it takes another look to know if a task is in flight."""
+    if record.state is not State.WAITING or record.stream is None:
+        return False
+    low, high = flying.get(record.stream, _ALL)
+    return low <= record.fence <= high

@@ -1,0 +1,107 @@
+"""The ``server`` backend, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+import httpx2
+import msgspec
+
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import CapabilityMissing, TaskQueueError
+from taskqueue_core.tasks import Health
+from taskqueue_remote.client import HttpClient
+from taskqueue_remote.control import RemoteControl
+from taskqueue_remote.dead_letters import RemoteDeadLetters
+from taskqueue_remote.publisher import RemotePublisher
+
+__all__ = ["RemoteBackend", "create_backend"]
+
+_PATIENCE = 5.0
+
+
+class RemoteBackend:
+    """See `taskqueue_core.backend.Backend`. Has no subscriptions. The server's backend decides how durable it is.
+
+    So it does about limits of the flow, order and copies: what it does not keep is refused.
+    """
+
+    capabilities = Capabilities(
+        names=frozenset(
+            {
+                Capability.CONTROL,
+                Capability.DEAD_LETTERS,
+                Capability.FLOW,
+                Capability.ORDER,
+                Capability.FAN_OUT,
+            }
+        ),
+        shared=True,
+        atomic_retry=False,
+    )
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        tls_ca: Path | str | None = None,
+    ) -> None:
+        """Do no input or output. Raises `ConfigurationError`. A ``transport`` instead of the network is for tests.
+
+        ``tls_ca`` is a file of the authorities (PEM) to trust instead of the system's.
+        """
+        self._client = HttpClient(url, token, transport, tls_ca=tls_ca)
+        self.publisher = RemotePublisher(self._client)
+        self.control = RemoteControl(self._client)
+        self.dead_letters = RemoteDeadLetters(self._client)
+
+    def subscribe(self, keys: Iterable[str], consumer: str) -> NoReturn:  # noqa: ARG002 - the contract's
+        """Raise `CapabilityMissing`."""
+        raise CapabilityMissing(
+            "the server backend has no subscriptions: run a worker ('taskqueue worker module:attr'), "
+            "whose socket receives and settles deliveries"
+        )
+
+    def now(self) -> float:
+        """Return the server's time, known to within half a round trip; before its first answer this machine's."""
+        return self._client.clock.now()
+
+    async def health(self) -> Health:
+        """Ask the server whether it is ready, which includes its store. Answers within 5 seconds."""
+        details: dict[str, str | int | float | bool | None] = {"url": self._client.address.shown}
+        try:
+            answer = await self._client.fetch("GET", "/ready", seconds=_PATIENCE)
+        except TaskQueueError as error:
+            return Health(ok=False, backend="server", details=details | {"error": str(error)})
+        except Exception as error:  # noqa: BLE001 - health never raises, whatever a transport may
+            name = type(error).__name__
+            return Health(ok=False, backend="server", details=details | {"error": name})
+        return Health(ok=answer.ok, backend="server", details=details | _scalars(answer.body))
+
+    async def aclose(self) -> None:
+        """Close every connection. Idempotent."""
+        await self._client.aclose()
+
+
+def _scalars(body: bytes) -> dict[str, str | int | float | bool | None]:
+    try:
+        told = msgspec.json.decode(body, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+    return {
+        name: value
+        for name, value in told.items()
+        if value is None or isinstance(value, str | int | float | bool)
+    }
+
+
+def create_backend() -> RemoteBackend:
+    """Make a backend for the server that the settings name (``TASKQUEUE_SERVER_URL`` and what goes with it)."""
+    settings = load_settings(Settings)
+    token = settings.token.get_secret_value() if settings.token else None
+    return RemoteBackend(settings.server_url, token, tls_ca=settings.tls_ca)

@@ -1,0 +1,203 @@
+"""One HTTP client of a server: time limits, errors, and which failures leave a request's fate open."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import httpx2
+import msgspec
+
+from taskqueue_core.client_security import check_token, trusting, warn_if_readable
+from taskqueue_core.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    PublishUnconfirmed,
+    TaskQueueError,
+)
+from taskqueue_core.server_address import ServerAddress
+from taskqueue_remote.clock import TIME_HEADER, RemoteClock
+from taskqueue_remote.problems import problem_of, to_error
+
+__all__ = ["JSON", "NDJSON", "Answer", "HttpClient"]
+
+T = TypeVar("T")
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+
+_TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+# Idle connections are given up before a server usually does, so that few requests meet a closed one.
+_POOL = httpx2.Limits(max_connections=20, max_keepalive_connections=20, keepalive_expiry=2.0)
+_NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+_CUT_OFF = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
+_SUCCESS = range(200, 300)
+_NOT_NOW = 503
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A complete answer."""
+
+    status: int
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the status is one of success."""
+        return self.status in _SUCCESS
+
+
+class HttpClient:
+    """Talks to one server. Connects at the first call; safe for concurrent use within one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        *,
+        tls_ca: Path | str | None = None,
+        starts: str = "taskqueue serve",
+    ) -> None:
+        """Do no input or output. Raises `ConfigurationError` for an address or token that cannot be one.
+
+        ``tls_ca`` is a file of the authorities (PEM) to trust instead of the system's; ``starts`` is the command that
+        who finds no server is pointed to.
+        """
+        self.address = ServerAddress.of(url)
+        check_token(token)
+        warn_if_readable(self.address.shown, token, loopback=self.address.loopback)
+        self._tls_ca = tls_ca
+        self._starts = starts
+        self._transport = transport
+        self.clock = RemoteClock()
+        self._token = token
+        self._client: httpx2.AsyncClient | None = None
+
+    async def ask(
+        self,
+        method: str,
+        where: str,
+        kind: type[T],
+        *,
+        body: object = None,
+        query: Mapping[str, str | int] | None = None,
+    ) -> T:
+        """Return the decoded answer, or raise what a local backend would."""
+        answer = await self.fetch(method, where, body=body, query=query)
+        if not answer.ok:
+            raise self.error(answer)
+        return self.decode(answer.body, kind)
+
+    async def fetch(
+        self,
+        method: str,
+        where: str,
+        *,
+        body: object = None,
+        query: Mapping[str, str | int] | None = None,
+        seconds: float | None = None,
+    ) -> Answer:
+        """Return an answer whatever its status. Raises `BackendUnavailable` where there is none, or none in time."""
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            async with asyncio.timeout(seconds):
+                try:
+                    return await self._send(method, where, content, JSON, query)
+                except _CUT_OFF:
+                    if method != "GET":
+                        raise
+                    # Likely an idle connection that the server closed just then: a new one tells.
+                    return await self._send(method, where, content, JSON, query)
+        except TimeoutError as error:
+            raise self._silent(error) from None
+        except httpx2.HTTPError as error:
+            raise self._silent(error) from None
+
+    async def tell(self, where: str, content: bytes, content_type: str = JSON) -> Answer:
+        """POST something that is to happen once, and return an answer that says whether it did.
+
+        Raises `BackendUnavailable` only where nothing can have happened, else `PublishUnconfirmed`.
+        """
+        try:
+            answer = await self._send("POST", where, content, content_type, None)
+        except _NEVER_SENT as error:
+            raise self._silent(error) from None
+        except httpx2.HTTPError as error:
+            raise PublishUnconfirmed(
+                f"the answer of {self.address.shown} was lost ({type(error).__name__}): "
+                "publish again with the same id"
+            ) from None
+        error_of = None if answer.ok else self.error(answer)
+        if isinstance(error_of, BackendUnavailable) and self._open(answer):
+            raise PublishUnconfirmed(f"{error_of}: publish again with the same id")
+        if isinstance(error_of, BackendUnavailable | PublishUnconfirmed):
+            raise error_of
+        return answer
+
+    def error(self, answer: Answer) -> TaskQueueError:
+        """Return the error that an answer without success stands for."""
+        return to_error(problem_of(answer.status, answer.body), self.address.shown)
+
+    def decode(self, body: bytes, kind: type[T]) -> T:
+        """Decode JSON. Raises `ConfigurationError` where the server speaks otherwise."""
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigurationError(
+                f"what answers at {self.address.shown} is no taskqueue server, or one of another version: {error}"
+            ) from None
+
+    async def aclose(self) -> None:
+        """Close every connection. Idempotent."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _send(
+        self,
+        method: str,
+        where: str,
+        content: bytes | None,
+        content_type: str,
+        query: Mapping[str, str | int] | None,
+    ) -> Answer:
+        client = self._client = self._client or self._connect()
+        headers = {} if content is None else {"content-type": content_type}
+        asked = time.monotonic()
+        response = await client.request(
+            method, where, content=content, headers=headers, params=dict(query) if query else None
+        )
+        self.clock.hear(response.headers.get(TIME_HEADER), asked)
+        return Answer(response.status_code, response.content)
+
+    def _connect(self) -> httpx2.AsyncClient:
+        headers = {"accept": f"{JSON}, {NDJSON}", "user-agent": "taskqueue"}
+        if self._token is not None:
+            headers["authorization"] = f"Bearer {self._token}"
+        try:
+            return httpx2.AsyncClient(
+                base_url=self.address.base,
+                headers=headers,
+                timeout=_TIMEOUT,
+                limits=_POOL,
+                transport=self._transport,
+                # Certificates take a tenth of a second to load.
+                verify=(trusting(self._tls_ca) or True) if self.address.tls else False,
+                trust_env=not self.address.loopback,  # no proxy leads to this machine
+            )
+        except httpx2.InvalidURL as error:
+            raise ConfigurationError(f"the server's address cannot be used: {error}") from None
+
+    def _open(self, answer: Answer) -> bool:
+        # 503 says that it was not tried. What an unknown 500 or a proxy's 502 or 504 did, nobody knows.
+        code = problem_of(answer.status, answer.body).code
+        return answer.status != _NOT_NOW and code != BackendUnavailable.code
+
+    def _silent(self, error: Exception) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"no answer from a server at {self.address.shown} ({type(error).__name__}: {error}): "
+            f"start one with '{self._starts}', or set TASKQUEUE_SERVER_URL"
+        )

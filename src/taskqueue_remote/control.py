@@ -1,0 +1,148 @@
+"""The operator's side, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+import msgspec
+from msgspec import Raw
+from pydantic import ValidationError
+
+from taskqueue_core.capabilities import Maintained, QueueSettings
+from taskqueue_core.errors import CapabilityMissing, ConfigurationError
+from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.server_address import path
+from taskqueue_core.tasks import Delivery, Ledger, QueueStats, TaskStatus, WorkerInfo
+from taskqueue_remote.client import HttpClient
+
+__all__ = ["RemoteControl", "batches"]
+
+
+class _Named(msgspec.Struct, frozen=True):
+    key: str
+
+
+class _Queues(msgspec.Struct, frozen=True):
+    queues: list[_Named]
+    next: str | None = None
+
+
+class _Statuses(msgspec.Struct, frozen=True):
+    statuses: dict[str, TaskStatus | None]
+
+
+class _Results(msgspec.Struct, frozen=True):
+    results: dict[str, Raw]
+
+
+class _Cancelled(msgspec.Struct, frozen=True):
+    cancelled: bool
+
+
+class _Count(msgspec.Struct, frozen=True):
+    count: int
+
+
+class _Workers(msgspec.Struct, frozen=True):
+    workers: list[WorkerInfo]
+    next: str | None = None
+
+
+def batches(ids: Sequence[str]) -> Iterator[list[str]]:
+    """Yield checked ids in requests of an allowed size. Raises `InvalidInput`."""
+    for task_id in ids:
+        check_name("id", task_id)
+    for start in range(0, len(ids), LIMITS.batch):
+        yield list(ids[start : start + LIMITS.batch])
+
+
+class RemoteControl:
+    """See `taskqueue_core.capabilities.Control`."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+
+    async def queues(self) -> tuple[str, ...]:
+        """Return the names of all known queues, sorted."""
+        found: set[str] = set()
+        query: dict[str, str | int] = {"limit": LIMITS.batch}
+        while True:
+            page = await self._client.ask("GET", "/v1/queues", _Queues, query=query)
+            found.update(one.key for one in page.queues)
+            if page.next is None:
+                return tuple(sorted(found))
+            query["after"] = page.next
+
+    async def settings(self, key: str) -> QueueSettings:
+        """Return the settings in force."""
+        return self._settings(await self._client.ask("GET", path("queues", key, "settings"), Raw))
+
+    async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        """Replace the settings. Where the answer is lost, `BackendUnavailable`: read them to know."""
+        body = Raw(settings.model_dump_json().encode())
+        where = path("queues", key, "settings")
+        return self._settings(await self._client.ask("PUT", where, Raw, body=body))
+
+    async def ledger(self, key: str) -> Ledger:
+        """Return the queue's ledger."""
+        return await self._client.ask("GET", path("queues", key, "ledger"), Ledger)
+
+    async def stats(self, key: str) -> QueueStats:
+        """Return the queue at a glance."""
+        return await self._client.ask("GET", path("queues", key), QueueStats)
+
+    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
+        """Say what is known of tasks."""
+        known: dict[str, TaskStatus | None] = {}
+        where = path("queues", key, "statuses")
+        for ids in batches(task_ids):
+            known |= (await self._client.ask("POST", where, _Statuses, body={"ids": ids})).statuses
+        return tuple(known.get(task_id) for task_id in task_ids)
+
+    async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
+        """Return results as JSON text."""
+        known: dict[str, bytes] = {}
+        where = path("queues", key, "results")
+        for ids in batches(task_ids):
+            found = (await self._client.ask("POST", where, _Results, body={"ids": ids})).results
+            known |= {task_id: bytes(result) for task_id, result in found.items()}
+        return tuple(known.get(task_id) for task_id in task_ids)
+
+    async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - the protocol's
+        """Raise `CapabilityMissing`: progress belongs to a delivery, and those are the workers'."""
+        raise CapabilityMissing(
+            "the server backend has no deliveries; report progress from a handler: Context.progress"
+        )
+
+    async def cancel(self, key: str, task_id: str) -> bool:
+        """End a live task as ``cancelled``. Where an answer was lost, a second call says False."""
+        return (await self._client.ask("DELETE", path("tasks", key, task_id), _Cancelled)).cancelled
+
+    async def purge(self, key: str) -> int:
+        """End all waiting and scheduled tasks as ``cancelled``."""
+        where = path("queues", key, "purge")
+        return (await self._client.ask("POST", where, _Count, query={"confirm": key})).count
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        """Return the workers with an open subscription."""
+        found: list[WorkerInfo] = []
+        query: dict[str, str | int] = {"limit": LIMITS.batch}
+        while True:
+            page = await self._client.ask("GET", "/v1/workers", _Workers, query=query)
+            found += page.workers
+            if page.next is None:
+                return tuple(found)
+            query["after"] = page.next
+
+    async def maintain(self) -> Maintained:
+        """Have the server do one bounded pass of housekeeping."""
+        return await self._client.ask("POST", "/v1/maintain", Maintained)
+
+    def _settings(self, text: Raw) -> QueueSettings:
+        try:
+            return QueueSettings.model_validate_json(bytes(text))
+        except ValidationError:
+            raise ConfigurationError(
+                f"the server at {self._client.address.shown} has queue settings that this version does not know"
+            ) from None

@@ -1,0 +1,127 @@
+"""Dead letters, over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.dead_letter_filter import Sieve
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.frames import WireDelivery, WireTask, to_delivery
+from taskqueue_core.server_address import path
+from taskqueue_core.tasks import DeadLetter, Failure
+from taskqueue_remote.client import HttpClient
+from taskqueue_remote.control import batches
+from taskqueue_remote.problems import problem_of
+
+__all__ = ["RemoteDeadLetters"]
+
+_NOT_FOUND = 404
+_NOT_DEAD = "no_dead_letter"
+
+
+class _WireDeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    task: WireTask
+    attempt: int
+    losses: int
+    reason: str
+    failed_at: float
+    history: tuple[Failure, ...] = ()
+
+
+class _Page(msgspec.Struct, frozen=True):
+    dead_letters: list[_WireDeadLetter]
+    next: str | None = None
+
+
+class _Count(msgspec.Struct, frozen=True):
+    count: int
+    next: str | None = None
+
+
+class RemoteDeadLetters:
+    """See `taskqueue_core.capabilities.DeadLetters`."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+
+    async def list(
+        self, key: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[DeadLetter, ...]:
+        """Return dead letters of a queue, oldest first, page by page."""
+        found: dict[str, DeadLetter] = {}
+        where = path("queues", key, "dead-letters")
+        while len(found) < limit:
+            wanted = min(limit - len(found), LIMITS.batch)
+            query: dict[str, str | int] = {"limit": wanted}
+            if after is not None:
+                query["after"] = after
+            page = await self._client.ask("GET", where, _Page, query=query)
+            letters = page.dead_letters
+            new = {
+                wire.task.id: _to_dead_letter(wire) for wire in letters if wire.task.id not in found
+            }
+            found |= new
+            if page.next is None or (letters and not new):
+                break
+            after = page.next
+        return tuple(found.values())
+
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        """Return one dead letter; ``None`` for a task that is not dead."""
+        where = path("queues", key, "dead-letters", task_id)
+        answer = await self._client.fetch("GET", where)
+        if answer.status == _NOT_FOUND and problem_of(answer.status, answer.body).code == _NOT_DEAD:
+            return None
+        if not answer.ok:
+            raise self._client.error(answer)
+        return _to_dead_letter(self._client.decode(answer.body, _WireDeadLetter))
+
+    async def redrive(self, key: str, *task_ids: str) -> int:
+        """Make dead tasks waiting again."""
+        return await self._act(key, "redrive", task_ids)
+
+    async def discard(self, key: str, *task_ids: str) -> int:
+        """Give dead tasks up for good."""
+        return await self._act(key, "discard", task_ids)
+
+    async def sift(self, verb: str, key: str, now: float, **conditions: Any) -> int:
+        """Redrive or discard, as ``verb`` says, what the conditions of `Sieve` let through."""
+        Sieve.of(now, **conditions)
+        if conditions.get("older_than") is not None:  # every call means the same time
+            conditions["failed_before"] = max(0.0, now - conditions.pop("older_than"))
+        told = {name: value for name, value in conditions.items() if value is not None}
+        where = path("queues", key, "dead-letters", verb)
+        body: dict[str, Any] = {"filter": told}
+        query = {"confirm": key} if verb == "discard" else None
+        count = 0
+        while True:
+            answer = await self._client.ask("POST", where, _Count, body=body, query=query)
+            count += answer.count
+            if answer.next is None:
+                return count
+            body["after"] = answer.next
+
+    async def _act(self, key: str, verb: str, task_ids: tuple[str, ...]) -> int:
+        where = path("queues", key, "dead-letters", verb)
+        if not task_ids:
+            body, query = {"all": True}, {"confirm": key} if verb == "discard" else None
+            return (await self._client.ask("POST", where, _Count, body=body, query=query)).count
+        count = 0
+        for ids in batches(task_ids):
+            count += (await self._client.ask("POST", where, _Count, body={"ids": ids})).count
+        return count
+
+
+def _to_dead_letter(wire: _WireDeadLetter) -> DeadLetter:
+    # The one reader of a task from the wire is the frames' own, which reads whole deliveries.
+    carrier = WireDelivery(receipt="-", attempt=wire.attempt, delivered_at=0.0, task=wire.task)
+    return DeadLetter(
+        task=to_delivery(carrier).task,
+        attempt=wire.attempt,
+        losses=wire.losses,
+        reason=wire.reason,
+        failed_at=wire.failed_at,
+        history=wire.history,
+    )

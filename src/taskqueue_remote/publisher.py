@@ -1,0 +1,158 @@
+"""The publisher: batches as NDJSON, with payloads spliced in as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, PublishUnconfirmed
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.frames import WireTask, to_wire_task
+from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
+from taskqueue_remote.client import NDJSON, HttpClient
+
+__all__ = ["RemotePublisher"]
+
+_CHUNK = 8 * 1024 * 1024
+_UNTELLABLE = "the server's answer cannot be read: publish again with the same id"
+
+
+class _Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    task: WireTask
+    at: float
+    error: str | None = None
+    token: str | None = None
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a batch's answer: a confirmation, or what was wrong with the line."""
+
+    status: str
+    key: str | None = None
+    task_id: str | None = None
+    position: int | None = None
+    reason: str | None = None
+    retry_after: float | None = None
+    depth: int | None = None
+    code: str | None = None
+    field: str | None = None
+    detail: str | None = None
+
+
+_CODES: Mapping[str | None, Refusal] = {code.value: code for code in Refusal}
+_decoder = msgspec.json.Decoder(_Line)
+_encoder = msgspec.json.Encoder()
+_confirmation = msgspec.json.Decoder(Confirmation)
+
+
+class RemotePublisher:
+    """See `taskqueue_core.backend.Publisher`. A cancelled call may have happened: publish again with the same ids."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        """Publish in requests of a bounded size, one after the other.
+
+        `BackendUnavailable` says that nothing was stored; once a request was answered, whatever
+        goes wrong later is `PublishUnconfirmed`. What the server finds invalid is refused.
+        """
+        confirmations: list[Confirmation] = []
+        for lines in _chunks(tasks):
+            chunk = tasks[len(confirmations) : len(confirmations) + len(lines)]
+            try:
+                answer = await self._client.tell("/v1/tasks/batch", b"\n".join(lines), NDJSON)
+            except BackendUnavailable as error:
+                if not confirmations:
+                    raise
+                raise PublishUnconfirmed(f"{error}; some of the batch was stored") from error
+            if not answer.ok:
+                raise self._client.error(answer)
+            confirmations += _confirmations(chunk, answer.body)
+        return tuple(confirmations)
+
+    async def schedule_retry(
+        self,
+        task: Task,
+        at: float,
+        *,
+        error: str | None = None,
+        token: str | None = None,
+        settles: Delivery | None = None,
+    ) -> Confirmation:
+        """Schedule the next attempt. A lost answer is `PublishUnconfirmed`: schedule again with the same token.
+
+        Raises `CapabilityMissing` for a delivery to settle: this backend hands out none.
+        """
+        if settles is not None:
+            raise CapabilityMissing("the server backend has no deliveries: its workers settle them")
+        retry = _Retry(task=to_wire_task(task), at=at, error=error, token=token)
+        answer = await self._client.tell("/v1/retries", _encoder.encode(retry))
+        try:
+            return _confirmation.decode(answer.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            if not answer.ok:
+                raise self._client.error(answer) from None
+            raise PublishUnconfirmed(_UNTELLABLE, task_id=task.id) from None
+
+
+def _chunks(tasks: Sequence[Task]) -> Iterator[list[bytes]]:
+    lines: list[bytes] = []
+    size = 0
+    for task in tasks:
+        line = _line(task)
+        if lines and (len(lines) >= LIMITS.batch or size + len(line) >= _CHUNK):
+            yield lines
+            lines, size = [], 0
+        lines.append(line)
+        size += len(line) + 1
+    if lines:
+        yield lines
+
+
+def _line(task: Task) -> bytes:
+    wire = to_wire_task(task)
+    payload = task.payload
+    if b"\n" in payload or b"\r" in payload:
+        # Inside JSON text a bare line break is only ever space between tokens; here it would end the line.
+        space = bytes.maketrans(b"\r\n", b"  ")
+        wire = msgspec.structs.replace(wire, payload=Raw(payload.translate(space)))
+    return _encoder.encode(wire)
+
+
+def _confirmations(tasks: Sequence[Task], body: bytes) -> list[Confirmation]:
+    lines = [line for line in body.split(b"\n") if line.strip()]
+    if len(lines) != len(tasks):
+        raise PublishUnconfirmed(
+            f"the server answered for {len(lines)} of {len(tasks)} tasks: publish again with the same ids",
+            task_id=tasks[0].id,
+        )
+    return [_read(task, line) for task, line in zip(tasks, lines, strict=True)]
+
+
+def _read(task: Task, line: bytes) -> Confirmation:
+    try:
+        told = _decoder.decode(line)
+        if told.status == "invalid":
+            return Confirmation(
+                key=task.key,
+                task_id=task.id,
+                status=Published.REFUSED,
+                reason=f"{told.code or 'invalid'}: {told.detail or told.field or 'no detail'}",
+            )
+        if (told.key, told.task_id) != (task.key, task.id):
+            raise PublishUnconfirmed(_UNTELLABLE, task_id=task.id)
+        return Confirmation(
+            key=task.key,
+            task_id=task.id,
+            status=Published(told.status),
+            position=told.position,
+            code=_CODES.get(told.code),
+            reason=told.reason,
+            retry_after=told.retry_after,
+            depth=told.depth,
+        )
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise PublishUnconfirmed(_UNTELLABLE, task_id=task.id) from error

@@ -1,0 +1,134 @@
+"""Many tasks in one request: a line of JSON each, answered by a line of JSON each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.responses import Response
+
+from taskqueue_core.authoring.helpers import demand_no_keys
+from taskqueue_core.backend import Capability
+from taskqueue_core.capabilities import has
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Task
+from taskqueue_server.api.models import ConfirmationOut, InvalidLine, TaskIn
+from taskqueue_server.problems import ProblemError
+from taskqueue_server.routing import bodies
+from taskqueue_server.routing.operations import Call, Operation, Scope, spliced
+from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker
+
+__all__ = ["MAX_LINES", "OPERATIONS"]
+
+MAX_LINES = 100 * LIMITS.batch
+_LINE = LIMITS.payload + 64 * 1024
+"""bytes of one line: a payload and all that may stand around it"""
+_encoder = msgspec.json.Encoder()
+
+
+async def publish(call: Call) -> Response:
+    """Publish many tasks. Answers one line per line, in order; empty lines are passed over.
+
+    A line that is no valid task is answered as such, and the others are published. Where the whole answer is an
+    error some may have been published: send all again with the same ids, or with the same ``Idempotency-Key``: with it,
+    a task without an id is the same as the one on the same line before.
+    """
+    batch = _Batch(call)
+    async for line in _lines(call.stream(bodies.NDJSON)):
+        await batch.add(line)
+    await batch.flush()
+    return spliced((line + b"\n" for line in batch.answers), bodies.NDJSON)
+
+
+class _Batch:
+    def __init__(self, call: Call) -> None:
+        self.answers: list[bytes] = []
+        self._call = call
+        self._id_of = id_maker(call)
+        self._orders = has(call.hub.backend, Capability.ORDER)
+        self._number = 0
+        self._waiting: list[tuple[int, Task]] = []
+
+    async def add(self, line: bytes | None) -> None:
+        self._number += 1
+        if self._number > MAX_LINES:
+            detail = f"a batch may have {MAX_LINES} lines at the most"
+            raise ProblemError(413, "too_many", detail, headers={"connection": "close"})
+        if line is None:
+            self._refuse("too_large", None, f"a line may have {_LINE} bytes at the most")
+            return
+        if not line.strip():
+            return
+        try:
+            told = bodies.decode(TaskIn, line)
+            task_id = self._id_of(told.key, told.id, self._number)
+            task = told.to_task(self._call.hub.backend.now(), task_id)
+            if not self._orders:
+                demand_no_keys((task,))
+            self._call.demand(task.key)
+        except ProblemError as error:
+            problem = error.problem
+            self._refuse(problem.code, problem.field, problem.detail)
+        except InvalidInput as error:
+            self._refuse(error.code, error.field, str(error))
+        else:
+            self._waiting.append((len(self.answers), task))
+            self.answers.append(b"")
+            if len(self._waiting) == LIMITS.batch:
+                await self.flush()
+
+    async def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        tasks = [task for _, task in waiting]
+        if self._call.identity is not None:
+            self._call.hub.usage.spend(self._call.identity, len(tasks))
+        confirmations = await self._call.hub.queue.publish_many(tasks)
+        for (place, _), confirmation in zip(waiting, confirmations, strict=True):
+            self.answers[place] = _encoder.encode(ConfirmationOut.of(confirmation))
+        await asyncio.sleep(0)  # a store within the process answers at once: others have their turn
+
+    def _refuse(self, code: str, field: str | None, detail: str) -> None:
+        refusal = InvalidLine(line=self._number, code=code, field=field, detail=detail)
+        self.answers.append(_encoder.encode(refusal))
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
+    """Yield lines as they become whole; ``None`` for one that is too long, which is not kept."""
+    rest = bytearray()
+    skipping = False
+    async for chunk in chunks:
+        head, *others = chunk.split(b"\n")
+        if not skipping:
+            rest += head
+        for other in others:
+            yield None if skipping or len(rest) > _LINE else bytes(rest)
+            skipping = False
+            rest = bytearray(other)
+        if len(rest) > _LINE:
+            skipping = True
+            rest.clear()
+    if rest or skipping:
+        yield None if skipping else bytes(rest)
+
+
+OPERATIONS = (
+    Operation(
+        id="batch_publish",
+        method="POST",
+        path="/v1/tasks/batch",
+        handler=publish,
+        verb="publish",
+        scope=Scope.HANDLER,
+        body=TaskIn,
+        media_type=bodies.NDJSON,
+        answers={200: (ConfirmationOut, InvalidLine)},
+        problems=(413, 503),
+        headers=(IDEMPOTENCY_KEY,),
+        tag="tasks",
+        example={"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}},
+    ),
+)

@@ -1,0 +1,203 @@
+"""Dead letters: pages of them, one of them, redrive, discard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from starlette.responses import Response
+
+from taskqueue_core import dead_letter_filter as sifting
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import DeadLetter
+from taskqueue_server.api.letters import Acted, DeadLetterOut, DeadLettersOut, Selection
+from taskqueue_server.api.models import Count
+from taskqueue_server.problems import ProblemError
+from taskqueue_server.routing.operations import Call, Operation, Query, answer, spliced
+from taskqueue_server.routing.paging import AFTER, LIMIT, asked, link
+from taskqueue_server.routing.schemas import CENTURY, END_OF_TIME
+
+__all__ = ["OPERATIONS"]
+
+_encoder = msgspec.json.Encoder()
+
+
+async def page(call: Call) -> Response:
+    """Return dead letters, oldest first, page by page: those that a filter lets through, or all.
+
+    Ask again with ``next`` as ``after`` until there is none. A page may be short, or empty, and not be the last: it
+    has some megabytes at the most, and so many letters are looked at. Where the one that ``after`` names is not dead
+    any more, it starts from the beginning: who redrives page by page misses none.
+    """
+    key = call.name("key")
+    limit, after = asked(call)
+    sieve = sifting.Sieve.of(
+        call.hub.backend.now(),
+        reason=call.text("reason"),
+        error=call.text("error"),
+        failed_before=call.real("failed_before", END_OF_TIME),
+        older_than=call.real("older_than", CENTURY),
+    )
+    found, following = await sifting.page(
+        call.hub.dead_letters, key, sieve, limit=limit, after=after
+    )
+    answered = spliced(_array(found, following))
+    answered.headers.update(link(call, following))
+    return answered
+
+
+async def one(call: Call) -> Response:
+    """Return one dead letter."""
+    found = await call.hub.dead_letters.get(call.name("key"), call.name("id"))
+    if found is None:
+        raise ProblemError(404, "no_dead_letter", "no such task, or not dead")
+    return answer(DeadLetterOut.of(found))
+
+
+async def redrive_one(call: Call) -> Response:
+    """Make one dead task waiting again. A task that is not dead is passed over, and the count is 0."""
+    return answer(Count(await call.hub.dead_letters.redrive(call.name("key"), call.name("id"))))
+
+
+async def discard_one(call: Call) -> Response:
+    """Give one dead task up for good. A task that is not dead is passed over, and the count is 0."""
+    return answer(Count(await call.hub.dead_letters.discard(call.name("key"), call.name("id"))))
+
+
+async def redrive(call: Call) -> Response:
+    """Make dead tasks waiting again: some ids, or all, or those that a filter finds. Idempotent.
+
+    Ids that are not dead are passed over. With a filter so many letters are looked at in one call, and none that failed
+    after it began: where the answer has ``next``, ask again with it as ``after`` until it has none.
+    """
+    return await _act(call, "redrive")
+
+
+async def discard(call: Call) -> Response:
+    """Give dead tasks up for good: some ids, or with ``confirm`` all, or those that a filter finds. Idempotent.
+
+    Otherwise as redrive.
+    """
+    return await _act(call, "discard")
+
+
+async def _act(call: Call, verb: str) -> Response:
+    key = call.name("key")
+    chosen = await call.body(Selection)
+    ids = chosen.checked()
+    if verb == "discard" and not ids:
+        call.confirm(key)
+    letters = call.hub.dead_letters
+    act = letters.redrive if verb == "redrive" else letters.discard
+    if chosen.filter is None:
+        return answer(Acted(count=await act(key, *ids)))
+    told = {name: getattr(chosen.filter, name) for name in chosen.filter.__struct_fields__}
+    sieve = sifting.Sieve.of(call.hub.backend.now(), **told)
+    if sieve.lets_all_through:
+        raise InvalidInput("filter", "no condition", 'at least one, or "all": true')
+    count, following = await sifting.act(letters, key, sieve, act, after=chosen.after)
+    return answer(Acted(count=count, next=following))
+
+
+def _array(letters: Iterable[DeadLetter], following: str | None) -> Iterator[bytes]:
+    yield b'{"dead_letters":['
+    comma = b""
+    for letter in letters:
+        yield comma + _encoder.encode(DeadLetterOut.of(letter))
+        comma = b","
+    yield b"]}" if following is None else b'],"next":' + _encoder.encode(following) + b"}"
+
+
+_KEY = "/v1/queues/{key}/dead-letters"
+_TEXT = {"type": "string", "minLength": 1, "maxLength": LIMITS.text}
+_FILTER = (
+    Query("reason", _TEXT, "those with this reason, word for word", example="max_attempts"),
+    Query("error", _TEXT, "those in whose last error this stands", example="timeout"),
+    Query(
+        "failed_before",
+        {"type": "number", "minimum": 0, "maximum": END_OF_TIME},
+        "those that failed before this time, Unix seconds",
+    ),
+    Query(
+        "older_than",
+        {"type": "number", "minimum": 0, "maximum": CENTURY},
+        "those that failed so many seconds ago, or more",
+        example=3600,
+    ),
+)
+_CONFIRM = Query(
+    "confirm",
+    {"type": "string"},
+    "the queue's key, where all are discarded, or a filter says which",
+)
+_EXAMPLE = {"filter": {"error": "timeout", "older_than": 600}}
+OPERATIONS = (
+    Operation(
+        id="dead_letters_page",
+        method="GET",
+        path=_KEY,
+        handler=page,
+        verb="admin",
+        query=(LIMIT, AFTER, *_FILTER),
+        answers={200: DeadLettersOut},
+        problems=(503,),
+        tag="dead letters",
+        tells=("Link",),
+    ),
+    Operation(
+        id="dead_letters_redrive",
+        method="POST",
+        path=f"{_KEY}/redrive",
+        handler=redrive,
+        verb="admin",
+        body=Selection,
+        answers={200: Acted},
+        problems=(503,),
+        tag="dead letters",
+        example=_EXAMPLE,
+    ),
+    Operation(
+        id="dead_letters_discard",
+        method="POST",
+        path=f"{_KEY}/discard",
+        handler=discard,
+        verb="admin",
+        query=(_CONFIRM,),
+        body=Selection,
+        answers={200: Acted},
+        problems=(503,),
+        tag="dead letters",
+        example={"ids": ["order-4711"]},
+    ),
+    Operation(
+        id="dead_letters_one",
+        method="GET",
+        path=_KEY + "/{id}",
+        handler=one,
+        verb="admin",
+        answers={200: DeadLetterOut},
+        problems=(404, 503),
+        tag="dead letters",
+    ),
+    Operation(
+        id="dead_letters_redrive_one",
+        method="POST",
+        path=_KEY + "/{id}/redrive",
+        handler=redrive_one,
+        verb="admin",
+        answers={200: Count},
+        problems=(503,),
+        tag="dead letters",
+    ),
+    Operation(
+        id="dead_letters_discard_one",
+        method="DELETE",
+        path=_KEY + "/{id}",
+        handler=discard_one,
+        verb="admin",
+        answers={200: Count},
+        problems=(503,),
+        tag="dead letters",
+    ),
+)

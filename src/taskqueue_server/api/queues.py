@@ -1,0 +1,117 @@
+"""Queues: figures, page by page or one by one, and purge."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+
+from taskqueue_core.together import together
+from taskqueue_server.api.models import Count, LedgerOut, QueueOut, QueuesOut
+from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer
+from taskqueue_server.routing.paging import AFTER, LIMIT, link, page_of
+from taskqueue_server.routing.schemas import NAME
+
+__all__ = ["OPERATIONS"]
+
+_AT_ONCE = 20
+
+
+async def queues(call: Call) -> Response:
+    """Return queues at a glance, by name, page by page: those that the token is for.
+
+    Ask again with ``next`` as ``after`` until there is none; the header ``Link`` says the same.
+    """
+    keys, following = page_of(call, filter(call.may, await call.hub.control.queues()))
+    found: list[QueueOut] = []
+    for start in range(0, len(keys), _AT_ONCE):
+        found += await together(_look(call, key) for key in keys[start : start + _AT_ONCE])
+    return answer(QueuesOut(queues=found, next=following), headers=link(call, following))
+
+
+async def queue(call: Call) -> Response:
+    """Return one queue at a glance; an unknown one is empty."""
+    return answer(await _look(call, call.name("key")))
+
+
+async def _look(call: Call, key: str) -> QueueOut:
+    control = call.hub.control
+    return QueueOut.of(*await asyncio.gather(control.stats(key), control.settings(key)))
+
+
+async def ledger(call: Call) -> Response:
+    """Return one queue's ledger, read in one step."""
+    return answer(LedgerOut.of(await call.hub.control.ledger(call.name("key"))))
+
+
+async def total(call: Call) -> Response:
+    """Return the sum of all ledgers."""
+    return answer(LedgerOut.of(await call.hub.queue.ledger()))
+
+
+async def purge(call: Call) -> Response:
+    """Cancel all waiting and scheduled tasks; what runs is left alone. Idempotent. It cannot be undone."""
+    key = call.name("key")
+    call.confirm(key)
+    return answer(Count(await call.hub.control.purge(key)))
+
+
+_KEY = "/v1/queues/{key}"
+_CONFIRM = Query("confirm", NAME, "the queue's key, once more", required=True, example="emails")
+OPERATIONS = (
+    Operation(
+        id="queues_queues",
+        method="GET",
+        path="/v1/queues",
+        handler=queues,
+        verb="admin",
+        scope=Scope.HANDLER,
+        query=(LIMIT, AFTER),
+        answers={200: QueuesOut},
+        tells=("Link",),
+        problems=(503,),
+        tag="queues",
+    ),
+    Operation(
+        id="queues_queue",
+        method="GET",
+        path=_KEY,
+        handler=queue,
+        verb="admin",
+        answers={200: QueueOut},
+        problems=(503,),
+        tag="queues",
+    ),
+    Operation(
+        id="queues_ledger",
+        method="GET",
+        path=f"{_KEY}/ledger",
+        handler=ledger,
+        verb="admin",
+        answers={200: LedgerOut},
+        problems=(503,),
+        tag="queues",
+    ),
+    Operation(
+        id="queues_total",
+        method="GET",
+        path="/v1/ledger",
+        handler=total,
+        verb="admin",
+        scope=Scope.SERVER,
+        answers={200: LedgerOut},
+        problems=(503,),
+        tag="queues",
+    ),
+    Operation(
+        id="queues_purge",
+        method="POST",
+        path=f"{_KEY}/purge",
+        handler=purge,
+        verb="admin",
+        query=(_CONFIRM,),
+        answers={200: Count},
+        problems=(503,),
+        tag="queues",
+    ),
+)

@@ -1,0 +1,182 @@
+"""The settings of a queue as a resource, and its two pauses as verbs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.responses import Response
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import InvalidInput, SettingsConflict
+from taskqueue_core.queue_settings import pause_queue, read_settings, reset_settings
+from taskqueue_server.problems import ProblemError
+from taskqueue_server.routing import bodies
+from taskqueue_server.routing.operations import Call, Operation, Query
+
+__all__ = ["OPERATIONS"]
+
+_VERSIONS = 999_999_999
+_ETAG = re.compile(r'"([0-9]{1,9})"')
+
+
+async def read(call: Call) -> Response:
+    """Return the settings in force."""
+    return _answer(await call.hub.control.settings(call.name("key")))
+
+
+async def replace(call: Call) -> Response:
+    """Replace the settings. They act on the next call.
+
+    The version in force must be told: as ``version`` in the body, where another one is answered with 409, or by its
+    ``ETag`` in the header ``If-Match``, where another one is answered with 412. The header counts, if both are there.
+    A queue is bound only to those that the token is for as well.
+    """
+    key = call.name("key")
+    body = await call.read()
+    bodies.decode(object, body)  # what is not JSON has the answer that it has everywhere
+    settings, version = read_settings(body), _if_match(call)
+    if version is None:
+        await _demand_targets(call, key, settings)
+        return _answer(await call.hub.control.configure(key, settings))
+    settings = settings.model_copy(update={"version": version})
+    await _demand_targets(call, key, settings)
+    with _precondition():
+        return _answer(await call.hub.control.configure(key, settings))
+
+
+async def _demand_targets(call: Call, key: str, settings: QueueSettings) -> None:
+    """Refuse to bind the queue to others that who asks may not administer; what is bound already may stay."""
+    targets = {target for target in settings.bound_to if not call.may(target)}
+    if targets:
+        found = await call.hub.control.settings(key)
+        if found.version == settings.version:
+            targets -= {*found.bound_to}
+        for target in targets:
+            call.demand(target)
+
+
+async def reset(call: Call) -> Response:
+    """Return to the defaults. They act on the next call.
+
+    The version in force must be told: as ``version`` in the query, or by its ``ETag`` in the header ``If-Match``.
+    """
+    key = call.name("key")
+    version = _if_match(call)
+    if version is None:
+        version = call.number("version", None, _VERSIONS, lowest=0)
+        return _answer(await reset_settings(call.hub.control, key, version=version))
+    if "version" in call.request.query_params:
+        raise InvalidInput("version", "both a version and If-Match", "one of them")
+    with _precondition():
+        return _answer(await reset_settings(call.hub.control, key, version=version))
+
+
+def _if_match(call: Call) -> int | None:
+    """Return the version of the header, if it is there. Raises `InvalidInput`."""
+    told = call.request.headers.getlist("if-match")
+    if not told:
+        return None
+    if len(told) > 1 or not (found := _ETAG.fullmatch(told[0])):
+        raise InvalidInput("If-Match", f"text of length {len(told[0])}", "one ETag of settings")
+    return int(found[1])
+
+
+@contextmanager
+def _precondition() -> Iterator[None]:
+    try:
+        yield
+    except SettingsConflict as error:
+        raise ProblemError(412, error.code, str(error)) from None
+
+
+async def pause(call: Call) -> Response:
+    """Hand out nothing more, or with ``intake`` accept nothing more. The other goes on. Idempotent."""
+    return await _pause(call, paused=True)
+
+
+async def resume(call: Call) -> Response:
+    """Hand out again, or with ``intake`` accept again. Idempotent."""
+    return await _pause(call, paused=False)
+
+
+async def _pause(call: Call, *, paused: bool) -> Response:
+    key, intake = call.name("key"), call.flag("intake")
+    return _answer(await pause_queue(call.hub.control, key, intake=intake, paused=paused))
+
+
+def _answer(found: QueueSettings) -> Response:
+    headers = {"etag": f'"{found.version}"'}
+    return Response(found.model_dump_json(), headers=headers, media_type=bodies.JSON)
+
+
+_KEY = "/v1/queues/{key}"
+_INTAKE = Query("intake", {"type": "boolean", "default": False}, "what publishers put in, instead")
+_VERSION = Query(
+    "version",
+    {"type": "integer", "minimum": 0, "maximum": _VERSIONS},
+    "the version in force; needed, unless there is `If-Match`",
+    example=3,
+)
+_IF_MATCH = Query(
+    "If-Match",
+    {"type": "string", "pattern": f"^{_ETAG.pattern}$"},
+    "the `ETag` of the settings that are to be replaced",
+    example='"3"',
+)
+OPERATIONS = (
+    Operation(
+        id="settings_read",
+        method="GET",
+        path=f"{_KEY}/settings",
+        handler=read,
+        verb="admin",
+        answers={200: QueueSettings},
+        tag="queues",
+        tells=("ETag",),
+        problems=(503,),
+    ),
+    Operation(
+        id="settings_replace",
+        method="PUT",
+        path=f"{_KEY}/settings",
+        handler=replace,
+        verb="admin",
+        body=QueueSettings,
+        answers={200: QueueSettings},
+        tag="queues",
+        tells=("ETag",),
+        headers=(_IF_MATCH,),
+        problems=(409, 412, 503),
+        example={"version": 3, "max_inflight": 10},
+    ),
+    Operation(
+        id="settings_reset",
+        method="DELETE",
+        path=f"{_KEY}/settings",
+        handler=reset,
+        verb="admin",
+        query=(_VERSION,),
+        headers=(_IF_MATCH,),
+        answers={200: QueueSettings},
+        tag="queues",
+        tells=("ETag",),
+        problems=(409, 412, 503),
+    ),
+    *(
+        Operation(
+            id=f"settings_{name}",
+            method="POST",
+            path=f"{_KEY}/{name}",
+            handler=handler,
+            verb="admin",
+            query=(_INTAKE,),
+            answers={200: QueueSettings},
+            tag="queues",
+            tells=("ETag",),
+            problems=(409, 503),
+        )
+        for name, handler in (("pause", pause), ("resume", resume))
+    ),
+)

@@ -1,0 +1,121 @@
+"""The server itself: health, readiness, workers, housekeeping, and the description of this API."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+
+from taskqueue_core.capabilities import Maintained
+from taskqueue_core.tasks import Health
+from taskqueue_server.api.models import AliveOut, HealthOut, ReadyOut, WorkersOut
+from taskqueue_server.auth.credentials import peer_of, token_of
+from taskqueue_server.context.server import VERSION, Hub
+from taskqueue_server.routing.operations import Call, Operation, Scope, answer
+from taskqueue_server.routing.paging import AFTER, LIMIT, link, page_of
+
+__all__ = ["OPERATIONS"]
+
+_HEALTH_SECONDS = 5.0
+_UNREADY = {"retry-after": "1"}
+
+
+async def health(call: Call) -> Response:
+    """Say whether the store can serve. Its details are for those who show a token, where tokens are asked for."""
+    hub, request = call.hub, call.request
+    told = await _health(hub)
+    known = hub.identify(token_of(request), peer_of(request)) is not None
+    details = told.details if known else {}
+    body = HealthOut(ok=told.ok, backend=told.backend, version=VERSION, details=details)
+    return answer(body, 200 if told.ok else 503)
+
+
+async def alive(_: Call) -> Response:
+    """Say that this process runs and answers, whatever becomes of its store: a restart would not bring that back."""
+    return answer(AliveOut(version=VERSION))
+
+
+async def ready(call: Call) -> Response:
+    """Say whether this server takes work now: not while it starts or drains, nor while its store is away."""
+    hub = call.hub
+    if not hub.started:
+        reason = "starting"
+    elif hub.draining.is_set():
+        reason = "draining"
+    elif not (await _health(hub)).ok:
+        reason = "store"
+    else:
+        return answer(ReadyOut(ready=True, reason="ok"))
+    return answer(ReadyOut(ready=False, reason=reason), 503, _UNREADY)
+
+
+async def _health(hub: Hub) -> Health:
+    try:
+        async with asyncio.timeout(_HEALTH_SECONDS):
+            return await hub.backend.health()
+    except TimeoutError:
+        return Health(ok=False, backend="silent")
+
+
+async def workers(call: Call) -> Response:
+    """Return the workers with an open subscription, on any replica, by id, page by page.
+
+    Those are left out that work on a queue that the token is not for.
+    """
+    found = {
+        worker.worker_id: worker
+        for worker in await call.hub.control.workers()
+        if all(map(call.may, worker.keys))
+    }
+    names, following = page_of(call, sorted(found))
+    told = WorkersOut(workers=[found[name] for name in names], next=following)
+    return answer(told, headers=link(call, following))
+
+
+async def maintain(call: Call) -> Response:
+    """Do one pass of housekeeping. The server does so by itself; this is for those who cannot wait."""
+    return answer(await call.hub.control.maintain())
+
+
+OPERATIONS = (
+    Operation(
+        id="system_health",
+        method="GET",
+        path="/health",
+        handler=health,
+        answers={200: HealthOut, 503: HealthOut},
+    ),
+    Operation(
+        id="system_alive", method="GET", path="/alive", handler=alive, answers={200: AliveOut}
+    ),
+    Operation(
+        id="system_ready",
+        method="GET",
+        path="/ready",
+        handler=ready,
+        answers={200: ReadyOut, 503: ReadyOut},
+    ),
+    Operation(
+        id="system_workers",
+        method="GET",
+        path="/v1/workers",
+        handler=workers,
+        verb="admin",
+        scope=Scope.HANDLER,
+        query=(LIMIT, AFTER),
+        answers={200: WorkersOut},
+        problems=(503,),
+        tag="workers",
+        tells=("Link",),
+    ),
+    Operation(
+        id="system_maintain",
+        method="POST",
+        path="/v1/maintain",
+        handler=maintain,
+        verb="admin",
+        scope=Scope.SERVER,
+        answers={200: Maintained},
+        problems=(503,),
+    ),
+)

@@ -1,0 +1,88 @@
+"""The table of all operations of the HTTP API, in the order in which its description lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from starlette.responses import Response
+
+from taskqueue_server.api import (
+    batch,
+    dead_letters,
+    lookups,
+    migration,
+    queues,
+    scaling,
+    settings,
+    system,
+    tasks,
+)
+from taskqueue_server.context.server import VERSION
+from taskqueue_server.routing.extensions import Part
+from taskqueue_server.routing.openapi import document
+from taskqueue_server.routing.operations import Call, Operation, answer
+from taskqueue_server.worker_socket import asyncapi
+
+__all__ = ["OPERATIONS", "Description"]
+
+
+async def describe(call: Call) -> Response:
+    """Return this description."""
+    known: Description = call.request.app.state.description
+    return answer(known.told(open_to_all=not call.hub.authenticates))
+
+
+class Description:
+    """What a server tells of itself, with its parts."""
+
+    def __init__(self, parts: Sequence[Part] = ()) -> None:
+        self._operations = (*OPERATIONS, *(one for part in parts for one in part.operations))
+        self._tags = {name: text for part in parts for name, text in part.tags.items()}
+        self._told: dict[bool, dict[str, Any]] = {}
+
+    def told(self, *, open_to_all: bool) -> dict[str, Any]:
+        """Return the document, which is made when it is first asked for."""
+        if open_to_all not in self._told:
+            self._told[open_to_all] = document(
+                self._operations, VERSION, open_to_all=open_to_all, tags=self._tags
+            )
+        return self._told[open_to_all]
+
+
+async def describe_socket(_: Call) -> Response:
+    """Return the description of the workers' socket, as AsyncAPI 3.1."""
+    return answer(_socket_described())
+
+
+@cache
+def _socket_described() -> dict[str, Any]:
+    return asyncapi.document(VERSION)
+
+
+OPERATIONS = (
+    *batch.OPERATIONS,
+    *tasks.OPERATIONS,
+    *lookups.OPERATIONS,
+    *queues.OPERATIONS,
+    *settings.OPERATIONS,
+    *dead_letters.OPERATIONS,
+    *system.OPERATIONS,
+    *migration.OPERATIONS,
+    *scaling.OPERATIONS,
+    Operation(
+        id="table_describe",
+        method="GET",
+        path="/v1/openapi.json",
+        handler=describe,
+        answers={200: dict[str, Any]},
+    ),
+    Operation(
+        id="table_describe_socket",
+        method="GET",
+        path="/v1/asyncapi.json",
+        handler=describe_socket,
+        answers={200: dict[str, Any]},
+    ),
+)

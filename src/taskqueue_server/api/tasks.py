@@ -1,0 +1,218 @@
+"""Single tasks: publish, look up, cancel, retry."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+from starlette.responses import Response
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, check_time
+from taskqueue_core.queue import instant
+from taskqueue_core.tasks import Confirmation, Published, Refusal, Task, TaskStatus
+from taskqueue_server.api.models import AgainIn, Cancelled, ConfirmationOut, RetryIn, TaskIn
+from taskqueue_server.api.wait import WAIT, seconds, waited
+from taskqueue_server.problems import ProblemError, refusal_status, retry_after
+from taskqueue_server.routing.bodies import JSON
+from taskqueue_server.routing.operations import Call, Operation, Scope, answer
+from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
+
+__all__ = ["OPERATIONS"]
+
+_STATUS = {
+    Published.ACCEPTED: 201,
+    Published.DUPLICATE: 200,
+    Published.CONFLICT: 409,
+}
+_CONFIRMATIONS = dict.fromkeys((*_STATUS.values(), *map(refusal_status, Refusal)), ConfirmationOut)
+
+
+async def publish(call: Call) -> Response:
+    """Publish one task. Sending it again with the same id, or with the same ``Idempotency-Key``, is harmless.
+
+    The same id with another payload is answered with 409, the same ``Idempotency-Key`` with another payload with 422.
+    Both are remembered as long as the task lives, and for its queue's ``dedupe_window`` after its end.
+
+    Refused for now: 429 where the queue or the tenant's part of it is full, 503 where its intake is paused or the whole
+    store is full. Refused for good: 409 where the queue has moved, the code says so then.
+    """
+    id_of = id_maker(call)
+    told = await call.body(TaskIn)
+    task_id = id_of(told.key, told.id, 0)
+    task = told.to_task(call.hub.backend.now(), task_id)
+    call.demand(task.key)
+    (confirmation,) = await call.hub.queue.publish_many([task])
+    if task_id is not None and confirmation.status is Published.CONFLICT:
+        raise reused()
+    return _confirmed(confirmation)
+
+
+async def retry(call: Call) -> Response:
+    """Schedule the next attempt of a task, live, dead, ended or forgotten. Idempotent by the token."""
+    asked = await call.body(RetryIn)
+    now = call.hub.backend.now()
+    if asked.task.id is None:
+        raise InvalidInput("task.id", "nothing", "the id of the task")
+    task = asked.task.to_task(now)
+    call.demand(task.key)
+    at = instant(now, "delay", asked.delay, "at", asked.at)
+    if at is None:
+        raise InvalidInput("at", "nothing", "at or delay")
+    return await _retry(call, task, at, asked.error, asked.token)
+
+
+async def again(call: Call) -> Response:
+    """Schedule the next attempt of this task: at once, or at a time. Idempotent by the token.
+
+    A dead task keeps all that it was. Of another one the payload must be told: the store may have forgotten it.
+    409 where it is not told and the task is not dead.
+    """
+    key, task_id = call.name("key"), call.name("id")
+    asked = await call.body(AgainIn)
+    now = call.hub.backend.now()
+    at = instant(now, "delay", asked.delay, "at", asked.at)
+    if asked.payload is not UNSET:
+        task = Task(key=key, id=task_id, payload=bytes(asked.payload))
+    elif letter := await call.hub.dead_letters.get(key, task_id):
+        task = letter.task
+    else:
+        raise ProblemError(409, "not_dead", "not a dead task: tell its payload")
+    return await _retry(call, task, now if at is None else at, asked.error, asked.token)
+
+
+async def _retry(
+    call: Call, task: Task, at: float, error: str | None, token: str | None
+) -> Response:
+    check_time("at", at)
+    if token is not None and not (0 < len(token) <= LIMITS.name and token.isprintable()):
+        allowed = f"1 to {LIMITS.name} printable characters"
+        raise InvalidInput("token", f"text of length {len(token)}", allowed)
+    kept = None if error is None else error[: LIMITS.text]
+    return _confirmed(
+        await call.hub.backend.publisher.schedule_retry(task, at, error=kept, token=token)
+    )
+
+
+def _confirmed(confirmation: Confirmation) -> Response:
+    if confirmation.status is not Published.REFUSED:
+        return answer(ConfirmationOut.of(confirmation), _STATUS[confirmation.status])
+    headers = {}
+    if confirmation.code is not Refusal.MOVED:
+        headers["retry-after"] = retry_after(confirmation.retry_after)
+    return answer(ConfirmationOut.of(confirmation), refusal_status(confirmation.code), headers)
+
+
+async def status(call: Call) -> Response:
+    """Say what is known of a task.
+
+    With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
+    """
+    key, task_id = call.name("key"), call.name("id")
+    most = seconds(call)
+    (found,) = await call.hub.control.statuses(key, task_id)
+    if await waited(call, found, most):
+        (found,) = await call.hub.control.statuses(key, task_id)
+    if found is None:
+        raise ProblemError(404, "unknown_task", "no such task, or forgotten")
+    return answer(found)
+
+
+async def result(call: Call) -> Response:
+    """Return a task's result, as the worker wrote it.
+
+    With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
+    """
+    key, task_id = call.name("key"), call.name("id")
+    most = seconds(call)
+    (found,) = await call.hub.control.results(key, task_id)
+    if found is None and most:
+        (known,) = await call.hub.control.statuses(key, task_id)
+        await waited(call, known, most)
+        (found,) = await call.hub.control.results(key, task_id)
+    if found is None:
+        raise ProblemError(404, "no_result", "no result, not yet or not any more")
+    return Response(found, media_type=JSON)
+
+
+async def cancel(call: Call) -> Response:
+    """End a live task as cancelled, wherever it is; a running one is revoked."""
+    key, task_id = call.name("key"), call.name("id")
+    cancelled = await call.hub.control.cancel(key, task_id)
+    call.hub.waiters.stir(key, task_id)
+    return answer(Cancelled(cancelled))
+
+
+_EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}}
+_RETRIED = {201: ConfirmationOut, 200: ConfirmationOut}
+OPERATIONS = (
+    Operation(
+        id="tasks_publish",
+        method="POST",
+        path="/v1/tasks",
+        handler=publish,
+        verb="publish",
+        tag="tasks",
+        scope=Scope.HANDLER,
+        headers=(IDEMPOTENCY_KEY,),
+        body=TaskIn,
+        example=_EXAMPLE,
+        answers=_CONFIRMATIONS,
+        problems=(503,),
+    ),
+    Operation(
+        id="tasks_retry",
+        method="POST",
+        path="/v1/retries",
+        handler=retry,
+        verb="publish",
+        tag="tasks",
+        scope=Scope.HANDLER,
+        body=RetryIn,
+        example={"task": _EXAMPLE, "delay": 60, "token": "run 7"},
+        answers=_RETRIED,
+        problems=(503,),
+    ),
+    Operation(
+        id="tasks_again",
+        method="POST",
+        path="/v1/tasks/{key}/{id}/retry",
+        handler=again,
+        verb="publish",
+        tag="tasks",
+        body=AgainIn,
+        example={"delay": 60, "token": "run 7"},
+        answers=_RETRIED,
+        problems=(409, 503),
+    ),
+    Operation(
+        id="tasks_status",
+        method="GET",
+        path="/v1/tasks/{key}/{id}",
+        handler=status,
+        verb=("publish", "admin"),
+        tag="tasks",
+        query=(WAIT,),
+        answers={200: TaskStatus},
+        problems=(404, 429, 503),
+    ),
+    Operation(
+        id="tasks_result",
+        method="GET",
+        path="/v1/tasks/{key}/{id}/result",
+        handler=result,
+        verb=("publish", "admin"),
+        tag="tasks",
+        query=(WAIT,),
+        answers={200: None},
+        problems=(404, 429, 503),
+    ),
+    Operation(
+        id="tasks_cancel",
+        method="DELETE",
+        path="/v1/tasks/{key}/{id}",
+        handler=cancel,
+        verb=("publish", "admin"),
+        tag="tasks",
+        answers={200: Cancelled},
+        problems=(503,),
+    ),
+)

@@ -1,0 +1,197 @@
+"""Who may use a server: asked once at the door, and again and again for as long as a connection stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import time
+from collections.abc import Callable, Generator
+
+from taskqueue_core.config import Settings
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.hooks import Hooks, Identity
+from taskqueue_server.auth.tokens import Tokens, signature
+
+__all__ = ["CHECK_SECONDS", "LOOK_SECONDS", "OPEN", "Access", "check_host", "notice"]
+
+LOOK_SECONDS = 2.0
+"""between two looks whether the tokens file was changed"""
+CHECK_SECONDS = 3.0
+"""between two rounds in which everybody who is connected is asked about again"""
+OPEN = Identity(name="anybody")
+"""everybody, where nothing authenticates"""
+_PIECE = 50
+"""credentials that are checked before others have their turn"""
+_log = logging.getLogger("taskqueue.server.access")
+
+Allowed = Callable[[Identity], bool]
+
+
+class _Stay:
+    """One who is connected. Shows nothing of its token."""
+
+    __slots__ = ("_allowed", "peer", "revoked", "token")
+
+    def __init__(self, token: str | None, peer: str, allowed: Allowed) -> None:
+        self.token = token
+        self.peer = peer
+        self.revoked = asyncio.Event()
+        self._allowed = allowed
+
+    def judge(self, identity: Identity | None) -> None:
+        try:
+            stays = identity is not None and self._allowed(identity)
+        except Exception:  # noqa: BLE001 - an identity of a plugin may be anything; others must be judged, too
+            stays = False
+        if not stays:
+            self.revoked.set()
+
+
+class Access:
+    """Asks the plugins, then the tokens file. One for each server."""
+
+    def __init__(self, settings: Settings, hooks: Hooks) -> None:
+        """Read the tokens file, if the settings name one. Raises `ConfigurationError` for one that is no good."""
+        self._hooks = hooks
+        self._path = settings.tokens_file
+        self._signature = signature(self._path) if self._path else None
+        self._tokens = Tokens.load(self._path) if self._path else None
+        self._stays: set[_Stay] = set()
+        self._reading = asyncio.Lock()
+        self._refused: int | None = None
+        """the hash of what was last said about a file that is no good"""
+        self._asked = asyncio.Event()
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether anything says who may come in. Otherwise everybody may, and the server is on loopback only."""
+        return self._tokens is not None or self._hooks.wants("authenticate")
+
+    def identify(self, token: str | None, peer: str) -> Identity | None:
+        """Say who shows a token, ``None`` if nobody knows it. The first plugin that does counts, then the file."""
+        if not self.authenticates:
+            return OPEN
+        found = self._hooks.first("authenticate", token=token, peer=peer)
+        if found is not None and not isinstance(found, Identity):
+            _log.error("a plugin's answer is no Identity: nobody is let in by it")
+            return None
+        if found is None and self._tokens is not None:
+            found = self._tokens.identify(token, time.time())
+        return found
+
+    @contextlib.contextmanager
+    def stay(
+        self, token: str | None, peer: str, allowed: Allowed
+    ) -> Generator[asyncio.Event, None, None]:
+        """Keep an eye on who showed a token: the event is set once it stands for nobody who is ``allowed``.
+
+        That is so within `CHECK_SECONDS` of an expiry or a plugin's change of mind, and at once after a changed file
+        was read; `LOOK_SECONDS` may pass until then. Forgotten at the end of the block.
+        """
+        one = _Stay(token, peer, allowed)
+        self._stays.add(one)
+        try:
+            yield one.revoked
+        finally:
+            self._stays.discard(one)
+
+    def ask_to_reload(self) -> None:
+        """Have `watch` read the tokens file at once, changed or not."""
+        self._asked.set()
+
+    async def reload(self) -> bool:
+        """Read the tokens file now, and end the stay of those who may no longer; return whether that was possible.
+
+        A file that is no good changes nothing: those who could come in still can, and nobody else. The log says why.
+        """
+        path = self._path
+        if path is None:
+            return True
+        async with self._reading:
+            self._signature = await asyncio.to_thread(signature, path)
+            try:
+                tokens = await asyncio.to_thread(Tokens.load, path)
+            except ConfigurationError as error:
+                if self._refused != (refused := hash(str(error))):
+                    self._refused = refused
+                    _log.error("the tokens stay as they were: %s", error)
+                return False
+            self._refused = None
+            old, self._tokens = self._tokens, tokens
+        if old is None or old.entries != tokens.entries:
+            _log.info("the tokens were read anew")
+            await self.check()
+        return True
+
+    async def watch(self) -> None:
+        """Look at the file and at everybody who is connected, for ever."""
+        loop = asyncio.get_running_loop()
+        look_at = loop.time() + LOOK_SECONDS
+        check_at = loop.time() + CHECK_SECONDS
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(look_at, check_at)):
+                    await self._asked.wait()
+            try:
+                if self._asked.is_set():
+                    self._asked.clear()
+                    await self.reload()
+                if loop.time() >= look_at:
+                    look_at = loop.time() + LOOK_SECONDS
+                    await self._look()
+                if loop.time() >= check_at:
+                    check_at = loop.time() + CHECK_SECONDS
+                    await self.check()
+            except Exception:  # noqa: BLE001 - whatever it was, the next round must come
+                _log.exception("those who are connected could not be checked")
+
+    async def check(self) -> None:
+        """Ask again about everybody who is connected. Each token is asked about once."""
+        if not self.authenticates:
+            return
+        known: dict[tuple[str | None, str], Identity | None] = {}
+        for one in tuple(self._stays):
+            shown = (one.token, one.peer)
+            if shown not in known:
+                known[shown] = self.identify(*shown)
+                if len(known) % _PIECE == 0:
+                    await asyncio.sleep(0)
+            one.judge(known[shown])
+
+    async def _look(self) -> None:
+        if self._path is not None:
+            found = await asyncio.to_thread(signature, self._path)
+            # What could not be read may be readable now, though it did not change: who was revoked must not stay.
+            if found != self._signature or self._refused is not None:
+                await self.reload()
+
+
+def check_host(settings: Settings, hooks: Hooks) -> None:
+    """Raise `ConfigurationError` for a server that others can reach, and that would let them all in."""
+    if settings.tokens_file is None and not hooks.wants("authenticate"):
+        host = settings.host
+        if not _is_loopback(host):
+            raise ConfigurationError(
+                "TASKQUEUE_HOST: loopback only (127.0.0.1, ::1 or localhost) for a server without authentication. "
+                "Make a token with 'taskqueue token new NAME --file tokens.toml', and name the file with "
+                "TASKQUEUE_TOKENS_FILE"
+            )
+
+
+def notice(settings: Settings, hooks: Hooks) -> str | None:
+    """Return what people should know of a server that lets everybody in; ``None`` for one that authenticates."""
+    if settings.tokens_file is not None or hooks.wants("authenticate"):
+        return None
+    return (
+        "no authentication: everybody on this machine may use this server, and nobody else can reach it "
+        "('taskqueue token new' makes a token)"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,82 @@
+"""What each name uses of this process: requests, published tasks, sockets. Other processes count for themselves."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from taskqueue_core.hooks import Identity
+from taskqueue_server.problems import ProblemError, retry_after
+
+__all__ = ["MAX_DEBT", "MAX_NAMES", "Place", "Usage"]
+
+MAX_NAMES = 10_000
+"""names whose pace is remembered; the one that was longest away is forgotten first"""
+MAX_DEBT = 100_000
+"""tasks that a name may be ahead of its rate by batches: the largest one fits, and of many at a time only the first"""
+
+
+class Place:
+    """One of the sockets that a name may have. Harmless to leave twice."""
+
+    def __init__(self, leave: Callable[[], None] | None = None) -> None:
+        self._leave = leave
+
+    def leave(self) -> None:
+        """Make room for another."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+
+class Usage:
+    """Counts, and says when it is too much. Names without limits cost nothing."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with nothing used. ``clock`` tells seconds, and never goes back."""
+        self._clock = clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._sockets: Counter[str] = Counter()
+
+    def spend(self, identity: Identity, tasks: int = 0) -> None:
+        """Count a request, or so many tasks of one. Raises `ProblemError` where the name is too fast.
+
+        A request needs room. Tasks come in a request that had some: they are counted though they exceed it, up to
+        `MAX_DEBT`, and what they are too many holds up the requests that follow.
+        """
+        if identity.rate is None:
+            return
+        name, rate, now = identity.name, identity.rate, self._clock()
+        most = max(1.0, rate if identity.burst is None else identity.burst)
+        left, at = self._left.get(name, (most, now))
+        left = min(most, left + (now - at) * rate)
+        lacking = (-MAX_DEBT if tasks else 1.0) - left
+        if lacking > 0:
+            detail = f"more than {rate:g} requests and tasks a second with the tokens of this name"
+            again = {"retry-after": retry_after(lacking / rate)}
+            raise ProblemError(429, "rate_limited", detail, headers=again)
+        self._left[name] = (left - (tasks or 1), now)
+        self._left.move_to_end(name)
+        if len(self._left) > MAX_NAMES:
+            self._left.popitem(last=False)
+
+    def enter(self, identity: Identity) -> Place | None:
+        """Return a place for one more socket, ``None`` where the name has as many as it may."""
+        if identity.connections is None:
+            return Place()
+        name = identity.name
+        if self._sockets[name] >= identity.connections:
+            self._forget(name)
+            return None
+        self._sockets[name] += 1
+
+        def leave() -> None:
+            self._sockets[name] -= 1
+            self._forget(name)
+
+        return Place(leave)
+
+    def _forget(self, name: str) -> None:
+        if not self._sockets[name]:
+            del self._sockets[name]

@@ -1,0 +1,139 @@
+"""Changing the tokens file: whole or not at all, for its owner alone, one after the other."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_server.auth.tokens import Entry, hashed, load, read_entries
+
+__all__ = ["add", "entries", "new_token", "remove"]
+
+_RANDOM = 32
+"""bytes"""
+_HEAD = "# Who may use the server: the hash of each token, for what, until when. The tokens themselves stand nowhere.\n"
+_START = re.compile(r"^(?=[ \t]*\[\[[ \t]*token[ \t]*\]\])", re.MULTILINE)
+
+
+def new_token() -> str:
+    """Return a token that nobody can guess."""
+    return f"tq_{secrets.token_urlsafe(_RANDOM)}"
+
+
+def entries(path: Path) -> tuple[Entry, ...]:
+    """Return the entries of a file, in its order. Raises `ConfigurationError`."""
+    return read_entries(load(path), path)
+
+
+def add(
+    path: Path,
+    name: str,
+    token: str,
+    *,
+    verbs: Iterable[str],
+    keys: Iterable[str],
+    at: float | None = None,
+    rate: float | None = None,
+    burst: float | None = None,
+    connections: int | None = None,
+) -> Entry:
+    """Put an entry at the end of a file, which is made where there is none. Raises `ConfigurationError`."""
+    lines: dict[str, object] = {
+        "name": name,
+        "sha256": hashed(token).hex(),
+        "verbs": [*dict.fromkeys(verbs)],
+        "keys": [*keys],
+    }
+    limits = {"rate": rate, "burst": burst, "connections": connections}
+    lines |= {field: told for field, told in limits.items() if told is not None}
+    text = "".join(
+        f"{field} = {msgspec.json.encode(told).decode()}\n" for field, told in lines.items()
+    )
+    if at is not None:
+        text += f"expires_at = {datetime.fromtimestamp(int(at), UTC):%Y-%m-%dT%H:%M:%SZ}\n"
+    with _alone(path):
+        before = load(path).decode() if path.exists() else _HEAD
+        if before and not before.endswith("\n"):
+            before += "\n"
+        after = f"{before}\n[[token]]\n{text}"
+        entry = read_entries(after.encode(), path)[-1]
+        _write(path, after)
+    return entry
+
+
+def remove(path: Path, unwanted: Callable[[Entry], bool]) -> tuple[Entry, ...]:
+    """Take entries out of a file and return them; all else stays as it is. Raises `ConfigurationError`."""
+    with _alone(path):
+        text = load(path)
+        found = read_entries(text, path)
+        head, *parts = _START.split(text.decode())
+        if len(parts) != len(found):
+            raise ConfigurationError(
+                f"the tokens file {path}: it is not written as [[token]] tables: change it by hand"
+            )
+        gone = tuple(entry for entry in found if unwanted(entry))
+        kept = [part for part, entry in zip(parts, found, strict=True) if entry not in gone]
+        after = "".join((head, *kept))
+        if read_entries(after.encode(), path) != tuple(e for e in found if e not in gone):
+            raise ConfigurationError(f"the tokens file {path}: change it by hand")
+        if gone:
+            _write(path, after)
+    return gone
+
+
+@contextmanager
+def _alone(path: Path) -> Generator[None, None, None]:
+    # The lock is the folder's: the file itself is replaced.
+    try:
+        folder = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _failed(path, error) from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write(path: Path, text: str) -> None:
+    target = path.resolve()
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    try:
+        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            _keep_owner(target, file.fileno())
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except OSError as error:
+        raise _failed(path, error) from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _keep_owner(target: Path, draft: int) -> None:
+    """Have the new file be whose the old one was: a server that could not read it would go on with the old tokens."""
+    try:
+        old = target.stat()
+    except FileNotFoundError:
+        return
+    new = os.fstat(draft)
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.fchown(draft, old.st_uid, old.st_gid)
+    os.fchmod(draft, stat.S_IMODE(old.st_mode))
+
+
+def _failed(path: Path, error: OSError) -> ConfigurationError:
+    reason = os.strerror(error.errno) if error.errno else type(error).__name__
+    return ConfigurationError(f"the tokens file {path}: it cannot be changed: {reason}")

@@ -1,0 +1,1 @@
+"""What all requests of one server share."""

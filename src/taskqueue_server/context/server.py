@@ -1,0 +1,101 @@
+"""What all connections and requests of one server share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from importlib.metadata import PackageNotFoundError, version
+
+from taskqueue_core.backend import Backend, Capability
+from taskqueue_core.capabilities import control_of, dead_letters_of, has
+from taskqueue_core.config import Settings
+from taskqueue_core.hooks import Hooks, Identity
+from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.queue import Queue
+from taskqueue_server.auth.access import Access
+from taskqueue_server.auth.quotas import Usage
+from taskqueue_server.context.connections import Registry
+from taskqueue_server.context.waiters import Waiters
+
+__all__ = ["VERSION", "Hub"]
+
+_log = logging.getLogger("taskqueue.server")
+_HANDOVER_SECONDS = 2.0
+_SETTLE_SECONDS = 0.5
+"""for closing sockets and handing back, once the time to drain is over"""
+
+try:
+    VERSION = version("taskqueue-backends")
+except PackageNotFoundError:  # run from a source tree
+    VERSION = "0"
+
+
+class Hub:
+    """The backend with its capabilities, who is connected, and whether the server is on its way out."""
+
+    def __init__(
+        self, backend: Backend, settings: Settings, registry: Registry | None = None
+    ) -> None:
+        """Own ``backend``.
+
+        Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``, and `ConfigurationError` for a tokens
+        file that is no good.
+        """
+        if not isinstance(backend, ObservedBackend):
+            backend = ObservedBackend(backend, Hooks())
+        self.backend = backend
+        self.hooks = backend.hooks
+        self.control = control_of(backend)
+        self.dead_letters = dead_letters_of(backend)
+        self.queue = Queue(backend)
+        self.settings = settings
+        self.access = Access(settings, self.hooks)
+        self.usage = Usage()
+        self.registry = registry if registry is not None else Registry()
+        self.started = False
+        self.fault: Exception | None = None
+        """why it could not start, or did not end in order"""
+        self.draining = asyncio.Event()
+        self.waiters = Waiters(self.control, self.hooks, self.draining)
+        self.brought: dict[str, object] = {}
+        """what parts have brought, by their names: see `taskqueue_server.routing.extensions.Part.open`"""
+        self._drained_at = 0.0
+
+    def identify(self, token: str | None, peer: str) -> Identity | None:
+        """Say who a token stands for, ``None`` where nobody knows it: see `Access.identify`."""
+        return self.access.identify(token, peer)
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether anything says who may come in; without it everybody may, on loopback only."""
+        return self.access.authenticates
+
+    def reload(self) -> None:
+        """Have the tokens file read anew, soon, whether it changed or not."""
+        self.access.ask_to_reload()
+
+    @property
+    def drain_left(self) -> float:
+        """Seconds that workers still have to settle what they run."""
+        return max(0.0, self._drained_at - asyncio.get_running_loop().time())
+
+    @property
+    def handover(self) -> float:
+        """Seconds in which a worker that was sent away may take what it runs to another server of the same store."""
+        movable = has(self.backend, Capability.HANDOVER) and self.backend.capabilities.shared
+        return _HANDOVER_SECONDS if movable else 0.0
+
+    async def drain(self) -> None:
+        """Let nobody in, tell every worker, wait until all have settled or ``settings.drain`` is over. Idempotent.
+
+        Each connection closes itself; what its worker still runs and takes nowhere else is handed back.
+        """
+        if not self.draining.is_set():
+            self._drained_at = asyncio.get_running_loop().time() + self.settings.drain
+            self.draining.set()
+            _log.info("draining", extra={"connections": len(self.registry)})
+        try:
+            async with asyncio.timeout(self.drain_left + self.handover + _SETTLE_SECONDS):
+                await self.registry.empty()
+        except TimeoutError:
+            _log.warning("connections left behind", extra={"connections": len(self.registry)})

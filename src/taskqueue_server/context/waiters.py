@@ -1,0 +1,172 @@
+"""Waiting for the end of tasks: one look at the store for all who wait, and none of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from taskqueue_core.capabilities import Control
+from taskqueue_core.concurrency import first
+from taskqueue_core.hooks import Hooks, hookimpl
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Delivery, Expired
+from taskqueue_server.context.limited_slots import Room
+
+__all__ = ["MAX_WAIT", "Waiters"]
+
+MAX_WAIT = 30
+"""seconds"""
+MOST = 1000
+"""who wait at one server at once"""
+_PERIOD = 0.5
+"""seconds after which the store is asked again: what ends elsewhere is told by nobody"""
+
+_Name = tuple[str, str]
+
+
+class Waiters:
+    """Those who wait at one server. What ends at this one wakes them at once, what ends elsewhere soon after.
+
+    While nobody waits it does nothing at all.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        hooks: Hooks,
+        draining: asyncio.Event,
+        *,
+        most: int = MOST,
+        period: float = _PERIOD,
+    ) -> None:
+        """Look at the store by ``control``; everybody is let go when ``draining`` is set."""
+        self._control = control
+        self._hooks = hooks
+        self._draining = draining
+        self._period = period
+        self._futures: dict[_Name, set[asyncio.Future[None]]] = {}
+        self._room = Room(most, "too_many_waiters", "wait here")
+        self._stirred: set[_Name] = set()
+        self._stir = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._room)
+
+    async def wait(
+        self,
+        key: str,
+        task_id: str,
+        seconds: float,
+        gone: Coroutine[Any, Any, None],
+        who: str | None = None,
+    ) -> None:
+        """Return when the task has ended, or after some seconds, or when the server drains, or who waits is ``gone``.
+
+        Raises `ProblemError` where too many wait already. Who has a name leaves half of the room to others.
+        """
+        try:
+            if self._draining.is_set():
+                return
+            with self._room.place(who):
+                await self._wait((key, task_id), seconds, gone)
+        finally:
+            gone.close()
+
+    async def _wait(self, name: _Name, seconds: float, gone: Coroutine[Any, Any, None]) -> None:
+        future = self._enter(name)
+        try:
+            async with asyncio.timeout(seconds):
+                await first(_done(future), gone)
+        except TimeoutError:
+            pass
+        finally:
+            await self._leave(name, future)
+
+    def _enter(self, name: _Name) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures.setdefault(name, set()).add(future)
+        if self._looking is None:
+            self._hooks.register(self)
+            self._looking = asyncio.create_task(self._look())
+        self._ended([name])  # it may have ended while it was not known that somebody waits
+        return future
+
+    async def _leave(self, name: _Name, future: asyncio.Future[None]) -> None:
+        others = self._futures[name]
+        others.discard(future)
+        if not others:
+            del self._futures[name]
+        if self._futures or self._looking is None:
+            return
+        looking, self._looking = self._looking, None
+        self._hooks.unregister(self)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+    @hookimpl
+    def settled(self, deliveries: Sequence[Delivery]) -> None:
+        """Look at what was settled here."""
+        self._ended((one.task.key, one.task.id) for one in deliveries)
+
+    @hookimpl
+    def dead_lettered(self, delivery: Delivery) -> None:
+        """Look at what was given up here."""
+        self._ended([(delivery.task.key, delivery.task.id)])
+
+    @hookimpl
+    def expired(self, tasks: Sequence[Expired]) -> None:
+        """Look at what was found to be too late here."""
+        self._ended((one.key, one.task_id) for one in tasks)
+
+    def stir(self, key: str, task_id: str) -> None:
+        """Look at a task: this server has done something to it."""
+        self._ended([(key, task_id)])
+
+    def _ended(self, names: Iterable[_Name]) -> None:
+        if waited_for := self._futures.keys() & set(names):
+            self._stirred |= waited_for
+            self._stir.set()
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._period
+        while not self._draining.is_set():
+            try:
+                async with asyncio.timeout_at(due):
+                    await first(_event(self._stir), _event(self._draining))
+            except TimeoutError:
+                self._stirred |= self._futures.keys()
+                due = loop.time() + self._period
+            self._stir.clear()
+            names, self._stirred = self._stirred, set()
+            await first(self._wake(names), _event(self._draining))  # a silent store keeps nobody
+        self._wake_up(self._futures.keys())
+
+    async def _wake(self, names: set[_Name]) -> None:
+        by_key: dict[str, list[str]] = {}
+        for key, task_id in names:
+            by_key.setdefault(key, []).append(task_id)
+        for key, ids in by_key.items():
+            for start in range(0, len(ids), LIMITS.batch):
+                some = ids[start : start + LIMITS.batch]
+                with contextlib.suppress(Exception):  # who waits asks again in the end, and is told
+                    found = zip(some, await self._control.statuses(key, *some), strict=True)
+                    self._wake_up((key, i) for i, one in found if one is None or not one.state.live)
+
+    def _wake_up(self, names: Iterable[_Name]) -> None:
+        for name in names:
+            for future in self._futures.get(name, ()):
+                if not future.done():
+                    future.set_result(None)
+
+
+async def _done(future: asyncio.Future[None]) -> None:
+    await future
+
+
+async def _event(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,191 @@
+"""Figures as people read them; every text that changes by itself has a name here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.rate_limit import RateLimit
+from taskqueue_core.tasks import Ledger, State
+from taskqueue_server.dashboard.snapshot import History, Look, Sample
+
+__all__ = [
+    "PARTS",
+    "age",
+    "balance",
+    "clock",
+    "count",
+    "duration",
+    "limits",
+    "of_ledger",
+    "of_queue",
+    "points",
+    "rate",
+    "rate_limit",
+    "state_of",
+]
+
+PARTS = tuple(state.value for state in (State.WAITING, State.SCHEDULED, State.IN_FLIGHT)) + tuple(
+    state.value
+    for state in (State.DONE, State.DEAD, State.EXPIRED, State.CANCELLED, State.DISCARDED)
+)
+"""what published tasks are accounted for as, in the order of a task's life"""
+_NONE = "\N{EN DASH}"
+_LONG = 10
+"""from here on a figure is told without decimals"""
+_WIDE, _HIGH = 960, 200
+_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+def count(number: int) -> str:
+    """Say a whole number."""
+    return f"{number:,}"
+
+
+def rate(per_second: float) -> str:
+    """Say how many per second."""
+    return f"{per_second:,.0f}" if per_second >= _LONG or per_second == 0 else f"{per_second:.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Say a span of time, with two digits or so."""
+    if seconds is None:
+        return _NONE
+    if seconds < 1:
+        ms = seconds * 1000
+        return f"{ms:.0f} ms" if ms >= _LONG else f"{ms:.1f} ms"
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return (
+                f"{seconds / size:.1f} {unit}"
+                if seconds < 10 * size
+                else f"{seconds / size:.0f} {unit}"
+            )
+    return f"{seconds:.1f} s" if seconds < _LONG else f"{seconds:.0f} s"
+
+
+def age(at: float | None, now: float) -> str:
+    """Say how long ago."""
+    return _NONE if at is None else duration(max(0.0, now - at)) if now - at >= 1 else "0 s"
+
+
+def clock(at: float) -> str:
+    """Say a time of the store's clock."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return _NONE
+
+
+def rate_limit(limit: RateLimit | None) -> str:
+    """Say a token bucket."""
+    if limit is None:
+        return "no limit"
+    unit = limit.interval_unit.value.lower()
+    span = unit.removesuffix("s") if limit.interval == 1 else f"{limit.interval} {unit}"
+    return f"{count(limit.max_tokens)} per {span}"
+
+
+def limits(settings: QueueSettings) -> list[tuple[str, str]]:
+    """Say what limits and orders a queue, in pairs of what and how."""
+    told = [
+        ("Capacity", "no limit" if settings.capacity is None else count(settings.capacity)),
+        ("In flight", count(settings.max_inflight) if settings.max_inflight else "no limit"),
+        ("Rate", rate_limit(settings.rate_limit)),
+        ("Order", "tenants in turn" if settings.order is Order.FAIR else "first in, first out"),
+    ]
+    if settings.shards > 1:
+        told.append(("Shards", count(settings.shards)))
+    if settings.bound_to:
+        told.append(("Copied to", ", ".join(settings.bound_to)))
+    if settings.moved_to:
+        told.append(("Moved to", settings.moved_to))
+    return told
+
+
+def balance(ledger: Ledger) -> tuple[str, str]:
+    """Say whether every task is accounted for: a state and words."""
+    if ledger.balanced:
+        return "ok", "Every task is accounted for"
+    missing = ledger.imbalance
+    what = "missing" if missing > 0 else "too many"
+    return "bad", f"Does not add up: {count(abs(missing))} {what}"
+
+
+def of_ledger(ledger: Ledger) -> dict[str, str]:
+    """Name the texts of a ledger; what begins with ``@`` is a state, not a text."""
+    state, words = balance(ledger)
+    texts = {f"ledger.{name}": count(getattr(ledger, name)) for name in ("published", *PARTS)}
+    return {**texts, "balance": words, "@balance": state}
+
+
+def of_queue(key: str, look: Look, sample: Sample, history: History) -> dict[str, str]:
+    """Name the texts of a queue."""
+    ledger, settings, window = look.ledger, look.settings, history.window([key])
+    name, words = state_of(look, flows=window.published > 0 or window.done > 0)
+    busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight)}"
+    full = f"{count(ledger.waiting)} / {count(settings.capacity or 0)}"
+    return {
+        f"q.{key}.state": words,
+        f"@q.{key}.state": name,
+        f"q.{key}.waiting": full if settings.capacity else count(ledger.waiting),
+        f"q.{key}.scheduled": count(ledger.scheduled),
+        f"q.{key}.in_flight": busy if settings.max_inflight else count(ledger.in_flight),
+        f"q.{key}.oldest": age(look.stats.oldest_waiting, sample.at),
+        f"q.{key}.published": rate(window.published),
+        f"q.{key}.done": rate(window.done),
+        f"q.{key}.p50": duration(look.run_time.p50 if look.run_time else None),
+        f"q.{key}.p95": duration(look.run_time.p95 if look.run_time else None),
+        f"q.{key}.dead": count(ledger.dead),
+        f"@q.{key}.dead": "bad" if ledger.dead else "none",
+        f"q.{key}.redelivered": count(look.stats.redelivered),
+        f"q.{key}.retried": count(look.stats.retried),
+        f"q.{key}.lost": count(look.stats.lost),
+        f"q.{key}.subscribers": count(look.stats.subscribers),
+        f"~q.{key}.depth": points(history.series(key)),
+    }
+
+
+def state_of(look: Look, *, flows: bool) -> tuple[str, str]:
+    """Say how a queue is: a state and words."""
+    settings, ledger = look.settings, look.ledger
+    if not ledger.balanced:
+        return "bad", "Does not add up"
+    held = [
+        (settings.moved_to is not None, "Moved"),
+        (settings.paused and settings.intake_paused, "Paused, intake too"),
+        (settings.paused, "Paused"),
+        (settings.intake_paused, "Intake paused"),
+    ]
+    for holds, words in held:
+        if holds:
+            return "paused", words
+    if ledger.waiting and not look.stats.subscribers:
+        return "warn", "Nobody works"
+    if flows or ledger.in_flight or ledger.waiting:
+        return "ok", "Working"
+    return "idle", "Idle"
+
+
+def points(series: Sequence[int]) -> str:
+    """Return the points of a small line."""
+    if len(series) <= 1:
+        return ""
+    steps, scale = len(series) - 1, (_HIGH - 20) / max(*series, 1)
+    heights = [_HIGH - 10 - int(value * scale) for value in series]
+    # Where a line is level its ends are enough: most queues rest most of the time.
+    return " ".join(
+        [
+            f"{place * _WIDE // steps},{height}"
+            for place, height in enumerate(heights)
+            if place in {0, steps} or not heights[place - 1] == height == heights[place + 1]
+        ]
+    )
+
+
+def raw(ledger: Ledger) -> dict[str, int]:
+    """Return a ledger's numbers, for whoever compares."""
+    return {name: int(value) for name, value in msgspec.structs.asdict(ledger).items()}

@@ -1,0 +1,219 @@
+"""How a page is made: rendered with everything escaped, with headers that let in nothing from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from taskqueue_server.context.server import VERSION
+from taskqueue_server.dashboard import formatting as figures
+from taskqueue_server.dashboard.sampler import Sampler
+from taskqueue_server.dashboard.static_files import address
+from taskqueue_server.problems import PROBLEM_TYPE, Problem
+from taskqueue_server.routing.operations import Call
+
+__all__ = [
+    "SAID",
+    "add_templates",
+    "as_pages",
+    "local_path",
+    "path",
+    "render",
+    "sampler_of",
+    "see_other",
+]
+
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    # With no-referrer browsers hide the origin of a form as well, which is what forms are known by.
+    "referrer-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "vary": "cookie",
+}
+SAID: Mapping[str, str] = {
+    "paused": "Paused. Nothing is handed out; publishing goes on.",
+    "resumed": "Resumed. Tasks are handed out again.",
+    "intake-paused": "The intake is paused. New tasks are refused; what is there is handed out.",
+    "intake-resumed": "The intake is open again.",
+    "saved": "Saved. The settings are in force.",
+    "purged": "Cancelled waiting and scheduled tasks: {n}.",
+    "redriven": "Redriven: {n}. They wait at the end of the queue.",
+    "discarded": "Discarded for good: {n}.",
+    "cancelled": "Cancelled.",
+    "not-live": "Nothing was done: the task has ended already.",
+    "not-dead": "Nothing was done: the task is not among the dead letters any more.",
+    "nothing": "Nothing was done: no dead letter was chosen, or it is dead no more.",
+    "more": "Done for {n}; there are more that fit, so do it again.",
+    "signed-out": "Signed out.",
+}
+"""what a page says after an action: an address names a text, and never brings one"""
+_DIGITS = 12
+_PIECE = 0.004
+"""seconds of a page that are made at one go"""
+_PATH = 2000
+_problem = msgspec.json.Decoder(Problem)
+_loader = ChoiceLoader([PackageLoader("taskqueue_server.dashboard")])
+_environment = Environment(
+    loader=_loader,
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+
+
+def path(*parts: str) -> str:
+    """Return the address of a page, each part quoted."""
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+_environment.filters.update(
+    count=figures.count, duration=figures.duration, clock=figures.clock, rate=figures.rate
+)
+_environment.globals.update(static=address, path=path, version=VERSION, parts=figures.PARTS)
+# All are read now: where the files are replaced under a running server, its pages stay those of its code.
+for _name in _environment.list_templates(extensions=["html"]):
+    _environment.get_template(_name)
+
+
+def add_templates(package: str) -> None:
+    """Have a package's templates, which may extend ``base.html``, found after those of this one. Idempotent."""
+    known = {one.package_name for one in _loader.loaders if isinstance(one, PackageLoader)}
+    if package not in known:
+        added = PackageLoader(package)
+        _loader.loaders = [*_loader.loaders, added]
+        for name in added.list_templates():
+            _environment.get_template(name)
+
+
+def sampler_of(call: Call) -> Sampler:
+    """Return the one sampler of this server."""
+    return Sampler.of(call.hub)
+
+
+async def render(call: Call, template: str, status: int = 200, **names: Any) -> Response:
+    """Return a page."""
+    request = call.request
+    said, number = request.query_params.get("said", ""), request.query_params.get("n", "")
+    shown = number if number.isdecimal() and len(number) <= _DIGITS else "?"
+    names = {
+        "said": SAID[said].format(n=shown) if said in SAID else None,
+        "open": not call.hub.authenticates,
+        "who": call.identity.name if call.identity else None,
+        "live": None,
+        "shape": None,
+        "here": request.url.path,
+        "links": request.app.state.links,
+        "query": "",
+        **names,
+    }
+    pieces, text = _environment.get_template(template).generate(names), list[str]()
+    turn, more = sampler_of(call).turn, True
+    while more:
+        async with turn:
+            until, more = time.perf_counter() + _PIECE, False
+            for piece in pieces:
+                text.append(piece)
+                if time.perf_counter() > until:
+                    more = True
+                    break
+            await asyncio.sleep(0)  # whoever is next waits for the turn, and others come in between
+    return _response("".join(text), status)
+
+
+def _response(text: str, status: int) -> Response:
+    return Response(
+        text.encode("utf-8", "replace"), status, _HEADERS, media_type="text/html; charset=utf-8"
+    )
+
+
+def see_other(
+    call: Call, target: str, said: str | None = None, number: int | None = None
+) -> Response:
+    """Return the way to the page that shows what an action did: it is loaded anew, and can be again."""
+    if said is not None:
+        target += f"{'&' if '?' in target else '?'}said={said}"
+        target += "" if number is None else f"&n={number}"
+    return Response(status_code=303, headers={"location": target, **_of_htmx(call.request, None)})
+
+
+def _of_htmx(request: Request, redirect: str | None) -> dict[str, str]:
+    return {"hx-redirect": redirect} if redirect and "hx-request" in request.headers else {}
+
+
+def local_path(text: str | None) -> str:
+    """Return ``text`` if it is a path of this server, else the first page."""
+    if (
+        text is not None
+        and text.startswith("/")
+        and not text.startswith(("//", "/\\"))
+        and len(text) <= _PATH
+        and text.isascii()
+        and text.isprintable()
+        and "\\" not in text
+    ):
+        return text
+    return "/"
+
+
+def as_pages(routes: list[Route]) -> list[Route]:
+    """Have problems shown as pages, and who is not known sent to where one says who one is."""
+    return [Route(one.path, _shown(one.endpoint), methods=one.methods) for one in routes]
+
+
+def _shown(
+    endpoint: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def shown(request: Request) -> Response:
+        response = await endpoint(request)
+        if response.media_type != PROBLEM_TYPE or "text/event-stream" in request.headers.get(
+            "accept", ""
+        ):
+            return response
+        problem = _problem.decode(response.body)
+        if problem.status == HTTPStatus.UNAUTHORIZED:
+            return _to_login(request)
+        nobody = {
+            "said": None,
+            "open": False,
+            "who": None,
+            "live": None,
+            "shape": None,
+            "query": "",
+        }
+        text = _environment.get_template("problem.html").render(
+            **nobody, problem=problem, here=request.url.path
+        )
+        page = _response(text, problem.status)
+        if "retry-after" in response.headers:
+            page.headers["retry-after"] = response.headers["retry-after"]
+        return page
+
+    return shown
+
+
+def _to_login(request: Request) -> Response:
+    wanted = request.url.path if request.method == "GET" else "/"
+    if request.method == "GET" and request.url.query:
+        wanted += f"?{request.url.query}"
+    target = "/login" if wanted == "/" else f"/login?next={quote(local_path(wanted), safe='')}"
+    if "hx-request" in request.headers:  # a script would put the page into the place of a part
+        return Response(status_code=204, headers={"hx-redirect": target})
+    return Response(status_code=303, headers={"location": target})

@@ -1,0 +1,186 @@
+"""A queue's settings as the fields of a form, and back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import InvalidInput, SettingsConflict
+from taskqueue_core.queue_settings import read_settings
+
+__all__ = ["GROUPS", "NAMES", "Field", "Wrong", "beside", "changed", "fields"]
+
+_UNITS = (("SECONDS", "seconds"), ("MINUTES", "minutes"), ("HOURS", "hours"))
+_ORDERS = (("fifo", "First in, first out"), ("fair", "Tenants in turn"))
+
+
+class Field(NamedTuple):
+    """One field of the form. An empty one stands for no limit."""
+
+    name: str
+    label: str
+    hint: str
+    options: tuple[tuple[str, str], ...] = ()
+    whole: bool = True
+
+
+class Group(NamedTuple):
+    """Fields that belong together."""
+
+    label: str
+    fields: tuple[Field, ...]
+
+
+def _rate(of: str, label: str) -> tuple[Field, ...]:
+    return (
+        Field(f"{of}.max_tokens", label, "empty: no limit; this many may also come at once"),
+        Field(f"{of}.interval", "Interval", "in how many of the unit; empty: 1"),
+        Field(f"{of}.interval_unit", "Unit", "", _UNITS),
+    )
+
+
+GROUPS = (
+    Group(
+        "Limits",
+        (
+            Field(
+                "capacity", "Capacity", "tasks waiting before new ones are refused; empty: no limit"
+            ),
+            Field(
+                "max_inflight", "In flight", "tasks running at once, over all workers; 0: no limit"
+            ),
+            Field(
+                "max_processing_time",
+                "Longest run",
+                "seconds without progress; empty: no limit",
+                whole=False,
+            ),
+            Field(
+                "max_losses", "Losses", "lost with its worker more often than this, a task is dead"
+            ),
+        ),
+    ),
+    Group("Rate", _rate("rate_limit", "Hand-outs")),
+    Group(
+        "Order",
+        (
+            Field("order", "Order", "of the tasks of one priority", _ORDERS),
+            Field(
+                "floor_share",
+                "Floor share",
+                "0 to 0.5: what the lowest priority has for sure",
+                whole=False,
+            ),
+            Field(
+                "tenant_capacity", "Capacity of a tenant", "with tenants in turn; empty: no limit"
+            ),
+            Field(
+                "tenant_max_inflight", "In flight of a tenant", "with tenants in turn; 0: no limit"
+            ),
+        ),
+    ),
+    Group(
+        "Retry",
+        (
+            Field(
+                "retry.max_attempts", "Attempts", "in all, before a task goes to the dead letters"
+            ),
+            Field("retry.base", "First wait", "seconds; it doubles each time", whole=False),
+            Field("retry.cap", "Longest wait", "seconds", whole=False),
+        ),
+    ),
+)
+_FIELDS = {field.name: field for group in GROUPS for field in group.fields}
+NAMES = tuple(_FIELDS)
+_PLAIN = 1e6
+_MOST = 1e15
+_OPTIONAL = {"capacity", "max_processing_time", "tenant_capacity"}
+
+
+class Wrong(Exception):
+    """Some fields do not hold what they may."""
+
+    def __init__(self, errors: dict[str, str]) -> None:
+        super().__init__("the form was not filled in as it may be")
+        self.errors = errors
+
+
+def fields(settings: QueueSettings) -> dict[str, str]:
+    """Return what the form shows of settings."""
+    return {name: _shown(_look_up(settings.model_dump(mode="json"), name)) for name in NAMES}
+
+
+def _look_up(told: Any, name: str) -> Any:
+    for part in name.split("."):
+        told = told.get(part) if isinstance(told, dict) else None
+    return told
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) and value < _PLAIN else str(value)
+
+
+def changed(found: QueueSettings, filled: dict[str, str], version: str) -> QueueSettings:
+    """Return the settings with what was filled in.
+
+    Raises `Wrong` for what is no number, `InvalidInput` for one that may not be, and `SettingsConflict` where the
+    form was made from another version.
+    """
+    if version != str(found.version):
+        raise SettingsConflict("these settings were changed in between")
+    errors: dict[str, str] = {}
+    before, told = fields(found), found.model_dump(mode="json")
+    for name, text in filled.items():
+        if text == before[name]:
+            continue
+        parent, _, last = name.rpartition(".")
+        try:
+            value = _read(_FIELDS[name], text)
+        except ValueError:
+            errors[name] = "A whole number, please." if _FIELDS[name].whole else "A number, please."
+            continue
+        if parent == "rate_limit":
+            continue
+        (told if not parent else told[parent])[last] = value
+    told["rate_limit"] = _bucket(filled, errors)
+    if errors:
+        raise Wrong(errors)
+    return read_settings(msgspec.json.encode(told))
+
+
+def _read(field: Field, text: str) -> object:
+    if field.options:
+        return text
+    if not text:
+        if field.name in _OPTIONAL:
+            return None
+        if field.name.startswith("rate_limit."):
+            return None
+        raise ValueError
+    number = int(text) if field.whole else float(text)
+    if not -_MOST < number < _MOST:
+        raise ValueError
+    return number
+
+
+def _bucket(filled: dict[str, str], errors: dict[str, str]) -> dict[str, object] | None:
+    if not filled["rate_limit.max_tokens"]:
+        return None
+    bucket: dict[str, object] = {"interval_unit": filled["rate_limit.interval_unit"] or "SECONDS"}
+    for name in ("max_tokens", "interval"):
+        text = filled[f"rate_limit.{name}"] or "1"
+        try:
+            bucket[name] = _read(_FIELDS[f"rate_limit.{name}"], text)
+        except ValueError:
+            errors[f"rate_limit.{name}"] = "A whole number, please."
+    return bucket
+
+
+def beside(error: InvalidInput) -> dict[str, str]:
+    """Return what is wrong, by the name of its field; under no name where the form has none."""
+    said = f"Allowed: {error.allowed}."
+    return {error.field: said} if error.field in _FIELDS else {"": str(error)}

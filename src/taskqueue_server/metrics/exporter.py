@@ -1,0 +1,148 @@
+"""The server's metrics, for Prometheus: what this process saw and what the store says, in a registry of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector, values
+from prometheus_client.core import InfoMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from taskqueue_core.concurrency import forever
+from taskqueue_core.hooks import Identity
+from taskqueue_server.context.server import VERSION, Hub
+from taskqueue_server.metrics.process_metrics import Local
+from taskqueue_server.metrics.store_metrics import Figures, Shown, StoreFigures, families
+from taskqueue_server.prefect.handshake import Guest
+from taskqueue_server.worker_socket.admission import Connection
+
+__all__ = ["FOLDER", "Metrics", "lives"]
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""the folder in which the processes of one port share what they count; to be set before they start"""
+_SHARE_SECONDS = 1.0
+_OPEN = "application/openmetrics-text"
+_BOOKKEEPING = "_created"
+
+
+class Metrics:
+    """Of one server. With several processes on one port each tells what all of them count."""
+
+    def __init__(self, hub: Hub) -> None:
+        """Begin to count."""
+        self._hub = hub
+        self._registry = CollectorRegistry()
+        self.local = Local(self._registry, hub.backend.now)
+        self._store = StoreFigures(hub.control, hub.backend.now)
+        self._folder = os.environ.get(FOLDER) if _shares() else None
+        if self._folder is None:
+            ProcessCollector(registry=self._registry)
+        hub.hooks.register(self.local)
+
+    async def keep(self) -> None:
+        """Share what this process counts with the others, until cancelled; then stop counting."""
+        try:
+            while self._folder is not None:
+                self._refresh()
+                await asyncio.sleep(_SHARE_SECONDS)
+            await forever()
+        finally:
+            self._hub.hooks.unregister(self.local)
+            await self._store.close()
+
+    async def render(self, identity: Identity, accept: str) -> tuple[bytes, str]:
+        """Return the metrics as far as somebody may see them, and their content type.
+
+        What is not about single queues is for those who may see all of them.
+        """
+
+        def may(key: str) -> bool:
+            return identity.may("admin", key)
+
+        everything = identity.may("admin")
+        self._refresh()
+        figures = await self._store.latest()
+        shown = None
+        if figures is not None:
+            # With many queues this takes a while, and so does the rest: others have the event loop meanwhile.
+            shown = await asyncio.to_thread(Shown.of, figures, may)
+            await self._store.complete(figures, shown.keys)
+        encode, media_type = choose_encoder(_wanted(accept))
+        view = _View(figures, shown, self._sources() if everything else [])
+        return await asyncio.to_thread(encode, view), media_type
+
+    def _refresh(self) -> None:
+        registry, local = self._hub.registry, self.local
+        members = [member for member in registry if isinstance(member, Connection | Guest)]
+        local.connections(greeting=registry.strangers, welcome=len(registry) - registry.strangers)
+        local.credit.set(sum(member.credit for member in members))
+        local.held.set(sum(member.busy for member in members))
+        local.long_polls.set(len(self._hub.waiters))
+        local.flush()
+
+    def _sources(self) -> list[CollectorRegistry | MultiProcessCollector]:
+        if self._folder is None:
+            return [self._registry]
+        _bury(Path(self._folder))
+        return [MultiProcessCollector(None, self._folder)]  # type: ignore[no-untyped-call]
+
+
+class _View:
+    """What one scrape gets."""
+
+    def __init__(
+        self,
+        figures: Figures | None,
+        shown: Shown | None,
+        sources: list[CollectorRegistry | MultiProcessCollector],
+    ) -> None:
+        self._figures = figures
+        self._shown = shown
+        self._sources = sources
+
+    def collect(self) -> Iterator[Metric]:
+        yield from families(self._figures, self._shown)
+        if self._sources:
+            info = InfoMetricFamily("taskqueue_build", "What serves.")
+            info.add_metric([], {"version": VERSION})
+            yield info
+        for source in self._sources:
+            for metric in source.collect():
+                metric.samples = [s for s in metric.samples if not s.name.endswith(_BOOKKEEPING)]
+                yield metric
+
+
+def _wanted(accept: str) -> str:
+    """Return what the library is asked for: what came it may choke on."""
+    kinds = {one.partition(";")[0].strip().lower() for one in accept.split(",")}
+    return f"{_OPEN}; version=1.0.0" if _OPEN in kinds else ""
+
+
+def _shares() -> bool:
+    # The library decides when it is imported.
+    return bool(getattr(values.ValueClass, "_multiprocess", False)) and bool(os.environ.get(FOLDER))
+
+
+def _bury(folder: Path) -> None:
+    """Forget the gauges of processes that are gone; what they have counted stays."""
+    for file in folder.glob("gauge_live*_*.db"):
+        number = file.stem.rpartition("_")[2]
+        if number.isdigit() and not lives(int(number)):
+            with contextlib.suppress(FileNotFoundError):  # another process was first
+                mark_process_dead(int(number), str(folder))  # type: ignore[no-untyped-call]
+
+
+def lives(number: int) -> bool:
+    """Return whether there is a process with this id."""
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

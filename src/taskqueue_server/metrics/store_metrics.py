@@ -1,0 +1,255 @@
+"""What the store says about its queues, the same on every replica. Read once for all who scrape at about one time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from taskqueue_core.capabilities import Control, QueueSettings
+from taskqueue_core.tasks import Ledger, QueueStats, State
+from taskqueue_server.metrics.process_metrics import OTHER
+
+__all__ = ["MOST_LABELS", "Figures", "Shown", "StoreFigures", "families"]
+
+T = TypeVar("T")
+
+MOST_LABELS = 200
+"""queues with figures of their own: those in which most was published"""
+_FRESH = 1.0
+"""seconds for which what was read will do"""
+_PATIENCE = 3.0
+"""seconds that a scrape waits for the store"""
+_PASS_SECONDS = 30.0
+_STALE = 15.0
+"""seconds after which what was read is no more told, if a pass takes so long"""
+_TOGETHER = 50
+"""queues that are asked about at once"""
+_FLOW = {
+    "published": "Tasks that were published.",
+    "delivered": "Deliveries to workers.",
+    "redelivered": "Deliveries that came back, handed back or lost.",
+    "retried": "Retries that were scheduled.",
+    "lost": "Deliveries that were taken back: their worker was gone, or their lease over.",
+}
+
+
+class Figures(msgspec.Struct, eq=False):
+    """What one pass over the queues found."""
+
+    read_at: float
+    """of the event loop"""
+    now: float
+    """of the store"""
+    queues: tuple[QueueStats, ...]
+    settings: dict[str, QueueSettings]
+    """of the queues that were asked about so far"""
+
+
+class StoreFigures:
+    """Reads them, one pass at a time, however many ask."""
+
+    def __init__(
+        self, control: Control, now: Callable[[], float], patience: float = _PATIENCE
+    ) -> None:
+        """Read by ``control``, on a store whose time is ``now``. Who asks waits for ``patience`` seconds at most."""
+        self._control = control
+        self._now = now
+        self._patience = patience
+        self._last: Figures | None = None
+        self._asked_at = float("-inf")
+        self._pass: asyncio.Task[None] | None = None
+
+    async def latest(self) -> Figures | None:
+        """Return figures that are about a second old, or older if the store is slow; none where it is away."""
+        loop = asyncio.get_running_loop()
+        if self._pass is None and loop.time() - self._asked_at >= _FRESH:
+            self._asked_at = loop.time()
+            self._pass = asyncio.create_task(self._read())
+        if self._pass is not None:
+            await asyncio.wait([self._pass], timeout=self._patience)
+        found = self._last
+        return None if found is None or loop.time() - found.read_at > _STALE else found
+
+    async def complete(self, figures: Figures, keys: Sequence[str]) -> None:
+        """Add the settings of some queues, as far as the store tells them in time."""
+        missing = [key for key in keys if key not in figures.settings]
+        try:
+            async with asyncio.timeout(self._patience):
+                found = await _each(self._control.settings, missing)
+        except Exception:  # noqa: BLE001 - the other figures are as good without
+            return
+        figures.settings.update(zip(missing, found, strict=True))
+
+    async def close(self) -> None:
+        """End a pass that is under way."""
+        if self._pass is not None:
+            self._pass.cancel()
+            await asyncio.gather(self._pass, return_exceptions=True)
+
+    async def _read(self) -> None:
+        try:
+            async with asyncio.timeout(_PASS_SECONDS):
+                stats = await _each(self._control.stats, await self._control.queues())
+        except Exception:  # noqa: BLE001 - that there are no figures says it
+            self._last = None
+        else:
+            at = asyncio.get_running_loop().time()
+            self._last = Figures(at, self._now(), tuple(stats), {})
+        finally:
+            self._pass = None
+
+
+async def _each(ask: Callable[[str], Awaitable[T]], keys: Sequence[str]) -> list[T]:
+    found: list[T] = []
+    for start in range(0, len(keys), _TOGETHER):
+        some = [asyncio.ensure_future(ask(key)) for key in keys[start : start + _TOGETHER]]
+        try:
+            found += await asyncio.gather(*some)
+        finally:  # one that failed leaves none of the others behind
+            for one in some:
+                one.cancel()
+            await asyncio.gather(*some, return_exceptions=True)
+    return found
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What somebody may see of the figures: some queues by themselves, and the sum of the others."""
+
+    queues: tuple[QueueStats, ...]
+    others: tuple[QueueStats, ...]
+
+    @classmethod
+    def of(cls, figures: Figures, may: Callable[[str], bool]) -> Shown:
+        """Take the busiest queues that ``may`` be seen."""
+        seen = [one for one in figures.queues if may(one.key)]
+        if len(seen) > MOST_LABELS:
+            seen.sort(key=lambda one: (-one.ledger.published, one.key))
+        return cls(tuple(seen[:MOST_LABELS]), tuple(seen[MOST_LABELS:]))
+
+    @property
+    def keys(self) -> list[str]:
+        """The queues that are shown by themselves."""
+        return [one.key for one in self.queues]
+
+
+def _unclaimed(one: QueueStats) -> bool:
+    return one.ledger.waiting > 0 and one.subscribers == 0
+
+
+def _age(one: QueueStats, now: float) -> float:
+    return 0.0 if one.oldest_waiting is None else max(0.0, now - one.oldest_waiting)
+
+
+def _summed(others: Sequence[QueueStats]) -> QueueStats:
+    """Add up what gauges tell."""
+    names = Ledger.__struct_fields__
+    ledger = Ledger(**{name: sum(getattr(one.ledger, name) for one in others) for name in names})
+    return QueueStats(
+        key=OTHER,
+        ledger=ledger,
+        oldest_waiting=min((o.oldest_waiting for o in others if o.oldest_waiting), default=None),
+        subscribers=sum(one.subscribers for one in others),
+    )
+
+
+def families(figures: Figures | None, shown: Shown | None) -> Iterator[Metric]:
+    """Make the metrics. Without figures there is only one, that says so."""
+    up = GaugeMetricFamily("taskqueue_store_up", "Whether the store answers: 1, or 0.")
+    up.add_metric([], 0 if figures is None else 1)
+    yield up
+    if figures is None or shown is None:
+        return
+    number = GaugeMetricFamily("taskqueue_queues", "Queues that there are.")
+    number.add_metric([], len(shown.queues) + len(shown.others))
+    yield number
+    rows = [*shown.queues, *([_summed(shown.others)] if shown.others else [])]
+    # The sum of the others would go down with each queue that leaves them, which no counter may.
+    yield from _counters(shown.queues)
+    yield from _gauges(rows, shown, figures.now)
+    yield from _settings(shown, figures.settings)
+
+
+def _counters(rows: Sequence[QueueStats]) -> Iterator[Metric]:
+    for name, text in _FLOW.items():
+        family = CounterMetricFamily(f"taskqueue_{name}", text, labels=["key"])
+        for one in rows:
+            source = one.ledger if name == "published" else one
+            family.add_metric([one.key], getattr(source, name))
+        yield family
+
+
+def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Metric]:
+    tasks = GaugeMetricFamily(
+        "taskqueue_queue_tasks",
+        "Tasks by state; of those that are over, all that there ever were.",
+        labels=["key", "state"],
+    )
+    for one in rows:
+        for state in State:
+            tasks.add_metric([one.key, state.value], getattr(one.ledger, state.value))
+    yield tasks
+    columns: dict[str, tuple[str, Callable[[QueueStats], float]]] = {
+        "taskqueue_queue_oldest_age_seconds": (
+            "How long the oldest waiting task has been waiting; 0 where none is.",
+            lambda one: _age(one, now),
+        ),
+        "taskqueue_queue_subscribers": (
+            "Open subscriptions, on all replicas.",
+            lambda one: one.subscribers,
+        ),
+        "taskqueue_queue_unclaimed": (
+            "1 where tasks wait and nobody is subscribed, else 0.",
+            lambda one: (
+                sum(map(_unclaimed, shown.others)) if one.key == OTHER else int(_unclaimed(one))
+            ),
+        ),
+        "taskqueue_queue_imbalance_tasks": (
+            "Published tasks minus all that are accounted for: 0, always.",
+            lambda one: one.ledger.imbalance,
+        ),
+    }
+    for name, (text, value) in columns.items():
+        family = GaugeMetricFamily(name, text, labels=["key"])
+        for one in rows:
+            family.add_metric([one.key], value(one))
+        yield family
+
+
+def _settings(shown: Shown, settings: dict[str, QueueSettings]) -> Iterator[Metric]:
+    limit = GaugeMetricFamily(
+        "taskqueue_queue_max_inflight_tasks",
+        "How many tasks may be in flight at once; absent where any number may.",
+        labels=["key"],
+    )
+    rate = GaugeMetricFamily(
+        "taskqueue_queue_rate_limit_tasks_per_second",
+        "How many tasks may be handed out per second; absent where there is no limit.",
+        labels=["key"],
+    )
+    capacity = GaugeMetricFamily(
+        "taskqueue_queue_capacity_tasks",
+        "How many tasks that were never handed out may be there; absent where any number may.",
+        labels=["key"],
+    )
+    paused = GaugeMetricFamily(
+        "taskqueue_queue_paused",
+        "1 where an operator holds the queue up: its deliveries, or its intake; else 0.",
+        labels=["key", "what"],
+    )
+    for key in shown.keys:
+        told = settings.get(key)
+        if told is None:
+            continue
+        if told.max_inflight:
+            limit.add_metric([key], told.max_inflight)
+        if told.rate_limit is not None:
+            rate.add_metric([key], told.rate_limit.max_tokens / told.rate_limit.period)
+        if told.capacity is not None:
+            capacity.add_metric([key], told.capacity)
+        paused.add_metric([key, "deliveries"], int(told.paused))
+        paused.add_metric([key, "intake"], int(told.intake_paused))
+    yield from (limit, rate, capacity, paused)

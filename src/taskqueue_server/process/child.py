@@ -1,0 +1,108 @@
+"""One of several server processes on one port: ``python -m taskqueue_server.process.child CHANNEL LISTENER``.
+
+Both are numbers of open files. `taskqueue_server.process.supervisor` starts it, and it ends when that has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.queue import open_backend
+from taskqueue_server.logs import set_level, set_up_logs
+from taskqueue_server.metrics.exporter import lives
+from taskqueue_server.process.channel import (
+    LINE,
+    Begin,
+    End,
+    Failed,
+    Listening,
+    Order,
+    Renew,
+    line,
+    orders,
+    settings_of,
+)
+from taskqueue_server.process.serve import Server
+
+__all__ = ["main"]
+
+REFUSED = 2
+
+
+def main() -> int:
+    """Serve until told to end, and return the exit code."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # settings come with an order
+    channel, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    with listener:
+        return asyncio.run(_serve(channel, listener))
+
+
+async def _serve(channel: socket.socket, listener: socket.socket) -> int:
+    reader, writer = await asyncio.open_connection(sock=channel, limit=LINE)
+    coming = orders(reader)
+    begin = await anext(coming, None)
+    if not isinstance(begin, Begin):
+        return 0  # the first process has gone
+    sys.path[:] = begin.path
+    settings = settings_of(begin.settings)
+    set_up_logs(form=settings.log_format)
+    set_level(settings.log_level)
+    try:
+        server = Server(
+            open_backend(begin.word, settings),
+            settings,
+            listener=listener,
+            on_ready=lambda _: writer.write(line(Listening())),
+        )
+        following = asyncio.create_task(_follow(coming, server))
+        try:
+            await server.run()
+        finally:
+            following.cancel()
+    except ConfigurationError as error:
+        writer.write(line(Failed(str(error))))
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        return REFUSED
+    finally:
+        writer.close()
+        _clean_up(orphan=reader.at_eof())
+    return 0
+
+
+async def _follow(coming: AsyncIterator[Order], server: Server) -> None:
+    async for order in coming:
+        match order:
+            case End(at_once=False):
+                server.stop_once()
+            case End():
+                server.stop_once()
+                server.stop()
+            case Renew(settings):
+                server.adopt(settings_of(settings))
+    server.stop_once()
+
+
+def _clean_up(*, orphan: bool) -> None:
+    """Remove the files that the first process would have removed: of this one, and of those that ended before."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if not orphan or folder is None:
+        return
+    with contextlib.suppress(OSError):
+        for file in Path(folder).glob("*_*.db"):
+            pid = int(file.stem.rpartition("_")[2])
+            if pid == os.getpid() or not lives(pid):
+                file.unlink(missing_ok=True)
+        Path(folder).rmdir()  # which works for the last one
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Settings that change while the server runs: on SIGHUP, which ``systemctl reload`` sends."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_server.auth.tls import server_context
+from taskqueue_server.context.server import Hub
+from taskqueue_server.logs import set_level
+from taskqueue_server.process import systemd as notify
+
+__all__ = ["LIVE", "Reread", "adopt", "read_anew", "reload", "rereader"]
+
+LIVE = frozenset({"allowed_hosts", "drain", "grace", "log_level", "origins"})
+"""settings that act at once; all others need a restart"""
+_log = logging.getLogger("taskqueue.server")
+
+Reread = Callable[[], Settings]
+"""reads the settings as they are now, or raises `ConfigurationError`"""
+
+
+def rereader(given: Mapping[str, Any]) -> Reread:
+    """Return what reads the settings as they were read at the start: ``given`` goes before all of them."""
+
+    def read() -> Settings:
+        return load_settings(Settings).model_copy(update=dict(given))
+
+    return read
+
+
+def read_anew(current: Settings, read: Reread) -> Settings | None:
+    """Return ``current`` with what may change and has changed; None where the settings cannot be read.
+
+    What changed but needs a restart is named in the logs, and so is what is wrong. Never a value.
+    """
+    try:
+        new = read()
+    except ConfigurationError as error:
+        _log.error("the settings stay as they are", extra={"reason": str(error)})
+        return None
+    changed = [n for n in Settings.model_fields if getattr(current, n) != getattr(new, n)]
+    if late := [name for name in changed if name not in LIVE]:
+        _log.warning("needs a restart", extra={"settings": " ".join(late)})
+    live = {name: getattr(new, name) for name in changed if name in LIVE}
+    _log.info("settings read anew", extra={"settings": " ".join(live) or "unchanged"})
+    return current.model_copy(update=live)
+
+
+def adopt(hub: Hub, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+    """Have a server go by settings that `read_anew` returned, and by its tokens and certificate as they are now.
+
+    Connections that are open stay as they are; a bad certificate is logged, and the last good one stays.
+    """
+    hub.settings = settings
+    hub.reload()
+    set_level(settings.log_level)
+    if tls is not None and settings.tls_certificate is not None:
+        try:
+            server_context(settings)
+            tls.load_cert_chain(settings.tls_certificate, settings.tls_key)
+        except (ConfigurationError, OSError) as error:
+            reason = str(error) if isinstance(error, ConfigurationError) else type(error).__name__
+            _log.error("the certificate stays as it is", extra={"reason": reason})
+
+
+def reload(hub: Hub, read: Reread, tls: ssl.SSLContext | None = None) -> None:
+    """Read the settings anew, and have a running server go by them; bad ones change nothing."""
+    notify.reloading()
+    try:
+        settings = read_anew(hub.settings, read)
+        if settings is not None:
+            adopt(hub, settings, tls)
+    finally:
+        notify.ready()

@@ -1,0 +1,249 @@
+"""``taskqueue serve``: the application on a port of this machine, from the first connection to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import uvicorn
+
+from taskqueue_core.backend import Backend
+from taskqueue_core.concurrency import first
+from taskqueue_core.config import Settings
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
+from taskqueue_core.hooks import Hooks
+from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.queue import open_backend
+from taskqueue_server.app import create_app
+from taskqueue_server.auth.access import check_host, notice
+from taskqueue_server.auth.tls import server_context
+from taskqueue_server.context.server import Hub
+from taskqueue_server.logs import set_up_logs
+from taskqueue_server.process import systemd as notify
+from taskqueue_server.process.listeners import listen, url_of
+from taskqueue_server.process.reload import Reread, adopt, reload, rereader
+from taskqueue_server.process.signals import signals
+from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProtocol
+from taskqueue_server.routing.extensions import Part, load_parts
+from taskqueue_server.worker_socket.accepting import AT_ONCE, have_room, let_wait
+
+__all__ = ["Server", "serve"]
+
+_STORE_SECONDS = 5.0
+_LEFT_OVER_SECONDS = 0.3
+"""for the last requests to be answered, before what is still open is cut"""
+_FORCED_SECONDS = 0.5
+"""for what an immediate end takes all the same"""
+_log = logging.getLogger("taskqueue.server")
+
+
+def serve(
+    settings: Settings,
+    backend_word: str | None = None,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, which let workers settle what they run; a second signal ends it at once.
+
+    ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings anew, of which
+    ``given`` goes before all. Raises `ConfigurationError` for what cannot work.
+    """
+    set_up_logs(form=settings.log_format)
+    have_room()
+    read = None if given is None else rereader(given)
+    if settings.processes > 1:
+        from taskqueue_server.process.supervisor import Processes  # noqa: PLC0415 - one needs none
+
+        asyncio.run(Processes(settings, backend_word, on_ready=on_ready, read=read).run())
+        return
+    server = Server(open_backend(backend_word, settings), settings, on_ready=on_ready, read=read)
+    asyncio.run(server.run())
+
+
+class Server:
+    """One server in this process. Owns its backend. Runs once."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: Settings,
+        *,
+        on_ready: Callable[[str], None] | None = None,
+        read: Reread | None = None,
+        listener: socket.socket | None = None,
+        parts: Sequence[Part] = (),
+    ) -> None:
+        """Raises `ConfigurationError` for a host that others can reach where nothing authenticates, and for TLS files.
+
+        ``parts`` come beside those that the settings name, whose faults are raised too.
+        ``read`` has SIGHUP read the settings anew. ``listener`` is a bound socket, if it is one of several processes:
+        then whoever made it decides when it ends at once, and a second signal does not.
+        """
+        hooks = backend.hooks if isinstance(backend, ObservedBackend) else Hooks()
+        check_host(settings, hooks)
+        self._notice = notice(settings, hooks)
+        self._tls = server_context(settings)
+        self._settings = settings
+        self._backend = backend
+        self._on_ready = on_ready
+        self._read = read
+        self._listener = listener
+        self._parts = (*load_parts(settings.parts), *parts)
+        self._program: _Program | None = None
+        self._stops = 0
+        self.url = ""
+        """where it listens, once it does"""
+        self.ready = asyncio.Event()
+        self.hub: Hub | None = None
+
+    async def run(self) -> None:
+        """Serve until `stop`, or until a signal comes if this is the main thread.
+
+        Raises `ConfigurationError` for a store that refuses its configuration; one that is away is waited for.
+        """
+        try:
+            app = create_app(self._backend, self._settings, self._parts)
+        except BaseException:
+            await self._backend.aclose()
+            raise
+        self.hub = hub = app.state.hub
+        self._program = program = _Program(app, hub, self._accepting, self._tls)
+        for _ in range(self._stops):
+            program.ask_to_stop()
+        try:
+            await _ask_store(hub)
+            listener = self._listener or listen(self._settings)
+        except BaseException:  # the app, which closes it, was not started
+            await hub.backend.aclose()
+            raise
+        end = self.stop if self._listener is None else self.stop_once
+        with listener, notify.watched(), signals(end, self._reload if self._read else None):
+            self.url = url_of(listener, secure=self._tls is not None)
+            await program.serve([listener])
+
+    def stop(self) -> None:
+        """Ask for a graceful end, and when asked again for an immediate one."""
+        if not self._stops:
+            notify.stopping()
+        self._stops += 1
+        if self._program is not None:
+            self._program.ask_to_stop()
+
+    def stop_once(self) -> None:
+        """Ask for a graceful end, unless that was done before."""
+        if not self._stops:
+            self.stop()
+
+    def adopt(self, settings: Settings) -> None:
+        """Go by other settings, as far as they can change while it runs."""
+        if self.hub is not None:
+            adopt(self.hub, settings, self._tls)
+
+    def _reload(self) -> None:
+        if self.hub is not None and self._read is not None:
+            reload(self.hub, self._read, self._tls)
+
+    def _accepting(self) -> None:
+        _log.info("serving", extra={"url": self.url})
+        if self._notice:
+            _log.info(self._notice)
+        self.ready.set()
+        notify.ready(f"at {self.url}")
+        if self._on_ready is not None:
+            self._on_ready(self.url)
+
+
+class _Program(uvicorn.Server):
+    def __init__(
+        self,
+        app: object,
+        hub: Hub,
+        accepting: Callable[[], None],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                http=HttpProtocol,
+                ws=SocketProtocol,
+                ws_max_size=LIMITS.frame,
+                ws_per_message_deflate=False,
+                ws_ping_interval=None,  # pings are frames of the protocol
+                backlog=AT_ONCE,
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
+            )
+        )
+        self._hub = hub
+        self._accepting = accepting
+        self._forced = asyncio.Event()
+
+    def ask_to_stop(self) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            self._forced.set()
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield  # they are the server's
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            if self._hub.fault is not None:
+                raise self._hub.fault from None
+            raise
+        let_wait(sockets or ())
+        if self.started and not self.should_exit:
+            self._accepting()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await first(self._leave(), self._forced_end())
+        for connection in list(self.server_state.connections):
+            if self.server_state.tasks or connection.transport.get_write_buffer_size():
+                connection.transport.abort()  # it would keep the server waiting
+        if self.force_exit and self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_FORCED_SECONDS)
+        await super().shutdown(sockets)
+        if self.force_exit:  # else it was asked already
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FORCED_SECONDS):
+                    await self.lifespan.shutdown()
+
+    async def _leave(self) -> None:
+        await self._hub.drain()
+        if self.server_state.tasks:
+            await asyncio.wait(
+                self.server_state.tasks,
+                timeout=self._hub.drain_left + self._hub.handover + _LEFT_OVER_SECONDS,
+            )
+
+    async def _forced_end(self) -> None:
+        await self._forced.wait()
+
+
+async def _ask_store(hub: Hub) -> None:
+    try:
+        async with asyncio.timeout(_STORE_SECONDS):
+            await hub.control.queues()
+    except ConfigurationError:
+        raise
+    except (TaskQueueError, TimeoutError) as error:
+        code = error.code if isinstance(error, TaskQueueError) else "timeout"
+        _log.warning("the store does not answer yet", extra={"code": code})

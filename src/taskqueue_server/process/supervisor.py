@@ -1,0 +1,263 @@
+"""Several server processes on one port, and the one that starts them, restarts them and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from prometheus_client.multiprocess import mark_process_dead
+
+from taskqueue_core.config import Settings
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
+from taskqueue_core.queue import open_backend
+from taskqueue_server.auth.access import check_host
+from taskqueue_server.logs import set_level
+from taskqueue_server.process import systemd as notify
+from taskqueue_server.process.channel import (
+    LINE,
+    Begin,
+    End,
+    Failed,
+    Listening,
+    Order,
+    Renew,
+    line,
+    plain,
+    told,
+)
+from taskqueue_server.process.listeners import Port
+from taskqueue_server.process.reload import Reread, read_anew
+from taskqueue_server.process.signals import signals
+
+__all__ = ["Processes"]
+
+SOON = 5.0
+"""seconds; a process that ends by itself before them has not served"""
+TRIES = 5
+"""that many in a row that have not served end everything"""
+_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_LATE = 10.0
+"""seconds beyond the time to drain after which a process is killed: its event loop is stuck"""
+_AT_ONCE = 5.0
+_NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+_log = logging.getLogger("taskqueue.server")
+
+
+class Processes:
+    """Starts so many servers as ``settings.processes`` says, and stays until the last has ended. Runs once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        word: str | None = None,
+        *,
+        on_ready: Callable[[str], None] | None = None,
+        read: Reread | None = None,
+    ) -> None:
+        """``on_ready`` gets the URL once all of them accept connections; with ``read``, SIGHUP reads settings anew."""
+        self._settings = settings
+        self._word = word or settings.backend
+        self._on_ready = on_ready
+        self._read = read
+        self._present: dict[int, _Child] = {}
+        self._unready = set(range(settings.processes))
+        self._ending = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._fault: TaskQueueError | None = None
+
+    async def run(self) -> None:
+        """Serve until `stop`, or until a signal comes if this is the main thread.
+
+        Raises `ConfigurationError` for what cannot work, and `TaskQueueError` where processes end as soon as they
+        were started.
+        """
+        await self._demand_a_shared_store()
+        with (
+            tempfile.TemporaryDirectory(prefix="taskqueue-metrics-") as metrics,
+            contextlib.closing(Port(self._settings)) as port,
+            notify.watched(),
+            signals(self.stop, self.reload if self._read else None),
+        ):
+            async with asyncio.TaskGroup() as places:
+                for place in range(self._settings.processes):
+                    places.create_task(self._keep(place, port, metrics))
+        if self._fault is not None:
+            raise self._fault
+
+    def stop(self) -> None:
+        """Have all of them drain, and when asked again end at once."""
+        if self._ending.is_set():
+            self._at_once.set()
+        else:
+            notify.stopping()
+            self._ending.set()
+        for child in self._present.values():
+            child.tell(End(at_once=self._at_once.is_set()))
+
+    def reload(self) -> None:
+        """Read the settings anew, once for all of them."""
+        notify.reloading()
+        try:
+            settings = None if self._read is None else read_anew(self._settings, self._read)
+            if settings is not None:
+                self._settings = settings
+                set_level(settings.log_level)
+                for child in self._present.values():
+                    child.tell(Renew(plain(settings)))
+        finally:
+            notify.ready()
+
+    async def _demand_a_shared_store(self) -> None:
+        backend = open_backend(self._word, self._settings)
+        try:
+            check_host(self._settings, backend.hooks)
+            if not backend.capabilities.shared:
+                raise ConfigurationError(
+                    f"TASKQUEUE_PROCESSES: the backend {self._word!r} lives in one process, "
+                    "and each of several would have tasks of its own; use 1, or a backend that they "
+                    "can share, such as redis"
+                )
+        finally:
+            await backend.aclose()
+
+    async def _keep(self, place: int, port: Port, metrics: str) -> None:
+        """Have a process in this place until the end."""
+        vain = 0
+        while not self._ending.is_set():
+            began = time.monotonic()
+            async with self._started(port, metrics) as child:
+                self._present[place] = child
+                served = await self._attend(place, child)
+            del self._present[place]
+            with contextlib.suppress(FileNotFoundError):  # who answers a scrape buries, too
+                mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
+            if self._ending.is_set():
+                return
+            code = child.code
+            vain = 0 if served and (not code or time.monotonic() - began > SOON) else vain + 1
+            shown = {"pid": child.pid, "code": code}
+            if vain >= TRIES:
+                _log.critical("processes end as soon as they start; giving up", extra=shown)
+                self._give_up(TaskQueueError("server processes end as soon as they start"))
+                return
+            level = logging.ERROR if code else logging.WARNING  # 0: somebody asked it to
+            _log.log(level, "a process ended; another takes its place", extra=shown)
+            with contextlib.suppress(TimeoutError):
+                pause = min(_PAUSE * 2**vain, _LONGEST_PAUSE)
+                await asyncio.wait_for(self._ending.wait(), pause)
+
+    async def _attend(self, place: int, child: _Child) -> bool:
+        """Stay with a process until its end. Return whether it has served."""
+        served = False
+        limit = asyncio.create_task(self._limit(child))
+        try:
+            async for word in told(child.reader):
+                match word:
+                    case Listening():
+                        served = True
+                        self._serves(place, child)
+                    case Failed(reason):
+                        self._give_up(ConfigurationError(reason))
+            await child.process.wait()
+        finally:
+            limit.cancel()
+        return served
+
+    def _serves(self, place: int, child: _Child) -> None:
+        _log.info("process serves", extra={"pid": child.pid})
+        if self._unready:
+            self._unready.discard(place)
+            if not self._unready and not self._ending.is_set():
+                self._accepting(child.url)
+
+    def _accepting(self, url: str) -> None:
+        extra = {"url": url, "processes": self._settings.processes}
+        _log.info("all processes serve", extra=extra)
+        notify.ready(f"{self._settings.processes} processes at {url}")
+        if self._on_ready is not None:
+            self._on_ready(url)
+
+    async def _limit(self, child: _Child) -> None:
+        """Kill what does not end though it should: its event loop must be stuck."""
+        await self._ending.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._at_once.wait(), self._settings.drain + _LATE)
+            await asyncio.sleep(_AT_ONCE)
+        _log.error("a process does not end; killed", extra={"pid": child.pid})
+        child.kill()
+
+    def _give_up(self, fault: TaskQueueError) -> None:
+        if self._fault is None:
+            self._fault = fault
+        if not self._ending.is_set():
+            self.stop()
+
+    @asynccontextmanager
+    async def _started(self, port: Port, metrics: str) -> AsyncIterator[_Child]:
+        ours, theirs = socket.socketpair()
+        with theirs, port.share() as listener:
+            reader, writer = await asyncio.open_connection(sock=ours, limit=LINE)
+            files = (theirs.fileno(), listener.fileno())
+            kept = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "taskqueue_server.process.child",
+                    *map(str, files),
+                    pass_fds=files,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env={**kept, "PROMETHEUS_MULTIPROC_DIR": metrics},
+                    process_group=0,  # a terminal's Ctrl-C is for the first process alone, which passes it on
+                )
+            except BaseException:
+                writer.close()
+                raise
+        child = _Child(process, port.url, reader, writer)
+        try:
+            child.tell(Begin(plain(self._settings), self._word, sys.path))
+            if self._ending.is_set():
+                child.tell(End(at_once=self._at_once.is_set()))
+            yield child
+        finally:
+            child.writer.close()
+            child.kill()
+            await process.wait()
+
+
+class _Child:
+    """A process and the way to it."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        url: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.url = url
+        self.reader = reader
+        self.writer = writer
+
+    @property
+    def code(self) -> int | None:
+        return self.process.returncode
+
+    def tell(self, order: Order) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(line(order))
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()

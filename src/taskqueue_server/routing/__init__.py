@@ -1,0 +1,1 @@
+"""The operation table: routes, bodies, parameters, OpenAPI."""

@@ -1,0 +1,87 @@
+"""Reading request bodies: never more than the limit, never longer than the patience, and errors that name the field."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from taskqueue_core.limits import LIMITS
+from taskqueue_server.problems import ProblemError
+
+__all__ = ["JSON", "NDJSON", "decode", "read", "stream"]
+
+T = TypeVar("T")
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+
+_DIGITS = len(str(LIMITS.body)) + 1
+BODY_SECONDS = 30.0
+"""for one body to arrive"""
+_CLOSE = {"connection": "close"}  # what follows of a refused body is not waited for
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `([a-z_]{1,40})`")
+_decoders: dict[type, msgspec.json.Decoder[object]] = {}
+
+
+async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
+    """Yield the body as it arrives. Raises `ProblemError`: another content type, too large, too slow."""
+    told = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if told != kind:
+        raise ProblemError(415, "content_type", f"the body must be {kind}", headers=_CLOSE)
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:_DIGITS]) > limit:
+        raise _too_large(limit)
+    size = 0
+    end = asyncio.get_running_loop().time() + BODY_SECONDS
+    chunks = request.stream()
+    try:
+        while True:
+            async with asyncio.timeout_at(end):
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                return
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            yield chunk
+    except TimeoutError:
+        raise ProblemError(408, "too_slow", "the body did not arrive", headers=_CLOSE) from None
+    finally:
+        await chunks.aclose()
+
+
+async def read(request: Request, kind: str = JSON) -> bytes:
+    """Return the whole body. Raises `ProblemError`."""
+    return b"".join([chunk async for chunk in stream(request, kind)])
+
+
+def decode(kind: type[T], body: bytes) -> T:
+    """Decode JSON into a model. Raises `ProblemError` that names the field and never shows its value."""
+    decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    try:
+        return decoder.decode(body)  # type: ignore[return-value]
+    except msgspec.ValidationError as error:
+        message = str(error)
+        path = _PATH.search(message)
+        field = path[1] if path else None
+        if unknown := _UNKNOWN.search(message):
+            field = unknown[1] if field is None else f"{field}.{unknown[1]}"
+            detail = "there is no such field"
+        else:
+            detail = "a value that is not allowed" if "Invalid value" in message else message
+        if "unknown field" in detail:  # its name may be anything
+            detail = "a field that is not known"
+        shown = field[:100] if field else None
+        raise ProblemError(422, "invalid_input", detail[:200], field=shown) from None
+    except (ValueError, RecursionError):
+        raise ProblemError(400, "not_json", "the body must be one JSON text in UTF-8") from None
+
+
+def _too_large(limit: int) -> ProblemError:
+    detail = f"a body may have {limit} bytes at the most"
+    return ProblemError(413, "too_large", detail, headers=_CLOSE)

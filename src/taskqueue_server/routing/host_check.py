@@ -1,0 +1,49 @@
+"""The door of the HTTP API: names that the server answers to, no pages of other sites; answers tell the time."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from taskqueue_server.auth.origins import host_problem, is_allowed_origin
+from taskqueue_server.context.server import Hub
+from taskqueue_server.problems import ProblemError, respond
+
+__all__ = ["TIME_HEADER", "Guard"]
+
+TIME_HEADER = "taskqueue-time"
+
+
+class Guard:
+    """Middleware. Sockets pass: they have rules of their own."""
+
+    def __init__(self, app: ASGIApp, hub: Hub) -> None:
+        self._app = app
+        self._hub = hub
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=message["headers"])
+                headers[TIME_HEADER] = repr(self._hub.backend.now())
+                headers["x-content-type-options"] = "nosniff"
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refusal = _refusal(self._hub, Headers(scope=scope), scope["scheme"])
+        app = self._app if refusal is None else respond(refusal)
+        await app(scope, receive, stamped)
+
+
+def _refusal(hub: Hub, headers: Headers, scheme: str) -> ProblemError | None:
+    settings = hub.settings
+    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not hub.authenticates):
+        return ProblemError(421, "wrong_host", wrong)
+    if not is_allowed_origin(headers, scheme, settings.origins):
+        return ProblemError(403, "origin", "pages of other sites may not use this server")
+    return None

@@ -1,0 +1,248 @@
+"""The OpenAPI 3.1 document, made from the table of operations."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+
+from taskqueue_server.problems import PROBLEM_TYPE, Problem
+from taskqueue_server.routing.bodies import JSON, NDJSON
+from taskqueue_server.routing.operations import Operation, Query
+from taskqueue_server.routing.schemas import LABEL, NAME
+
+__all__ = ["document"]
+
+_ABOUT = """Publish tasks and operate queues. Workers use the socket protocol instead.
+
+Every error is a problem document (RFC 9457) with a stable `code`. What failed with 429 or 503 may go better after
+`Retry-After` seconds. Lists come in pages: ask again with `next` as `after` until there is none."""
+_TAGS = {
+    "tasks": "Publish, look up, wait for, cancel and retry.",
+    "queues": "What is in them, and what limits and orders them.",
+    "dead letters": "Tasks that were given up: look at them, make them wait again, or give them up for good.",
+    "workers": "Who works.",
+    "migration": "From one backend to another while everything runs.",
+    "server": "The server itself.",
+}
+_REF = "#/components/schemas/{name}"
+_PYDANTIC_REF = "#/components/schemas/{model}"
+_TEXT = {"type": "string"}
+_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "taskqueue-time": ("the store's time, Unix seconds", {"type": "number"}),
+    "Retry-After": (
+        "after how many seconds it may go better",
+        {"type": "integer", "minimum": 1},
+    ),
+    "Link": ('where the next page is, as `rel="next"`, if there is one', _TEXT),
+    "ETag": ("the version, for `If-Match`", {"type": "string", "pattern": '^"[0-9]+"$'}),
+    "WWW-Authenticate": ("how to show a token", _TEXT),
+    "Connection": ("`close`: what follows of the request is not waited for", _TEXT),
+}
+_SOMETIMES = ("Link", "Connection", "Retry-After")
+_OF_STATUS = {
+    401: ("WWW-Authenticate",),
+    408: ("Connection",),
+    413: ("Connection",),
+    415: ("Connection",),
+    429: ("Retry-After",),
+    503: ("Retry-After",),
+}
+_NEEDS_BODY = (400, 408, 413, 415)
+_NEEDS_TOKEN = (401, 403, 429)
+_ALWAYS = (403, 421, 422, 500)
+_IN_PATH = re.compile(r"{(\w+)(:path)?}")
+_PATTERNED = {"moved_to": (), "bound_to": ("items",), "weights": ("propertyNames",)}
+
+
+def document(
+    operations: Sequence[Operation],
+    version: str,
+    *,
+    open_to_all: bool = True,
+    tags: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Describe every operation, its bodies and its problems; ``open_to_all``: nobody needs a token.
+
+    ``tags`` are headings beside those that it knows.
+    """
+    kinds = [Problem, *(kind for operation in operations for kind in _kinds(operation))]
+    schemas, components = _schemas(kinds)
+    _name_settings(components["QueueSettings"]["properties"])
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        methods = paths.setdefault(operation.address, {})
+        methods[operation.method.lower()] = _describe(operation, schemas, open_to_all=open_to_all)
+    used = {operation.tag for operation in operations}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "taskqueue",
+            "version": version,
+            "description": _ABOUT,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/", "description": "the server that answers with this"}],
+        "tags": [
+            {"name": name, "description": text}
+            for name, text in {**_TAGS, **(tags or {})}.items()
+            if name in used
+        ],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "needed where the server has tokens; each may do its verbs with its keys",
+                }
+            },
+            "headers": {
+                name: {
+                    "description": text,
+                    "required": name not in _SOMETIMES,
+                    "schema": schema,
+                }
+                for name, (text, schema) in _HEADERS.items()
+            },
+        },
+    }
+
+
+def _kinds(operation: Operation) -> list[Any]:
+    kinds: list[Any] = []
+    for kind in (operation.body, *operation.answers.values()):
+        kinds += kind if isinstance(kind, tuple) else [kind]
+    return [kind for kind in kinds if kind is not None]
+
+
+def _schema(kind: Any, schemas: dict[int, Any]) -> dict[str, Any]:
+    if kind is None:
+        return {}
+    if isinstance(kind, tuple):
+        return {"anyOf": [schemas[id(one)] for one in kind]}
+    found: dict[str, Any] = schemas[id(kind)]
+    return found
+
+
+def _schemas(kinds: Sequence[Any]) -> tuple[dict[int, Any], dict[str, Any]]:
+    """Return the schema of each kind by its id, and the components they refer to."""
+    ours = [kind for kind in kinds if not _is_pydantic(kind)]
+    described, components = msgspec.json.schema_components(ours, ref_template=_REF)
+    schemas = {id(kind): schema for kind, schema in zip(ours, described, strict=True)}
+    for kind in kinds:
+        if _is_pydantic(kind):
+            schema = kind.model_json_schema(ref_template=_PYDANTIC_REF)
+            components.update(schema.pop("$defs", {}))
+            components[kind.__name__] = schema
+            schemas[id(kind)] = {"$ref": _REF.format(name=kind.__name__)}
+    return schemas, components
+
+
+def _is_pydantic(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _name_settings(properties: dict[str, Any]) -> None:
+    """Say of the names in settings what all names are: it is checked beside the model."""
+    for field, inside in _PATTERNED.items():
+        place = properties[field]
+        for step in inside:
+            place = place[step]
+        for one in place.get("anyOf", (place,)):
+            if one.get("type", "string") == "string":
+                one.update(NAME)
+
+
+def _describe(
+    operation: Operation, schemas: dict[int, Any], *, open_to_all: bool
+) -> dict[str, Any]:
+    text = inspect.getdoc(operation.handler) or ""
+    summary, _, description = text.replace("``", "`").partition("\n\n")
+    described: dict[str, Any] = {
+        "operationId": operation.id,
+        "tags": [operation.tag],
+        "summary": summary,
+        "responses": {
+            str(status): _response(
+                status,
+                _answer_type(operation),
+                _schema(kind, schemas),
+                operation.tells if status < HTTPStatus.BAD_REQUEST else (),
+            )
+            for status, kind in operation.answers.items()
+        },
+    }
+    if description:
+        described["description"] = description
+    parameters = [_in_path(*found) for found in _IN_PATH.findall(operation.path)]
+    parameters += [_parameter("query", one) for one in operation.query]
+    parameters += [_parameter("header", one) for one in operation.headers]
+    if parameters:
+        described["parameters"] = parameters
+    if operation.body is not None:
+        content: dict[str, Any] = {"schema": schemas[id(operation.body)]}
+        if operation.example is not None:
+            content["example"] = operation.example
+        described["requestBody"] = {
+            "required": True,
+            "content": {operation.media_type: content},
+        }
+    if operation.verbs:
+        described["security"] = [{}, {"token": []}] if open_to_all else [{"token": []}]
+        described["x-taskqueue-verbs"] = list(operation.verbs)
+    for status in _problems(operation):
+        told = _response(status, PROBLEM_TYPE, schemas[id(Problem)], ())
+        described["responses"].setdefault(str(status), told)["content"] |= told["content"]
+    return described
+
+
+def _response(
+    status: int, media_type: str, schema: dict[str, Any], tells: tuple[str, ...]
+) -> dict[str, Any]:
+    names = ["taskqueue-time", *_OF_STATUS.get(status, ()), *tells]
+    return {
+        "description": HTTPStatus(status).phrase,
+        "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names},
+        "content": {media_type: {"schema": schema}},
+    }
+
+
+def _problems(operation: Operation) -> list[int]:
+    found = {*operation.problems, *_ALWAYS}
+    if operation.body is not None:
+        found.update(_NEEDS_BODY)
+    if operation.verbs:
+        found.update(_NEEDS_TOKEN)
+    return sorted(found)
+
+
+def _answer_type(operation: Operation) -> str:
+    return NDJSON if operation.media_type == NDJSON else JSON
+
+
+def _parameter(where: str, told: Query) -> dict[str, Any]:
+    described = {"in": where, **msgspec.structs.asdict(told)}
+    if told.example is None:
+        del described["example"]
+    return described
+
+
+def _in_path(name: str, whatever: str) -> dict[str, Any]:
+    words = {"key": "the queue's key", "id": "the task's id", "job_id": "the job's id"}
+    text = words.get(name, f"the {name}")
+    example = {"key": "emails", "id": "order-4711"}.get(name, name)
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": text,
+        "schema": LABEL if whatever else NAME,
+        "example": example,
+    }

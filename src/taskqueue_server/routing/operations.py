@@ -1,0 +1,324 @@
+"""The rows of the table of the HTTP API's operations; routes and the OpenAPI document are both made from it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.hooks import Identity
+from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_server.auth.credentials import by_cookie, peer_of, token_of
+from taskqueue_server.auth.origins import is_own_origin
+from taskqueue_server.context.server import Hub
+from taskqueue_server.problems import ProblemError, problem_of, respond
+from taskqueue_server.routing import bodies
+
+__all__ = [
+    "Call",
+    "Handler",
+    "Operation",
+    "Query",
+    "Scope",
+    "answer",
+    "routes",
+    "spliced",
+    "unauthenticated",
+]
+
+T = TypeVar("T")
+_CHUNK = 256 * 1024
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_SAFE = frozenset({"GET", "HEAD"})
+_REAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+_STRICT = "/v1/"
+"""where a parameter of the query that an operation does not know is refused: a filter must not be lost by a typo"""
+_encoder = msgspec.json.Encoder()
+
+
+class Call:
+    """One request, with what its handler needs."""
+
+    def __init__(self, request: Request, verbs: Sequence[str] = ()) -> None:
+        self.request = request
+        self.hub: Hub = request.app.state.hub
+        self._verbs = verbs
+        self.identity: Identity | None = None
+        """who asks; nobody in particular where the operation is for everybody"""
+
+    @property
+    def who(self) -> str | None:
+        """The name of who asks, if anybody is told from anybody here."""
+        return self.identity.name if self.hub.authenticates and self.identity else None
+
+    def may(self, key: str) -> bool:
+        """Whether who asks may do this with ``key``."""
+        verbs, identity = self._verbs, self.identity
+        return not verbs or (
+            identity is not None and any(identity.may(verb, key) for verb in verbs)
+        )
+
+    def demand(self, key: str) -> None:
+        """Raise `ProblemError` unless who asks may do this with ``key``."""
+        if not self.may(key):
+            raise _forbidden(f"this token may not {_either(self._verbs)} with this key")
+
+    def stay(self) -> AbstractContextManager[asyncio.Event]:
+        """Keep an eye on who asks, for an answer that takes long: the event is set once that one's rights change."""
+        asked = self.identity
+        request = self.request
+        return self.hub.access.stay(
+            token_of(request),
+            peer_of(request),
+            lambda now: asked is None or (asked.verbs, asked.keys) == (now.verbs, now.keys),
+        )
+
+    def name(self, part: str) -> str:
+        """Return a name from the path. Raises `InvalidInput`."""
+        value: str = self.request.path_params[part]
+        check_name(part, value)
+        return value
+
+    def number(self, name: str, default: int | None, highest: int, *, lowest: int = 1) -> int:
+        """Return a number from the query; without a default it must be there. Raises `InvalidInput`."""
+        text = self.request.query_params.get(name)
+        if text is None and default is not None:
+            return default
+        if text is not None and _NUMBER.fullmatch(text) and lowest <= int(text) <= highest:
+            return int(text)
+        raise InvalidInput(name, _got(text), f"{lowest} to {highest}")
+
+    def flag(self, name: str) -> bool:
+        """Return whether the query says ``true``; without a word, or ``false``, not. Raises `InvalidInput`."""
+        text = self.request.query_params.get(name)
+        if text in {None, "true", "false"}:
+            return text == "true"
+        raise InvalidInput(name, _got(text), "true or false")
+
+    def word(self, name: str) -> str | None:
+        """Return a name from the query, if it is there. Raises `InvalidInput`."""
+        text = self.request.query_params.get(name)
+        if text is not None:
+            check_name(name, text)
+        return text
+
+    def real(self, name: str, highest: float) -> float | None:
+        """Return a number from 0 on from the query, if it is there. Raises `InvalidInput`."""
+        text = self.request.query_params.get(name)
+        if text is None:
+            return None
+        if _REAL.fullmatch(text) and float(text) <= highest:
+            return float(text)
+        raise InvalidInput(name, _got(text), f"a number from 0 to {highest:.0f}")
+
+    def text(self, name: str) -> str | None:
+        """Return text from the query, if it is there. Raises `InvalidInput`."""
+        text = self.request.query_params.get(name)
+        if text is None or 0 < len(text) <= LIMITS.text:
+            return text
+        raise InvalidInput(name, _got(text), f"text of 1 to {LIMITS.text} characters")
+
+    def confirm(self, expected: str) -> None:
+        """Raise `InvalidInput` unless the query repeats ``expected``: what cannot be undone is not done by mistake."""
+        if (told := self.request.query_params.get("confirm")) != expected:
+            raise InvalidInput("confirm", _got(told), f"confirm={expected}")
+
+    async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, for as long as who asks has its rights. Raises `ProblemError`."""
+        if self.identity is None:
+            async for chunk in bodies.stream(self.request, kind, limit):
+                yield chunk
+            return
+        with self.stay() as dismissed:
+            async for chunk in bodies.stream(self.request, kind, limit):
+                if dismissed.is_set():
+                    raise unauthenticated()
+                yield chunk
+            if dismissed.is_set():
+                raise unauthenticated()
+
+    async def read(self, kind: str = bodies.JSON, limit: int = LIMITS.body) -> bytes:
+        """Return the whole body, of ``limit`` bytes at the most. Raises `ProblemError`."""
+        return b"".join([chunk async for chunk in self.stream(kind, limit)])
+
+    async def body(self, kind: type[T], limit: int = LIMITS.body) -> T:
+        """Return the decoded JSON body. Raises `ProblemError`."""
+        return bodies.decode(kind, await self.read(limit=limit))
+
+
+def _got(text: str | None) -> str:
+    return "nothing" if text is None else f"text of length {len(text)}"
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A parameter of the query, or a header."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str
+    required: bool = False
+    example: Any = None
+
+
+class Scope(StrEnum):
+    """With which keys an identity must be allowed to do what an operation does."""
+
+    PATH = "path"
+    """the one in the path: checked before the handler runs"""
+    HANDLER = "handler"
+    """the handler knows: it calls `Call.demand` for each, or leaves out those without `Call.may`"""
+    SERVER = "server"
+    """all there are"""
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One method of one path. Its handler's docstring describes it."""
+
+    id: str = ""
+    """its name in the OpenAPI document; needed if that describes it"""
+    method: str
+    path: str
+    handler: Handler
+    answers: dict[int, Any]
+    """the type of each answer's body; a tuple for one of several, ``None`` for any JSON"""
+    verb: str | tuple[str, ...] | None = None
+    """what an identity must be allowed to do, one of several will do; without any everybody may"""
+    scope: Scope = Scope.PATH
+    body: Any = None
+    media_type: str = bodies.JSON
+    query: tuple[Query, ...] = ()
+    headers: tuple[Query, ...] = ()
+    """those of the request that it looks at"""
+    problems: tuple[int, ...] = ()
+    tag: str = "server"
+    """under which heading it is described"""
+    example: Any = None
+    """a body"""
+    tells: tuple[str, ...] = ()
+    """further headers of an answer of success"""
+    strict: bool | None = None
+    """whether a parameter of the query that it does not know is refused; unless said, below ``/v1/`` only"""
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        """Those of which one is needed; none where everybody may."""
+        return (self.verb,) if isinstance(self.verb, str) else self.verb or ()
+
+    @property
+    def address(self) -> str:
+        """Its path as people are told it: a part of it that may have slashes looks as the others."""
+        return self.path.replace(":path}", "}")
+
+
+def routes(operations: Sequence[Operation]) -> list[Route]:
+    """Return one route per path, so that a wrong method is told which are right."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+    return [
+        Route(path, _endpoint(methods), methods=list(methods)) for path, methods in by_path.items()
+    ]
+
+
+def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        operation = methods["GET" if request.method == "HEAD" else request.method]
+        request.scope["taskqueue.operation"] = operation
+        try:
+            call = Call(request, operation.verbs)
+            _authorize(call, operation)
+            _check_query(request, operation)
+            return await operation.handler(call)
+        except Exception as error:  # noqa: BLE001 - every error becomes a problem document
+            return respond(problem_of(error))
+
+    return endpoint
+
+
+def _authorize(call: Call, operation: Operation) -> None:
+    verbs = operation.verbs
+    if not verbs:
+        return
+    request = call.request
+    if request.method not in _SAFE and by_cookie(request):
+        _demand_own_page(call)
+    call.identity = identity = call.hub.identify(token_of(request), peer_of(request))
+    if identity is None:
+        raise unauthenticated()
+    request.scope["taskqueue.identity"] = identity.name
+    call.hub.usage.spend(identity)
+    if identity.verbs.isdisjoint(verbs):
+        raise _forbidden(f"this token lacks the right to {_either(verbs)}")
+    if operation.scope is Scope.SERVER and not any(map(identity.may, verbs)):
+        raise _forbidden(f"this token may {_either(verbs)} with some keys only")
+    if operation.scope is Scope.PATH:
+        call.demand(call.name("key"))
+
+
+def _check_query(request: Request, operation: Operation) -> None:
+    strict = operation.strict
+    if strict is None:
+        strict = operation.path.startswith(_STRICT)
+    if not (strict and request.query_params):
+        return
+    names = [name for name, _ in request.query_params.multi_items()]
+    known = {query.name for query in operation.query}
+    if not known.issuperset(names):
+        allowed = ", ".join(sorted(known)) or "none"
+        raise InvalidInput("query", "a parameter that is not known", allowed)
+    if len(names) != len(set(names)):
+        raise InvalidInput("query", "a parameter more than once", "each once")
+
+
+def unauthenticated() -> ProblemError:
+    """Return the problem of who is not known."""
+    challenge = {"www-authenticate": "Bearer"}
+    return ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
+
+
+def _demand_own_page(call: Call) -> None:
+    # A browser shows the session whatever page asks, and says with every unsafe request which one that was.
+    request, hub = call.request, call.hub
+    own = is_own_origin(request.headers, request.url.scheme, hub.settings.origins)
+    if hub.authenticates and not own:
+        raise ProblemError(403, "origin", "with a session only this server's own pages may do this")
+
+
+def _either(verbs: Sequence[str]) -> str:
+    return " or ".join(verbs)
+
+
+def _forbidden(detail: str) -> ProblemError:
+    return ProblemError(403, "forbidden", detail)
+
+
+def answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a value as JSON."""
+    return Response(_encoder.encode(value), status, headers, media_type=bodies.JSON)
+
+
+def spliced(pieces: Iterator[bytes], media_type: str = bodies.JSON) -> Response:
+    """Return bytes as they are, in chunks: many of them may be large."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        chunk = bytearray()
+        for piece in pieces:
+            chunk += piece
+            if len(chunk) >= _CHUNK:
+                yield bytes(chunk)
+                chunk.clear()
+        yield bytes(chunk)
+
+    return StreamingResponse(chunks(), media_type=media_type)

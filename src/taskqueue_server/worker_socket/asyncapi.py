@@ -1,0 +1,219 @@
+"""The AsyncAPI 3.1 document of the workers' socket, made from the frames themselves."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_args
+
+import msgspec
+
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol import frames
+from taskqueue_server.context.connections import MAX_CONNECTIONS, MAX_STRANGERS
+from taskqueue_server.routing.schemas import NAME
+from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
+
+__all__ = ["CLOSE_CODES", "document"]
+
+_ABOUT = """How a worker in any language receives tasks and settles them.
+
+Ask for the subprotocol `taskqueue.v1`. Say `hello` first and wait for the `welcome`; grant credit, and settle what is
+delivered after it was executed. Answer pings. Messages are text, each one JSON object in UTF-8; nothing is compressed.
+Integers are written without a fraction: `1`, not `1.0`.
+Fields and frames that one does not know are ignored: either side may be newer. Deliveries are at least once: keep a
+verdict until it is answered by `settled`, and say it again after a reconnect. The page `docs/protocol.md` says more."""
+
+CLOSE_CODES = {
+    frames.CLOSE_CLEAN: "after the worker's bye",
+    1007: "text that is not UTF-8: a bug of the worker",
+    1009: "a message beyond the frame limit: a bug of the worker",
+    1011: "the server failed: reconnect with a pause",
+    frames.CLOSE_RESTART: "the server is going away: reconnect, to any replica",
+    frames.CLOSE_TRY_LATER: "too many connections, or the store is out of reach: reconnect with a pause",
+    frames.CLOSE_REVOKED: "the token was revoked, has expired, or lost one of these keys: reconnect with a good one",
+    frames.CLOSE_PROTOCOL: "a violation, named by the error before it: a bug of the worker",
+    frames.CLOSE_UNAUTHENTICATED: "the token is missing, wrong, or may not consume: don't come again",
+    frames.CLOSE_TIMEOUT: "no hello in time, or silence for longer than the lease: reconnect",
+}
+"""what the server closes with, and what to do then"""
+
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "hello": {"worker_id": "gpu-7.4211", "keys": ["resize"], "credit": 2},
+    "credit": {"n": 1},
+    "ack": {"receipts": ["kq3vXw.17"], "results": {"kq3vXw.17": {"width": 640}}},
+    "redeliver": {"receipts": ["kq3vXw.19"]},
+    "retry": {"receipt": "kq3vXw.20", "error": "ConnectionError: timed out", "delay": 30},
+    "dead_letter": {"receipt": "kq3vXw.21", "reason": "bad_input"},
+    "progress": {"receipt": "kq3vXw.22", "value": 0.4},
+    "bye": {},
+    "welcome": {
+        "connection_id": "9f2c41d07ab35e68",
+        "lease": 15.0,
+        "server": "0.1.0",
+        "limits": msgspec.to_builtins(frames.WireLimits()),
+        "adopted": ["kq3vXw.17"],
+    },
+    "deliver": {
+        "deliveries": [
+            {
+                "receipt": "kq3vXw.17",
+                "attempt": 1,
+                "delivered_at": 1767225600.25,
+                "task": {"id": "a1", "key": "resize", "payload": {"url": "s3://in/1.png"}},
+            }
+        ]
+    },
+    "settled": {"ok": ["kq3vXw.17"], "lease_lost": ["kq3vXw.16"]},
+    "revoke": {"receipts": ["kq3vXw.18"]},
+    "drain": {"seconds": 5.0},
+    "degraded": {"reason": "backend_unavailable"},
+    "error": {"code": "invalid_frame", "message": "Object missing required field `receipts`"},
+    "ping": {"n": 7},
+    "pong": {"n": 7},
+}
+_TITLES = {
+    "hello": "Hello",
+    "credit": "Credit",
+    "ack": "Ack",
+    "redeliver": "Redeliver",
+    "retry": "Retry",
+    "dead_letter": "DeadLetter",
+    "progress": "Progress",
+    "bye": "Bye",
+    "welcome": "Welcome",
+    "deliver": "Deliver",
+    "settled": "Settled",
+    "revoke": "Revoke",
+    "drain": "Drain",
+    "degraded": "Degraded",
+    "error": "Error",
+    "ping": "Ping",
+    "pong": "Pong",
+}
+_REF = "#/components/schemas/{name}"
+
+
+def document(version: str) -> dict[str, Any]:
+    """Describe the socket of a server of this version, from the server's side: it receives what workers send."""
+    of_workers = _by_tag(frames.ClientFrame)
+    of_server = _by_tag(frames.ServerFrame)
+    both = of_workers | of_server
+    return {
+        "asyncapi": "3.1.0",
+        "info": {
+            "title": "taskqueue workers",
+            "version": version,
+            "description": _ABOUT,
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "servers": {
+            "this": {
+                "host": "{host}",
+                "protocol": "ws",
+                "description": "wss where the server has a certificate",
+                "variables": {"host": {"default": "127.0.0.1:8420"}},
+            }
+        },
+        "channels": {"socket": _channel(both)},
+        "operations": {
+            **{
+                f"receive_{tag}": _operation("receive", tag, kind)
+                for tag, kind in of_workers.items()
+            },
+            **{f"send_{tag}": _operation("send", tag, kind) for tag, kind in of_server.items()},
+        },
+        "components": {
+            "messages": {tag: _message(tag, kind) for tag, kind in both.items()},
+            "schemas": _schemas(both),
+        },
+    }
+
+
+def _by_tag(union: Any) -> dict[str, type[msgspec.Struct]]:
+    return {str(kind.__struct_config__.tag): kind for kind in get_args(union)}
+
+
+def _channel(both: dict[str, type[msgspec.Struct]]) -> dict[str, Any]:
+    subprotocol = {"type": "string", "const": frames.SUBPROTOCOL}
+    return {
+        "address": "/v1/socket",
+        "title": "The workers' socket",
+        "messages": {tag: {"$ref": f"#/components/messages/{tag}"} for tag in both},
+        "bindings": {
+            "ws": {
+                "method": "GET",
+                "headers": {
+                    "type": "object",
+                    "properties": {"Sec-WebSocket-Protocol": subprotocol},
+                    "required": ["Sec-WebSocket-Protocol"],
+                },
+                "bindingVersion": "0.1.0",
+            }
+        },
+        "x-close-codes": {str(code): meaning for code, meaning in sorted(CLOSE_CODES.items())},
+        "x-limits": {
+            "frame-bytes": LIMITS.frame,
+            "payload-bytes": LIMITS.payload,
+            "result-bytes": LIMITS.result,
+            "json-depth": LIMITS.depth,
+            "held-and-credit": LIMITS.credit,
+            "hello-seconds": HELLO_SECONDS,
+            "sockets-without-hello": MAX_STRANGERS,
+            "sockets": MAX_CONNECTIONS,
+        },
+    }
+
+
+def _operation(action: str, tag: str, kind: type) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "action": action,
+        "channel": {"$ref": "#/channels/socket"},
+        "summary": _summary(kind),
+        "messages": [{"$ref": f"#/channels/socket/messages/{tag}"}],
+    }
+    answers = {
+        "receive_hello": "welcome",
+        "receive_ping": "pong",
+        "send_ping": "pong",
+        **{f"receive_{verdict}": "settled" for verdict in _VERDICTS},
+    }
+    if answer := answers.get(f"{action}_{tag}"):
+        described["reply"] = {
+            "channel": {"$ref": "#/channels/socket"},
+            "messages": [{"$ref": f"#/channels/socket/messages/{answer}"}],
+        }
+    return described
+
+
+_VERDICTS = ("ack", "redeliver", "retry", "dead_letter")
+
+
+def _message(tag: str, kind: type) -> dict[str, Any]:
+    return {
+        "name": tag,
+        "title": _TITLES[tag],
+        "summary": _summary(kind),
+        "contentType": "application/json",
+        "payload": {"$ref": _REF.format(name=_TITLES[tag])},
+        "examples": [{"payload": {"type": tag, **_EXAMPLES[tag]}}],
+    }
+
+
+def _summary(kind: type) -> str:
+    return (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("``", "`").replace("\n", " ")
+
+
+def _schemas(both: dict[str, type[msgspec.Struct]]) -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(both.values(), ref_template=_REF)
+    for tag, kind in both.items():  # no frame refers to another, so no reference changes
+        schemas[_TITLES[tag]] = {**schemas.pop(kind.__name__), "title": _TITLES[tag]}
+    for schema in schemas.values():
+        if "description" in schema:
+            schema["description"] = schema["description"].replace("``", "`")
+    hello = schemas["Hello"]["properties"]
+    # The session checks these beside the frame.
+    hello["worker_id"] |= NAME
+    hello["keys"]["items"] |= NAME
+    hello["protocol"] = {"const": frames.PROTOCOL_VERSION, "default": frames.PROTOCOL_VERSION}
+    return schemas

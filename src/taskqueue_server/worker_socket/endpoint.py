@@ -1,0 +1,74 @@
+"""``/v1/socket``: which sockets are accepted, before anybody has said a word."""
+
+from __future__ import annotations
+
+from starlette.websockets import WebSocket
+
+from taskqueue_core.hooks import Identity
+from taskqueue_core.protocol.frames import CLOSE_TRY_LATER, SUBPROTOCOL
+from taskqueue_server.auth.credentials import peer_of, shows_header, token_of
+from taskqueue_server.auth.origins import host_problem
+from taskqueue_server.context.server import Hub
+from taskqueue_server.problems import ProblemError, respond
+from taskqueue_server.worker_socket.admission import Connection
+from taskqueue_server.worker_socket.websocket import Gone
+
+__all__ = ["refusal", "socket"]
+
+_CHALLENGE = {"www-authenticate": "Bearer"}
+
+
+async def socket(websocket: WebSocket) -> None:
+    """Serve one worker. Refusals before the handshake are HTTP problems, later ones close codes."""
+    hub: Hub = websocket.app.state.hub
+    refused = refusal(hub, websocket, SUBPROTOCOL) or _not_ready(hub)
+    identity = None
+    # Without the header the token may come with the hello.
+    if refused is None and hub.authenticates and shows_header(websocket):
+        identity = hub.identify(token_of(websocket), peer_of(websocket))
+        refused = _stranger(identity)
+    try:
+        if refused is not None:
+            await websocket.send_denial_response(respond(refused))
+            return
+        await websocket.accept(SUBPROTOCOL)
+        place, room = None, hub.registry.has_room_for(known=identity is not None)
+        if room and identity is not None:
+            place = hub.usage.enter(identity)
+            room = place is not None
+        if not room:
+            await websocket.close(CLOSE_TRY_LATER, "too_many")
+            return
+    except (OSError, RuntimeError, Gone):
+        return  # it left during the handshake
+    await Connection(hub, websocket, place).run()
+
+
+def refusal(hub: Hub, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
+    """Say why a request is refused, by what it names: the server, a page, the protocol. ``None`` where it is not."""
+    headers, settings = websocket.headers, hub.settings
+    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not hub.authenticates):
+        return ProblemError(421, "wrong_host", wrong)
+    # Where the request went is no page's excuse here: the dashboard opens no such socket.
+    origins = headers.getlist("origin")
+    if origins and (len(origins) > 1 or origins[0] not in settings.origins):
+        return ProblemError(403, "origin", "pages of browsers may not open this socket")
+    if websocket.scope["query_string"]:
+        return ProblemError(400, "query", "no query here: a token belongs in a header")
+    if subprotocol not in websocket.scope["subprotocols"]:
+        return ProblemError(426, "subprotocol", f"the subprotocol {subprotocol} is required")
+    return None
+
+
+def _not_ready(hub: Hub) -> ProblemError | None:
+    if hub.draining.is_set() or not hub.started:
+        return ProblemError(503, "not_ready", "not ready", headers={"retry-after": "1"})
+    return None
+
+
+def _stranger(identity: Identity | None) -> ProblemError | None:
+    if identity is None:
+        return ProblemError(401, "unauthenticated", "a valid token is required", headers=_CHALLENGE)
+    if "consume" not in identity.verbs:
+        return ProblemError(403, "forbidden", "this token lacks the right to consume")
+    return None

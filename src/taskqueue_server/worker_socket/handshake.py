@@ -1,0 +1,82 @@
+"""The first moments of a connection: a hello in time, a worker that may come in, and what it still runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+import msgspec
+
+from taskqueue_core.backend import Backend, Capability, Subscription
+from taskqueue_core.capabilities import handover_of, has
+from taskqueue_core.consumer.store_link import StoreLink
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.frames import CLOSE_TIMEOUT, Hello
+from taskqueue_core.protocol.server_events import Greeted, Hangup, Say
+from taskqueue_core.protocol.server_session import ServerSession
+from taskqueue_core.tasks import Delivery
+from taskqueue_server.worker_socket.websocket import Channel
+
+__all__ = ["HELLO_SECONDS", "adopt", "read_hello"]
+
+HELLO_SECONDS = 5.0
+_ROOM = LIMITS.frame - 4096
+
+
+async def read_hello(session: ServerSession, channel: Channel) -> Hello | Hangup:
+    """Return the hello, or how to close where none comes within `HELLO_SECONDS`. Raises `Gone`."""
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            while True:
+                for event in session.feed(await channel.receive()):
+                    match event:
+                        case Greeted(hello):
+                            return hello
+                        case Say(text):
+                            await channel.send(text)
+                        case Hangup():
+                            return event
+    except TimeoutError:
+        refusal = session.refuse("no_hello", "a hello must come first, and soon", CLOSE_TIMEOUT)
+        return cast("Hangup", refusal[-1])
+
+
+async def adopt(
+    backend: Backend,
+    subscription: Subscription,
+    receipts: Sequence[str],
+    store: StoreLink,
+    may: Callable[[str], bool] = lambda _: True,
+) -> tuple[Delivery, ...]:
+    """Move what a worker still runs to its new subscription; leave out what is lost.
+
+    What is of a key that it ``may`` not have goes back to its queue unseen: its receipt was somebody else's.
+    """
+    if not receipts or not has(backend, Capability.HANDOVER):
+        return ()
+    handover = handover_of(backend, subscription)
+    wanted = _within_a_frame(receipts)
+    adopted: list[Delivery] = []
+    for start in range(0, len(wanted), LIMITS.batch):
+        piece = wanted[start : start + LIMITS.batch]
+        found = await store.insist(partial(handover.adopt, *piece))
+        moved = [delivery for delivery in found if delivery is not None]
+        adopted += (delivery for delivery in moved if may(delivery.task.key))
+        foreign = [delivery for delivery in moved if not may(delivery.task.key)]
+        if foreign:
+            await store.insist(partial(subscription.redeliver, *foreign))
+    return tuple(adopted)
+
+
+def _within_a_frame(receipts: Sequence[str]) -> list[str]:
+    # The welcome repeats what was adopted.
+    size = 0
+    fitting = []
+    for receipt in dict.fromkeys(receipts):
+        size += len(msgspec.json.encode(receipt)) + 1
+        if size > _ROOM:
+            break
+        fitting.append(receipt)
+    return fitting

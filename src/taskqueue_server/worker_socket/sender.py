@@ -1,0 +1,101 @@
+"""From the subscription to the socket, as far as the credit goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from taskqueue_core.backend import Subscription
+from taskqueue_core.consumer.store_link import OUTAGES, StoreLink
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.protocol.server_session import ServerSession, SessionState
+from taskqueue_core.tasks import Delivery, Received
+from taskqueue_server.worker_socket.websocket import Channel
+
+__all__ = ["Pump"]
+
+_BATCH = 100
+"""deliveries of one receive: enough to make its round trip cheap, few enough to be shared out"""
+
+
+class Pump:
+    """Receives no more than the credit allows, so that nothing is ever buffered beyond it."""
+
+    def __init__(
+        self,
+        session: ServerSession,
+        subscription: Subscription,
+        channel: Channel,
+        store: StoreLink,
+    ) -> None:
+        self._session = session
+        self._subscription = subscription
+        self._channel = channel
+        self._store = store
+        self._credit = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._receiving = False
+        self._interrupted = False
+        self._cautious = False
+
+    def wake(self) -> None:
+        """Note that there may be credit."""
+        self._credit.set()
+
+    def stop(self) -> None:
+        """Receive no more; what was received already is still sent. Nothing is lost."""
+        self._credit.set()
+        if self._receiving and self._task is not None and not self._interrupted:
+            self._interrupted = True
+            self._task.cancel()
+
+    async def run(self) -> None:
+        """Run until the session takes no more. Raises `SubscriptionClosed` where the backend closed it."""
+        self._task = asyncio.current_task()
+        while self._may_deliver():
+            self._credit.clear()
+            if not self._session.credit:
+                await self._credit.wait()
+                continue
+            try:
+                self._receiving = True
+                received = await self._store.insist(self._receive)
+            except asyncio.CancelledError:
+                # Only our own interruption ends here; who else cancels means it.
+                task = asyncio.current_task()
+                if not self._interrupted or task is None or task.uncancel() > 0:
+                    raise
+                return
+            finally:
+                self._receiving = False
+            if received.deliveries:
+                await self._deliver(received.deliveries)
+
+    def _may_deliver(self) -> bool:
+        return self._session.state is SessionState.READY
+
+    async def _receive(self) -> Received:
+        # After an outage the first receive does not wait, so that its answer can tell that the store is back.
+        cautious, self._cautious = self._cautious, False
+        try:
+            return await self._subscription.receive(
+                min(self._session.credit, _BATCH), 0 if cautious else None
+            )
+        except OUTAGES:
+            self._cautious = True
+            raise
+
+    async def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+        unsent = {delivery.receipt: delivery for delivery in deliveries}
+        try:
+            if self._may_deliver():
+                for text, sent in self._session.deliver(deliveries):
+                    await self._channel.send(text)
+                    for delivery in sent:
+                        del unsent[delivery.receipt]
+        finally:
+            if unsent:
+                self._session.forget(unsent)
+                with contextlib.suppress(TaskQueueError):  # closing the subscription does it too
+                    await self._subscription.redeliver(*unsent.values())

@@ -1,0 +1,228 @@
+"""What most commands of the pipeline can be told: where the journal is, which part of it, and where Spark runs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+import typer
+
+from taskqueue_cli.output import AsJson
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+
+__all__ = ["Engine", "Wanted", "engine", "told", "wanted"]
+
+_AGO = re.compile(r"([0-9]{1,7})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_FROM, _ENGINE = "Where the journal is", "Where Spark runs"
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where Spark runs."""
+
+    master: str | None = None
+    remote: str | None = None
+    conf: dict[str, str] = {}
+    as_json: bool = False
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether Spark may work on other machines than this one."""
+        named = (self.conf.get(f"spark.{name}") for name in ("master", "remote"))
+        return any(not one.startswith("local") for one in (self.master, self.remote, *named) if one)
+
+
+class Wanted(Engine, frozen=True, kw_only=True):
+    """And where the journal is."""
+
+    backend: str | None = None
+    journal: Path | None = None
+    saved: Path | None = None
+    out: Path | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    keys: tuple[str, ...] = ()
+
+
+def engine(
+    *,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A cluster, as spark://host:7077. Default: all cores of this machine.",
+            rich_help_panel=_ENGINE,
+            show_default=False,
+        ),
+    ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A Spark Connect server, as sc://host:15002.",
+            rich_help_panel=_ENGINE,
+            show_default=False,
+        ),
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A setting of Spark, as spark.driver.memory=4g. Several.",
+            rich_help_panel=_ENGINE,
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> Engine:
+    """Return what was told. Raises `InvalidInput` and `ConfigurationError`."""
+    if master and remote:
+        raise ConfigurationError("--master and --remote: both are set; allowed: one of them")
+    return Engine(master=master, remote=remote, conf=_pairs(conf or []), as_json=as_json)
+
+
+def wanted(
+    *,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="redis: with its settings in TASKQUEUE_REDIS_.... Default: TASKQUEUE_BACKEND.",
+            rich_help_panel=_FROM,
+            show_default=False,
+        ),
+    ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="A file with the lines of a memory backend, or a folder of such.",
+            rich_help_panel=_FROM,
+            show_default=False,
+        ),
+    ] = None,
+    saved: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="What --out was before: a snapshot, or the archive of `stream`.",
+            rich_help_panel=_FROM,
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the transitions and the results there, as Parquet. Without it nothing is kept.",
+            show_default=False,
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="From then on: 2026-11-30T12:00 (UTC unless it says otherwise), or 90m, 12h, 7d ago.",
+            show_default=False,
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Before then.", show_default=False)
+    ] = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key", metavar="KEY", help="These queues alone. Several.", show_default=False
+        ),
+    ] = None,
+    master: str | None = None,
+    remote: str | None = None,
+    conf: list[str] | None = None,
+    as_json: bool = False,
+) -> Wanted:
+    """Return what was told. Raises `InvalidInput` and `ConfigurationError`."""
+    if sum(value is not None for value in (backend, journal, saved)) > 1:
+        raise ConfigurationError(
+            "--backend, --journal and --from: more than one is set; allowed: one"
+        )
+    base = engine(master=master, remote=remote, conf=conf, as_json=as_json)
+    now = datetime.now(UTC)
+    return Wanted(
+        **msgspec.structs.asdict(base),
+        backend=backend,
+        journal=journal,
+        saved=saved,
+        out=out,
+        since=_moment("since", since, now),
+        until=_moment("until", until, now),
+        keys=tuple(keys or ()),
+    )
+
+
+def told(by: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `engine` or `wanted` behind its own; it gets what they told as first argument."""
+
+    def given(command: Callable[..., None]) -> Callable[..., None]:
+        shared, own = (
+            _options(wanted, engine) if by is wanted else _options(engine),
+            _options(command),
+        )
+        first = next(iter(own))
+        own.pop(first)
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            common = {name: values.pop(name) for name in shared}
+            command(by(**common), **values)
+
+        both = [*own.values(), *shared.values()]
+        signature = inspect.Signature(sorted(both, key=lambda one: one.kind))
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in both}
+        del run.__wrapped__
+        return run
+
+    return given
+
+
+def _options(*functions: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of functions by name, with their annotations; the last word is the last function's."""
+    found: dict[str, inspect.Parameter] = {}
+    for function in functions:
+        hints = get_type_hints(function, include_extras=True)
+        for name, parameter in inspect.signature(function).parameters.items():
+            found[name] = parameter.replace(annotation=hints[name])
+    return found
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    pairs = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not (name and sign):
+            raise InvalidInput("conf", f"text of length {len(word)}", "NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _moment(field: str, word: str | None, now: datetime) -> datetime | None:
+    if word is None:
+        return None
+    if ago := _AGO.fullmatch(word):
+        try:
+            return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        except OverflowError:
+            return datetime.min.replace(tzinfo=UTC)
+    try:
+        moment = datetime.fromisoformat(word)
+    except ValueError:
+        allowed = "a time, as 2026-11-30T12:00 or 2026-11-30T12:00:05Z, or 90m, 12h, 7d ago"
+        raise InvalidInput(field, f"text of length {len(word)}", allowed) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,107 @@
+"""``taskqueue pipeline report``: everything at once, on one page."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.text import Text
+
+from taskqueue_cli.failures import FAILED
+from taskqueue_cli.output import console, paragraphs, print_json
+from taskqueue_spark.cli.options import Wanted, told, wanted
+from taskqueue_spark.cli.snapshots import Taken
+from taskqueue_spark.cli.tables import Live, Percentile, TargetWait, making
+
+__all__ = ["add_to"]
+
+_HERE = Path("taskqueue-report")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="report", help=paragraphs(report.__doc__))(told(wanted)(report))
+
+
+def report(
+    asked: Wanted,
+    *,
+    live: Live = None,
+    target_wait: TargetWait = 1.0,
+    percentile: Percentile = 0.95,
+    show: Annotated[
+        bool, typer.Option("--open", help="Open the page in a browser, where there is a screen.")
+    ] = False,
+) -> None:
+    """Make every table, and of them one page that needs nothing else: DIR/report.html, and DIR/report.json.
+
+    Conservation and rules, how much came and went, where the time goes, which failures repeat, who got which share, and
+    which limits there should be. DIR is --out, or taskqueue-report here. Exits with 1 if a check found something wrong.
+    """
+    asked = msgspec.structs.replace(asked, out=asked.out or _HERE)
+    with making(asked, live=live, target_wait=target_wait, percentile=percentile) as (shot, tables):
+        from taskqueue_spark.report import content as gathering  # noqa: PLC0415 - Spark takes its time
+        from taskqueue_spark.report.page import page, written  # noqa: PLC0415
+
+        stages = shot.work.stages
+        with stages.stage("look it over") as stage:
+            found = gathering.extent(tables.mine(tables.transitions))
+            length = int(gathering.length_of(found.seconds, 60, least=1))
+            tables.wishes = msgspec.structs.replace(tables.wishes, window=f"{length} seconds")
+            stage.said = f"{found.seconds:,.1f} s, {found.workers} workers"
+        tables.all(stages)
+        with stages.stage("report") as stage:
+            told_of = gathering.gathered(tables, shot.damaged, _said_of(shot), _where(shot))
+            place = shot.results.expanduser().absolute()
+            data = msgspec.json.format(msgspec.json.encode(told_of), indent=1)
+            html = page(told_of).encode()
+            written(place / "report.json", data)
+            written(place / "report.html", html)
+            stage.said = f"{len(html) / 1024:,.0f} kB"
+    verdict = told_of["verdict"]
+    ok = verdict["kind"] not in {"lost", "unbalanced", "violated"}
+    where = place / "report.html"
+    if asked.as_json:
+        files = {"html": str(where), "json": str(place / "report.json")}
+        print_json({"ok": ok, "verdict": verdict} | files)
+    else:
+        style = (
+            "bold green"
+            if verdict["kind"] == "balanced"
+            else "bold red"
+            if not ok
+            else "bold yellow"
+        )
+        console.print(Text(verdict["title"], style))
+        console.print(Text(str(where)), soft_wrap=True)
+    if show and _screen():
+        with contextlib.suppress(webbrowser.Error):
+            webbrowser.open(where.as_uri())
+    if not ok:
+        raise typer.Exit(FAILED)
+
+
+def _said_of(shot: Taken) -> str:
+    if shot.source is None:
+        return f"kept in {shot.place.name}"
+    if shot.source["backend"] == "lines":
+        return f"lines of {Path(shot.source['path']).name}"
+    return "Redis"
+
+
+def _where(shot: Taken) -> str:
+    near = os.path.relpath(shot.place.expanduser())
+    return shlex.join(["--from", str(shot.place) if near.startswith("..") else near])
+
+
+def _screen() -> bool:
+    return sys.platform == "darwin" or bool(
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )

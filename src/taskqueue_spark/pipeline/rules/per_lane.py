@@ -1,0 +1,141 @@
+"""What hand-outs may follow on each other: R7, R8, R10 and R11. They look at a lane: what depends on each other.
+
+An entry is a hand-out's part in a lane, or its end's: at a ``place`` of the lane's order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from taskqueue_spark.pipeline.gaps import Holes
+from taskqueue_spark.pipeline.rules.per_task import ROUNDING
+from taskqueue_spark.pipeline.task_steps import ENDED
+
+__all__ = ["FIELDS", "LANE", "Entry", "broken", "entries"]
+
+LANE = ("run", "shard", "key", "rule", "lane")
+_DUST = 1e-6
+FIELDS = {
+    "lane": "string",
+    "part": "long",  # of a rule that is told of once per part of a lane, which
+    "place": "long",
+    "step": "int",  # how many more are in flight; of R8, -1 for an end
+    "value": "long",  # the number of the hand-out; of R8, of what is hidden behind it
+    "behind": "boolean",  # it overtakes nobody
+    "limit": "double",
+    "rate": "double",
+    "at": "double",  # seconds since the limit was set
+    "text": "string",
+}
+
+
+class Entry(NamedTuple):
+    """What a step may be in a lane."""
+
+    rule: str
+    condition: Column
+    fields: dict[str, Column]
+    """of `FIELDS`; null where they are not told"""
+
+
+def _entry(rule: str, condition: Column, **fields: Column) -> Entry:
+    return Entry(rule, condition, fields)
+
+
+def entries() -> list[Entry]:
+    """Return what the rows of `steps` with their task's ``owner`` and what history adds of their settings may be."""
+    given, seq = F.col("event") == "delivered", F.col("seq")
+    tenant, entity = F.coalesce("owner.tenant", F.lit("")), F.col("owner.ordering_key")
+    # The first hand-out of a task comes straight after that which made it available.
+    came = F.col("before_event").isin("published", "available") & (F.col("before_attempt") == 1)
+    first = given & came & (F.col("attempt") == 1) & F.col("owner").isNotNull() & ~F.col("hidden")
+    fair = F.coalesce(F.exists("spans.order", lambda order: order == "fair"), F.expr("false"))
+    fair |= F.col("blind") | F.col("unset")
+    lane = F.concat_ws("/", F.col("priority").cast("string"), F.when(fair, tenant))
+    order = {"place": F.col("before_seq"), "value": seq}
+    row, turn = F.concat(F.lit("order/"), entity), F.concat(F.lit("turn/"), entity)
+    ended = F.col("state").isin(*ENDED) & entity.isNotNull()
+    return [
+        _entry("R7", first, lane=lane, behind=entity.isNotNull(), **order),
+        _entry("R8", first & entity.isNotNull(), lane=row, behind=F.expr("false"), **order),
+        _entry(
+            "R8", given & entity.isNotNull(), lane=turn, place=seq, step=F.lit(1),
+            value=Holes.after(seq),
+        ),
+        _entry("R8", ended, lane=turn, place=seq, step=F.lit(-1)),
+        *_limits("", given, F.lit("")),
+        *_limits("tenant_", given & F.col("owner").isNotNull(), F.concat(F.lit("tenant/"), tenant)),
+    ]  # fmt: skip
+
+
+def _limits(prefix: str, given: Column, lane: Column) -> list[Entry]:
+    span, seq = F.col("span"), F.col("seq")
+    most, rate = f"{prefix}max_inflight", f"{prefix}rate"
+    ever = F.exists(f"spans.{most}", lambda limit: limit > 0)
+    left = F.least(F.col("after_seq"), Holes.after(seq))
+    # What a tenant had in flight when its limit was set does not count.
+    held = F.concat(lane, F.lit("/"), span["seq"].cast("string")) if prefix else lane
+    limited = given & (span[most] > 0 if prefix else ever)
+    part = {"part": span["seq"]}
+    limit = F.when((span[most] > 0) & ~F.col("blind"), span[most])
+    at = (F.unix_micros("ts") - F.unix_micros(span["ts"])) / 1e6
+    spent = F.concat(lane, F.lit("/"), span["seq"].cast("string"))
+    return [
+        _entry("R10", limited, lane=held, place=seq, step=F.lit(1), limit=limit, **part),
+        _entry("R10", limited & left.isNotNull(), lane=held, place=left, step=F.lit(-1)),
+        _entry(
+            "R11", given & (span[rate] > 0) & ~F.col("blind"), lane=spent, place=seq, step=F.lit(1),
+            limit=span[f"{prefix}burst"], rate=span[rate], at=at, **part,
+        ),
+    ]  # fmt: skip
+
+
+def broken(found: DataFrame) -> DataFrame:
+    """Return the entries that break their rule, with ``text``; those that have one do already."""
+    lane = Window.partitionBy(*LANE).orderBy("place", "step")
+    before, until = (
+        lane.rowsBetween(Window.unboundedPreceding, -1),
+        lane.rowsBetween(Window.unboundedPreceding, 0),
+    )
+    out, turn = F.col("step") == 1, F.col("lane").startswith("turn/")
+    number = F.row_number().over(lane)
+    held = F.max(F.when(out, F.struct("place", "task_id", "value"))).over(before)
+    found = (
+        found.withColumn("_earlier", F.max(F.when(~F.col("behind"), F.col("value"))).over(before))
+        .withColumn("_running", F.sum("step").over(until))
+        .withColumn("_number", number)
+        .withColumn("_held", held)
+    )
+    own_end = (F.col("step") == -1) & (F.col("task_id") == F.col("_held.task_id"))
+    saved = F.max(F.col("rate") * F.col("at") - F.col("_number") + 1).over(until)
+    found = found.withColumn(
+        "_released", F.max(F.when(own_end, F.col("place"))).over(before)
+    ).withColumn("_level", F.col("_number") - F.col("rate") * F.col("at") + saved)
+    holder, rule = F.col("_held"), F.col("rule")
+    waits = F.coalesce(F.col("_released") < holder["place"], F.expr("true"))
+    blind = F.coalesce(holder["value"] < F.col("place"), F.expr("false"))
+    taken = out & turn & (holder["task_id"] != F.col("task_id")) & waits & ~blind
+    most = F.col("limit") + F.col("rate") * ROUNDING + _DUST
+    texts = F.coalesce(
+        F.col("text"),
+        F.when(
+            rule.isin("R7", "R8") & (F.col("_earlier") > F.col("value")),
+            "came before one that was there earlier",
+        ),
+        F.when(
+            (rule == "R8") & taken,
+            F.concat(F.lit("handed out before the end of "), holder["task_id"]),
+        ),
+        F.when(
+            (rule == "R10") & out & (F.col("_running") > F.col("limit")),
+            F.concat(F.col("_running").cast("string"), F.lit(" in flight")),
+        ),
+        F.when(
+            (rule == "R11") & (F.col("_level") > most),
+            F.concat(F.lit("a burst of "), F.round("_level", 2).cast("string")),
+        ),
+    )
+    return found.withColumn("text", texts).where(F.col("text").isNotNull())

@@ -1,0 +1,85 @@
+"""What queues were told: their settings as the journal has them, and when they were not noted at all."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from taskqueue_core.rate_limit import IntervalUnit
+
+__all__ = ["settings", "switches"]
+
+_RATE = "struct<max_tokens: double, interval: double, interval_unit: string>"
+_SETTINGS = f"""
+    version int, journal boolean, max_losses int, dedupe_window double, paused boolean, order string,
+    max_inflight int, rate_limit {_RATE}, tenant_max_inflight int, tenant_rate_limit {_RATE}
+"""
+_EVER = 2**62
+_OF_KEY = "partition by run, key order by seq"
+
+
+def settings(transitions: DataFrame) -> DataFrame:
+    """Return each change of settings: ``run``, ``key``, ``seq``, ``ts``, ``until`` and what was set.
+
+    ``until``: the number of the queue's next change, null for none. Rates are tokens (``burst``) and tokens per second
+    (``rate``).
+    """
+    chosen = ["run", "shard", "key", "seq", "ts"]
+    limits = [
+        expression
+        for name in ("", "tenant_")
+        for expression in (
+            f"{name}rate_limit.max_tokens as {name}burst",
+            f"try_divide({name}rate_limit.max_tokens, {name}rate_limit.interval * {_seconds(name)}) as {name}rate",
+        )
+    ]
+    return (
+        transitions.where("event = 'configured'")
+        .selectExpr(*chosen, f"from_json(reason, '{_SETTINGS}') as told")
+        .dropDuplicates(["run", "shard", "seq"])
+        .selectExpr(*chosen, "told.*")
+        .selectExpr(
+            "* except (rate_limit, tenant_rate_limit)",
+            *limits,
+            f"lead(seq) over ({_OF_KEY}) as until",
+        )
+    )
+
+
+def switches(transitions: DataFrame) -> DataFrame:
+    """Return ``run`` and ``key`` of what was not noted all the time, and when.
+
+    ``dark``: an array of the first and last numbers of those times.
+    A queue's first settings that are not its version 1 say that it was there before its journal was; settings without a
+    journal that it is not noted from there on, unless it plainly is; and a version that is missing, that it was not.
+    """
+    changes = settings(transitions).selectExpr(
+        "*",
+        f"lag(seq) over ({_OF_KEY}) as was",
+        f"coalesce(lag(version) over ({_OF_KEY}), 0) as was_version",
+        f"coalesce(lag(journal) over ({_OF_KEY}), true) as was_on",
+    )
+    latest = (
+        transitions.where("key is not null")
+        .groupBy("run", "key")
+        .agg(F.expr("max(seq)").alias("latest"))
+    )
+    span = "named_struct('first', cast({} as bigint), 'last', cast({} as bigint))"
+    opened = "version > was_version + 1 or (not was_on and journal)"
+    closed = "not journal and until is null and seq = latest"
+    dark = f"""array_compact(array(
+        if({opened}, {span.format("coalesce(was, -1) + 1", "seq - 1")}, null),
+        if({closed}, {span.format("seq + 1", _EVER - 1)}, null)))"""
+    return (
+        changes.join(latest, ["run", "key"])
+        .selectExpr("run", "key", f"explode({dark}) as one")
+        .where("one.last >= one.first")
+        .groupBy("run", "key")
+        .agg(F.expr("sort_array(collect_list(one))").alias("dark"))
+    )
+
+
+def _seconds(name: str) -> str:
+    """Return how long the unit of a limit is."""
+    units = " ".join(f"when '{unit.value}' then {float(unit.seconds)}D" for unit in IntervalUnit)
+    return f"case {name}rate_limit.interval_unit {units} end"

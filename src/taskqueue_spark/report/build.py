@@ -1,0 +1,199 @@
+"""All tables of the pipeline, each written as it is made and read back for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from taskqueue_spark.batch_reader import read_journal
+from taskqueue_spark.pipeline import tables
+from taskqueue_spark.pipeline.audit import against, audit, conservation, gaps
+from taskqueue_spark.pipeline.capacity import advice, check_target
+from taskqueue_spark.pipeline.durations import seconds_of
+from taskqueue_spark.pipeline.failures import failures
+from taskqueue_spark.pipeline.fairness import fairness
+from taskqueue_spark.pipeline.history import counts, violations
+from taskqueue_spark.pipeline.latency import latency
+from taskqueue_spark.pipeline.throughput import concurrency, throughput
+from taskqueue_spark.report.verdict import LIVE
+from taskqueue_spark.store_tables import ledgers, live_states
+
+__all__ = ["TABLES", "Making", "Telling", "Wishes", "audited"]
+
+_THERE = (*LIVE, "dead_lettered")
+"""verdicts on what the store still has"""
+_CHUNK = 8
+"""tasks of Spark that ask the store at once: it has other work"""
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What tables are made for. Raises `InvalidInput` for what no table can be made for."""
+
+    window: str = "1 minute"
+    """of what is shown over time"""
+    target_wait: float = 1.0
+    percentile: float = 0.95
+    grace: float = 60.0
+    whole: bool = True
+    """whether the transitions are all there is of their runs, none of them chosen by key"""
+    store: dict[str, str] | None = None
+    """options by which the store is asked what it has now; none: it is not asked"""
+    behind: dict[str, str] | None = None
+    """options by which the journal behind the transitions is read; none: there is none"""
+
+    def __post_init__(self) -> None:
+        """Look at them now: some are needed late."""
+        seconds_of(self.window)
+        check_target(self.target_wait, self.percentile)
+
+
+class _Said(Protocol):
+    said: str
+
+
+class Telling(Protocol):
+    """Who is told of each table."""
+
+    def stage(self, name: str) -> AbstractContextManager[_Said]:
+        """Tell that something is being done."""
+
+
+class Making:
+    """Makes tables of some transitions in a folder. ``mine`` takes the rows of the queues that are wanted."""
+
+    def __init__(
+        self,
+        transitions: DataFrame,
+        out: Path,
+        wishes: Wishes,
+        mine: Callable[[DataFrame], DataFrame] = lambda frame: frame,
+    ) -> None:
+        self.transitions = transitions
+        self.out = out
+        self.wishes = wishes
+        self.mine = mine
+        self.made: dict[str, DataFrame] = {}
+
+    def table(self, name: str) -> DataFrame:
+        """Return a table, which is made and written unless it was."""
+        if name not in self.made:
+            self.made[name] = tables.write(self.mine(TABLES[name](self)), self.out, name)
+        return self.made[name]
+
+    def all(self, telling: Telling) -> Mapping[str, DataFrame]:
+        """Make every table, in order."""
+        for name in self._wanted():
+            with telling.stage(name.replace("_", " ")) as stage:
+                self.table(name)
+                rows = tables.rows(self.out, name)
+                stage.said = f"{rows:,} row{'' if rows == 1 else 's'}"
+        return self.made
+
+    def _wanted(self) -> Iterator[str]:
+        asked = ("asked", "live", "ledgers")
+        return (name for name in TABLES if self.wishes.store is not None or name not in asked)
+
+
+def audited(making: Making) -> DataFrame:
+    """Audit, and ask the store for the tasks that have no end, if it can be asked."""
+    grace = making.wishes.grace
+    if making.wishes.store is None:
+        return audit(making.transitions, grace_seconds=grace)
+    return audit(making.transitions, live=making.table("live"), grace_seconds=grace)
+
+
+def _asked(making: Making) -> DataFrame:
+    found = audit(making.transitions).where(F.col("verdict").isin(*_THERE))
+    ids = found.select("key", "task_id").distinct().coalesce(_CHUNK)
+    return live_states(ids, **making.wishes.store or {})
+
+
+def _live(making: Making) -> DataFrame:
+    """Return what the store said; of what it did not have any more, what the journal has noted in the meantime.
+
+    A task that ended behind the transitions may be forgotten before it is asked for. Where that part of the journal has
+    holes already, nobody knows: ``unknown``.
+    """
+    asked = making.table("asked")
+    absent = asked.where("state is null").select("key", "task_id")
+    if making.wishes.behind is None or absent.isEmpty():
+        return asked
+    later = read_journal(asked.sparkSession, making.wishes.behind)
+    noted = later.join(absent, ["key", "task_id"], "left_semi").groupBy("key", "task_id")
+    found = asked.join(
+        noted.agg(F.max_by("state", "seq").alias("noted")), ["key", "task_id"], "left"
+    )
+    nobody_knows = F.lit("unknown" if _cut(making.transitions, later) else None)
+    return found.withColumn("state", F.coalesce("state", "noted", nobody_knows)).drop("noted")
+
+
+def _cut(transitions: DataFrame, later: DataFrame) -> bool:
+    """Tell whether anything is missing between the last of some transitions and the last of later ones."""
+    ends = transitions.groupBy("run", "shard").agg(F.max("seq").alias("end"))
+    counts = (
+        later.where("event != 'damaged'")
+        .groupBy("run", "shard")
+        .agg(F.max("seq").alias("last"), F.count_distinct("seq").alias("there"))
+        .join(ends, ["run", "shard"], "left")
+    )
+    return not counts.where("last - coalesce(end, 0) > there").isEmpty()
+
+
+def _ledgers(making: Making) -> DataFrame:
+    books = ledgers(making.transitions.sparkSession, **making.wishes.store or {})
+    found = against(making.table("conservation"), books)
+    # What the audit knows nothing of has no journal; what no ledger knows is told.
+    return found.where("coalesce(ledger_published != more_published, true)")
+
+
+def _latency(making: Making) -> DataFrame:
+    over_time = latency(making.transitions, making.wishes.window, by=())
+    return latency(making.transitions, None, by=()).unionByName(over_time)
+
+
+def _throughput(making: Making) -> DataFrame:
+    over_time = throughput(making.transitions, making.wishes.window)
+    return throughput(making.transitions, None).unionByName(over_time)
+
+
+def _concurrency(making: Making) -> DataFrame:
+    return concurrency(making.transitions).unionByName(concurrency(making.transitions, "worker"))
+
+
+def _fairness(making: Making) -> DataFrame:
+    kinds = [
+        fairness(making.transitions, by, making.wishes.window).select(F.lit(by).alias("by"), "*")
+        for by in ("tenant", "worker")
+    ]
+    return kinds[0].unionByName(kinds[1])
+
+
+def _capacity(making: Making) -> DataFrame:
+    wishes = making.wishes
+    return advice(making.transitions, wishes.target_wait, wishes.percentile, whole=wishes.whole)
+
+
+TABLES: dict[str, Callable[[Making], DataFrame]] = {
+    "asked": _asked,
+    "live": _live,
+    "audit": audited,
+    "conservation": lambda making: conservation(making.table("audit")),
+    "ledgers": _ledgers,
+    "gaps": lambda making: gaps(making.transitions),
+    "violations": lambda making: violations(making.transitions, making.table("audit")),
+    "rules": lambda making: counts(making.table("violations")),
+    "throughput": _throughput,
+    "concurrency": _concurrency,
+    "latency": _latency,
+    "classes": lambda making: latency(making.transitions, None),
+    "fairness": _fairness,
+    "failures": lambda making: failures(making.transitions),
+    "capacity": _capacity,
+}
+"""by their names, in an order in which each is behind what it is made of"""

@@ -1,0 +1,293 @@
+"""The streaming service as a process: one query, watched until it ends or is asked to."""
+
+from __future__ import annotations
+
+import datetime as dt
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_spark.folder_lock import alone
+from taskqueue_spark.options import ReadOptions
+from taskqueue_spark.service.alerts import Alerts, Condition, conditions
+from taskqueue_spark.service.balance import RedisLedgers
+from taskqueue_spark.service.batches import Batches
+from taskqueue_spark.service.options import StreamOptions
+from taskqueue_spark.service.state import State, load, replace
+
+__all__ = ["Summary", "run"]
+
+_TICK = 0.2
+_DEFAULTS = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
+"""what is missing is an alert here, and no end"""
+_SINCE = "startingtimestamp"
+_TIMES = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+"""what every reader of Parquet takes for a time, and can skip files by; Spark's own is neither"""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run of the service did."""
+
+    batches: int
+    """that were worked off by this run"""
+    transitions: int
+    """in the archive"""
+    damaged: int
+    balanced: bool | None
+    """over all queues, and by the store's ledgers; ``None`` where the journal cannot tell"""
+    lost: int
+    """tasks that lived when their store began anew"""
+    alerts: list[str]
+    """what is amiss now, and what this run has told that has no end"""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is known to be lost or out of balance."""
+        return self.balanced is not False and not self.lost
+
+
+def run(
+    spark: SparkSession,
+    options: StreamOptions,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> Summary:
+    """Archive and watch a journal until SIGTERM, SIGINT or ``stop``, or with ``once`` until all is read.
+
+    ``say`` gets a line per batch. The batch that is being worked on is finished first; whatever ends
+    the process before that, the next run goes on where this one was, and nothing is lost or doubled. Raises Spark's
+    error where the query fails, and `ConfigurationError` where the folder is not the service's, or another one has it.
+    """
+    for folder in (options.archive, options.folder / "open"):
+        folder.mkdir(parents=True, exist_ok=True)
+    if any(not place.name.startswith("batch=") for place in options.archive.iterdir()):
+        raise ConfigurationError(
+            f"{options.archive}: a snapshot is there; allowed: a folder of the service's own"
+        )
+    with _locked(options.folder), _asked_to_stop(stop or threading.Event()) as stopping:
+        watch = _Watch(options, say)
+        query = _start(spark, options)
+        try:
+            while query.isActive and not stopping.is_set():
+                query.awaitTermination(_TICK)  # type: ignore[arg-type] # any number of seconds will do
+                watch.look(query)
+            _finish(query)
+            if (failed := query.exception()) is not None:
+                raise failed
+        finally:
+            query.stop()
+        return watch.end(query, whole=options.once and not stopping.is_set())
+
+
+def _locked(folder: Path) -> AbstractContextManager[None]:
+    return alone(folder, folder / "lock", "service is at work in")
+
+
+def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
+    spark.conf.set(*_TIMES)
+    settings = dict(options.source)
+    if options.format == "taskqueue":
+        settings = _DEFAULTS | settings
+        if _begun(options):
+            # That said where to begin. Now it goes on, and leaves out nothing of what came meanwhile.
+            settings = {name: value for name, value in settings.items() if name.lower() != _SINCE}
+        if options.max_events is not None:
+            settings.setdefault("maxEventsPerTrigger", str(options.max_events))
+    reader = spark.readStream.format(options.format).options(**settings)
+    writer = reader.load().writeStream.option("checkpointLocation", str(options.checkpoint))
+    writer = writer.queryName("taskqueue").foreachBatch(Batches(options, _ledgers(options)))
+    if options.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(options.trigger * 1000)} milliseconds").start()
+
+
+def _begun(options: StreamOptions) -> bool:
+    offsets = options.checkpoint / "offsets"
+    return options.state.exists() or (offsets.is_dir() and any(offsets.iterdir()))
+
+
+def _ledgers(options: StreamOptions) -> RedisLedgers | None:
+    """Return who asks the store, where there is one that can be asked."""
+    if options.format != "taskqueue" or not options.ledger:
+        return None
+    told = ReadOptions.of(options.source)
+    if told.backend != "redis":
+        return None
+    return RedisLedgers(told.url, told.url_env, told.prefix, told.partitions)
+
+
+def _finish(query: StreamingQuery) -> None:
+    """Let the batch that is being worked on come to its end, and no other begin."""
+    before = _latest(query)
+    while query.isActive and query.status["isTriggerActive"] and _latest(query) == before:
+        query.awaitTermination(_TICK)  # type: ignore[arg-type] # as above
+
+
+@contextmanager
+def _asked_to_stop(stop: threading.Event) -> Iterator[threading.Event]:
+    """Set the event at SIGTERM and SIGINT, where this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    former = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _latest(query: StreamingQuery) -> dict[str, Any] | None:
+    """Return what the query told last, which is at the end of a batch, and now and then while there is none."""
+    progress = query.lastProgress
+    return None if progress is None else msgspec.json.decode(progress.json)
+
+
+class _Watch:
+    """Looks at a query: a line per batch, status.json, and alerts."""
+
+    def __init__(self, options: StreamOptions, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._alerts = Alerts(options.folder / "alerts.jsonl")
+        self._batches = 0
+        self._began = time.time()
+        self._told: dict[str, Any] | None = None
+        self._last = -1
+        self._lag: int | None = None
+        self._known_to: float | None = None
+        """when all that there was had been read, if that is how it is"""
+        self._figures: dict[str, Any] = {}
+
+    def look(self, query: StreamingQuery) -> None:
+        """Take note of what the query has told since. Until it tells anything nothing is known of now."""
+        if self._progress(query):
+            self._tell(running=True)
+
+    def end(self, query: StreamingQuery, *, whole: bool) -> Summary:
+        """Take note of the last batches and say what it all came to. ``whole``: all was read that there was."""
+        self._progress(query)
+        if whole:
+            self._known_to = max(self._known_to or 0.0, self._began)
+        state = self._tell(running=False)
+        balances = [books.balanced for books in state.books.values()]
+        wrong = False in balances or bool(state.differing)
+        lasting = [f"{kind} ({of}): {text}" for (kind, of), text in self._alerts.current.items()]
+        return Summary(
+            batches=self._batches,
+            transitions=state.transitions,
+            damaged=state.damaged,
+            balanced=False if wrong else None if None in balances else True,
+            lost=sum(books.gone for books in state.books.values()),
+            alerts=[*lasting, *self._alerts.told],
+        )
+
+    def _progress(self, query: StreamingQuery) -> bool:
+        """Take note of what the query has told since, and return whether that is anything."""
+        latest = _latest(query)
+        if latest is None or latest == self._told:
+            return False
+        told = [latest]
+        if self._told is None or latest["batchId"] > self._last + 1:
+            told = [msgspec.json.decode(progress.json) for progress in query.recentProgress]
+        for one in told:
+            self._note(one)
+        self._told = latest
+        return True
+
+    def _note(self, told: dict[str, Any]) -> None:
+        self._lag = _lag(told, self._lag)
+        rows = sum(source.get("numInputRows", 0) for source in told["sources"])
+        all_read = not rows if self._lag is None else self._lag == 0
+        self._known_to = (
+            dt.datetime.fromisoformat(told["timestamp"]).timestamp() if all_read else None
+        )
+        if not rows or told["batchId"] <= self._last:
+            return
+        self._last = told["batchId"]
+        self._batches += 1
+        seconds = told["durationMs"].get("triggerExecution", 0) / 1000
+        self._figures = {
+            "batch": told["batchId"],
+            "rows": rows,
+            "batch_seconds": seconds,
+            "offset": _json(told["sources"][0].get("endOffset")),
+        }
+        behind = "" if self._lag is None else f", {self._lag} behind"
+        self._say(f"batch {told['batchId']}: {rows} rows in {seconds:.1f} s{behind}")
+
+    def _tell(self, *, running: bool) -> State:
+        state, found = self._found()
+        now = time.time()
+        self._alerts.tell(found, now)
+        replace(
+            self._options.folder / "status.json",
+            {
+                "running": running,
+                "at": now,
+                **self._figures,
+                "lag": self._lag,
+                "transitions": state.transitions,
+                "damaged": state.damaged,
+                "late": state.late,
+                "frontier": state.frontier,
+                "queues": {
+                    key: msgspec.to_builtins(books) | {"balanced": books.balanced}
+                    for key, books in state.books.items()
+                },
+                "alerts": [
+                    {"kind": kind, "of": of, "text": text}
+                    for (kind, of), text in self._alerts.current.items()
+                ],
+            },
+        )
+        return state
+
+    def _found(self) -> tuple[State, list[Condition]]:
+        """Return what is known and what is amiss; a batch may be committed meanwhile, which takes files away."""
+        while True:
+            state = load(self._options.state)
+            try:
+                known_to = max(self._known_to or 0.0, state.frontier)
+                return state, conditions(state, self._options, known_to)
+            except FileNotFoundError:
+                if load(self._options.state).open == state.open:
+                    raise
+
+
+def _lag(told: dict[str, Any], former: int | None) -> int | None:
+    """Return how much the journal has that was not read, in the source's unit; as before where that is not told."""
+    source = told["sources"][0] if told["sources"] else {}
+    end, latest = (_json(source.get(name)) for name in ("endOffset", "latestOffset"))
+    if not (isinstance(end, dict) and isinstance(latest, dict)):
+        return former
+    try:
+        return sum(max(0, _next(latest[shard]) - _next(end.get(shard, 0))) for shard in latest)
+    except (TypeError, KeyError, ValueError):
+        return former
+
+
+def _next(place: Any) -> int:
+    return int(place["next"] if isinstance(place, dict) else place)
+
+
+def _json(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value

@@ -1,0 +1,171 @@
+"""Reading a journal as a stream: where it stands is in the query's checkpoint, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)  # fmt: skip
+from pyspark.sql.types import StructType
+
+from taskqueue_spark.batch_reader import Part, choice_of, parts_of, spans_of, starting
+from taskqueue_spark.journals import Journal, Range, Span, Watch
+from taskqueue_spark.journals.open import opened
+from taskqueue_spark.offsets import Offsets, admitted, checked, renamed
+from taskqueue_spark.options import ReadOptions
+
+__all__ = ["JournalStream"]
+
+_NO_LIMIT = 2**62
+
+
+class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a journal as it grows. The same two offsets always give the same rows, as long as these are there."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        options.check(stream=True)
+        self._options = options
+        # A time says where a query begins, and not again where it goes on later.
+        self._choice = choice_of(options, schema)._replace(since=None)
+        self._journal: Journal | None = None
+        self._until: dict[str, Span] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark sends a reader to its workers; what is open stays here.
+        return {**self.__dict__, "_journal": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name, as those below
+        """Return where a query begins that has no checkpoint."""
+        journal, spans = self._now()
+        places = checked(starting(self._options.starting, spans), spans, fail=self._options.fail)
+        since = self._options.since
+        if since is not None:
+            for shard, (run, position) in places.items():
+                if shard in spans:
+                    places[shard] = run, journal.at(shard, since, position, spans[shard].end)
+        return _marked(journal, spans, places).plain
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit that the options ask for."""
+        if self._options.max_events is None and self._options.max_span is None:
+            return ReadAllAvailable()
+        return ReadMaxRows(self._options.max_events or _NO_LIMIT)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return how far the next batch goes. Raises `HistoryMissing`."""
+        journal, spans = self._now(quick=True)
+        told = Offsets.of(start)
+        if told == {shard: (span.run, span.end) for shard, span in spans.items()}:
+            return start
+        journal, spans = self._now()
+        places = checked(told, spans, fail=self._options.fail)
+        for shard, span in spans.items():
+            places.setdefault(shard, (span.run, span.first))
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else _NO_LIMIT
+        seconds = self._options.max_span if isinstance(limit, ReadMaxRows) else None
+        ends = admitted(
+            journal, places, self._ends(spans), rows if rows < _NO_LIMIT else None, seconds
+        )
+        return start if ends == told else _marked(journal, spans, ends, told).plain
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Take what there is now as all that there is."""
+        self._until = self._now()[1]
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return the end of the journal, which the query's progress then tells."""
+        return Offsets(
+            {shard: (span.run, span.end) for shard, span in self._now()[1].items()}
+        ).plain
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Plan what lies between two offsets. Raises `HistoryMissing`."""
+        journal, spans = self._now()
+        begin, ends = Offsets.of(start), Offsets.of(end)
+        former = renamed(begin, {shard: run for shard, (run, _) in ends.items()})
+        marks = begin.marks
+        begin = Offsets(
+            {former.get(one, one): begin[one] for one in sorted(begin, key=former.__contains__)}
+        )
+        later = renamed(ends, {shard: span.run for shard, span in spans.items()})
+        parts: list[InputPartition] = []
+        for name, (run, position) in ends.items():
+            shard = later.get(name, name)
+            if shard not in spans and not self._options.fail:
+                continue
+            before, low = begin.get(name, ("", 0))
+            if shard in spans and ((before and before != run) or name not in begin):
+                low = spans[shard].first  # it began to count anew, and that was let pass
+            places = checked(
+                Offsets({shard: (run, low)}), spans, fail=self._options.fail and low < position
+            )
+            for there, (found, first) in places.items():
+                if found == run:
+                    mark = marks.get(name, "") if before == run else ""
+                    part = Range(there, run, first, position, mark)
+                    parts += self._parts(journal, part, low)
+        return parts
+
+    def _parts(self, journal: Journal, part: Range, low: int) -> list[InputPartition]:
+        """Plan what one shard has; ``low``: up to where it was read."""
+        if part.end < low and part.mark:  # it was taken back
+            return [Part(part._replace(start=part.end), last=False)]
+        if part.start != low:
+            part = part._replace(mark="")
+        return parts_of(journal, part, self._options.splits, last=part.start < part.end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a part. Raises `HistoryMissing`."""
+        if not isinstance(partition, Part):
+            return
+        watch = Watch.GAPS if self._options.fail else Watch.NOTHING
+        with opened(self._options) as journal:
+            yield from journal.read(partition.range, self._choice, watch)
+            if partition.last:
+                yield from journal.missing(partition.range, self._choice)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: a journal keeps what its settings say, whoever has read it."""
+
+    def stop(self) -> None:
+        """Close what is open."""
+        if self._journal is not None:
+            journal, self._journal = self._journal, None
+            journal.__exit__(None, None, None)
+
+    def _now(self, *, quick: bool = False) -> tuple[Journal, dict[str, Span]]:
+        if self._journal is None:
+            journal = opened(self._options).__enter__()
+            spans_of(self._options, journal)
+            self._journal = journal
+        return self._journal, self._journal.spans(quick=quick)
+
+    def _ends(self, spans: dict[str, Span]) -> dict[str, Span]:
+        if self._until is None:
+            return spans
+        return {
+            shard: span._replace(end=min(span.end, self._until[shard].end))
+            for shard, span in spans.items()
+            if shard in self._until
+        }
+
+
+def _marked(
+    journal: Journal, spans: dict[str, Span], places: Offsets, known: Offsets | None = None
+) -> Offsets:
+    """Note what stands before each place; where it was ``known``, as it was then."""
+    for shard, place in places.items():
+        if known is not None and known.get(shard) == place:
+            mark = known.marks.get(shard, "")
+        else:
+            mark = journal.mark(shard, place[1]) if shard in spans else ""
+        if mark:
+            places.marks[shard] = mark
+    return places

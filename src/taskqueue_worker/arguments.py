@@ -1,0 +1,174 @@
+"""From a payload's bytes to a handler's arguments, checked against its annotations in one pass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NotRequired, cast, get_args, get_origin
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from typing_extensions import TypedDict
+
+from taskqueue_core.application.context import Context
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
+
+__all__ = ["Arguments", "BatchArguments", "InvalidPayload"]
+
+_NAMED_FAULTS = 10
+_PLAIN = {
+    "missing": "is missing",
+    "extra_forbidden": "is not a parameter",
+    "json_invalid": "is not JSON",
+}
+
+
+class InvalidPayload(TaskQueueError):
+    """A payload does not fit the handler. The message names fields and faults, never values."""
+
+    code = "invalid_payload"
+
+
+class Arguments:
+    """How one handler is called. Made once, at registration.
+
+    An object is spread over the parameters by name; anything else goes to the only parameter, and ``null`` also means
+    no arguments where there is not exactly one. Parameters with a default may be left out. A parameter annotated with
+    `Context` gets the context instead. Values are read in pydantic's lax mode for JSON.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Look at a signature. Raises `ConfigurationError` where it cannot be served."""
+        self._contexts: list[str] = []
+        fields: dict[str, Any] = {}
+        extra = False
+        for name, parameter in _signature(function).parameters.items():
+            if parameter.annotation is Context:
+                self._contexts.append(name)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                extra = True
+            elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+                raise _fault(function, f"parameter {name!r} cannot be given by name")
+            else:
+                fields[name] = self._annotation(function, parameter)
+        try:
+            self._by_name = _by_name(fields, allow_extra=extra)
+            self._only = _only(fields) if len(fields) == 1 and not extra else None
+        except (PydanticUserError, TypeError, NameError) as error:
+            raise _fault(function, f"its annotations cannot be checked: {error}") from error
+
+    def read(self, payload: bytes, context: Context) -> dict[str, Any]:
+        """Return the keyword arguments, or raise `InvalidPayload`."""
+        try:
+            if self._only is not None and payload.lstrip()[:1] != b"{":
+                name, adapter = self._only
+                values = {name: adapter.validate_json(payload)}
+            elif self._only is None and payload.strip() == b"null":
+                values = self._by_name.validate_json(b"{}")
+            else:
+                values = self._by_name.validate_json(payload)
+        except ValidationError as error:
+            raise InvalidPayload(_describe(error)) from None
+        for name in self._contexts:
+            values[name] = context
+        return values
+
+    @staticmethod
+    def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+        if isinstance(parameter.default, FieldInfo):
+            raise _fault(function, f"write Annotated[..., Field(...)] for {parameter.name!r}")
+        kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+        return kind if parameter.default is parameter.empty else NotRequired[kind]
+
+
+class BatchArguments:
+    """How one batch handler is called. Made once, at registration.
+
+    Its parameter annotated ``list[T]`` gets the payloads, each read as ``T`` in pydantic's lax mode for JSON; one
+    annotated ``list[Context]`` gets the contexts, in the same order. ``list`` and no annotation take any payload.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Look at a signature. Raises `ConfigurationError` where it cannot be served."""
+        self._contexts: list[str] = []
+        payloads: list[str] = []
+        item: Any = Any
+        for name, parameter in _signature(function).parameters.items():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise _fault(function, f"parameter {name!r} cannot be given by name")
+            kind = _item(parameter.annotation)
+            if kind is Context:
+                self._contexts.append(name)
+            elif kind is None:
+                raise _fault(function, f"write list[...] for {name!r}: it takes batches")
+            else:
+                payloads.append(name)
+                item = kind
+        if len(payloads) != 1:
+            raise _fault(function, f"a batch goes to one parameter, not to {len(payloads)}")
+        self._payloads = payloads[0]
+        try:
+            self._adapter: TypeAdapter[Any] = TypeAdapter(item)
+        except (PydanticUserError, TypeError, NameError) as error:
+            raise _fault(function, f"its annotations cannot be checked: {error}") from error
+
+    def read(self, payload: bytes) -> Any:
+        """Return what one payload says, or raise `InvalidPayload`."""
+        try:
+            return self._adapter.validate_json(payload)
+        except ValidationError as error:
+            raise InvalidPayload(_describe(error)) from None
+
+    def of(self, values: list[Any], contexts: list[Context]) -> dict[str, Any]:
+        """Return the keyword arguments for payloads that have been read."""
+        arguments: dict[str, Any] = {self._payloads: values}
+        for name in self._contexts:
+            arguments[name] = contexts
+        return arguments
+
+
+def _item(annotation: Any) -> Any:
+    """Return the type of a list's items, ``None`` for what is no list."""
+    if annotation in (inspect.Parameter.empty, Any, list, Sequence):
+        return Any
+    if get_origin(annotation) in (list, Sequence):
+        return get_args(annotation)[0]
+    return None
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function, eval_str=True)
+    except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
+        raise _fault(function, f"its signature cannot be read: {error}") from error
+
+
+def _fault(function: Callable[..., Any], what: str) -> ConfigurationError:
+    return ConfigurationError(f"{_name(function)} cannot be a task's handler: {what}")
+
+
+def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> TypeAdapter[dict[str, Any]]:
+    shape = cast("Any", TypedDict)("Arguments", fields)
+    shape.__pydantic_config__ = ConfigDict(extra="allow" if allow_extra else "forbid")
+    return TypeAdapter(shape)
+
+
+def _only(fields: dict[str, Any]) -> tuple[str, TypeAdapter[Any]]:
+    ((name, kind),) = fields.items()
+    bare = kind.__args__[0] if getattr(kind, "__origin__", None) is NotRequired else kind
+    return name, TypeAdapter(bare)
+
+
+def _describe(error: ValidationError) -> str:
+    # Only pydantic's short codes are used: some of its messages quote the value.
+    faults = []
+    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+        path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or "payload"
+        kind = fault["type"]
+        faults.append(f"{path} {_PLAIN.get(kind) or f'does not fit: {kind}'}")
+    more = len(faults) - _NAMED_FAULTS
+    return "; ".join(faults[:_NAMED_FAULTS]) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,164 @@
+"""What every worker is: handlers, options, and an orderly end. Where its work comes from is another matter."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from math import isfinite
+from typing import TypeVar
+
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_worker.handlers import Registry
+from taskqueue_worker.quarantine import Quarantine
+from taskqueue_worker.run import Line, Shift
+
+__all__ = ["BaseWorker"]
+
+F = TypeVar("F", bound=Callable[..., object])
+_log = logging.getLogger("taskqueue.worker")
+
+
+class BaseWorker(ABC):
+    """Runs tasks of the keys that have a handler. A task is acked after it was executed: it may run more than once."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str | None,
+        concurrency: int,
+        prefetch: int,
+        grace: float,
+        quarantine: Callable[[], Quarantine],
+    ) -> None:
+        """Do no input or output. Raises `ConfigurationError`."""
+        if not (isfinite(grace) and grace >= 0):
+            raise ConfigurationError("grace is a number of seconds from 0 on")
+        self._worker_id: str | None = None
+        self._concurrency = self._prefetch = 0
+        self._grace = grace
+        self._quarantine = quarantine
+        self._registry = Registry()
+        self._shift: Shift | None = None
+        self._set(worker_id, concurrency, prefetch)
+
+    def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
+        """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
+        self._set(worker_id, concurrency)
+
+    def _set(
+        self, worker_id: str | None, concurrency: int | None, prefetch: int | None = None
+    ) -> None:
+        if self._shift is not None:
+            raise ConfigurationError("this worker is serving already")
+        if concurrency is not None:
+            ahead = self._prefetch if prefetch is None else prefetch
+            if concurrency < 1 or ahead < 0 or concurrency + ahead > LIMITS.credit:
+                raise ConfigurationError(
+                    f"concurrency must be at least 1, prefetch at least 0, and both together at most {LIMITS.credit}"
+                )
+            self._concurrency, self._prefetch = concurrency, ahead
+        if worker_id is not None:
+            try:
+                check_name("worker_id", worker_id)
+            except InvalidInput as error:
+                raise ConfigurationError(str(error)) from error
+            self._worker_id = worker_id
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that have a handler."""
+        return self._registry.keys
+
+    def task(
+        self, key: str | None = None, *, timeout: float | None = None, batch: int | None = None
+    ) -> Callable[[F], F]:
+        """Register the decorated function for ``key`` (its own name by default) and return it unchanged.
+
+        ``async`` functions run in the event loop, others in threads. After ``timeout`` seconds the attempt fails: an
+        async handler is cancelled; a synchronous one cannot be, so it keeps its slot until it ends.
+
+        With ``batch`` one call takes up to so many tasks: a parameter annotated ``list[T]`` gets their payloads, one
+        annotated ``list[Context]`` their contexts. It returns nothing, or a list with one result per task, in which an
+        exception fails that task alone; what it raises fails each. Raises `ConfigurationError`.
+        """
+
+        def register(function: F) -> F:
+            name = key if key is not None else getattr(function, "__name__", "")
+            self._registry.add(name, function, timeout, batch)
+            return function
+
+        return register
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, whose second one hands back everything at once. Call it in the main thread.
+
+        Raises what `serve` raises.
+        """
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self._signalled)
+        try:
+            await self.serve()
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _signalled(self) -> None:
+        again = self._shift is not None and self._shift.stopping
+        _log.info(
+            "handing back everything"
+            if again
+            else "stopping; a second signal hands back everything"
+        )
+        self.stop(now=again)
+
+    async def serve(self) -> None:
+        """Serve until `stop`. Cancelling it hands back everything.
+
+        Raises `WorkerQuarantined` where the handlers only fail, and again what a handler raised to end the process
+        (`SystemExit`, `KeyboardInterrupt`).
+        """
+        if self._shift is not None:
+            raise ConfigurationError("this worker is serving already")
+        if not self.keys:
+            raise ConfigurationError("this worker has no handlers: register some with @worker.task")
+        async with self._line(self._worker_id or _unique_id()) as connect:
+            capacity = self._concurrency + self._prefetch
+            self._shift = Shift(
+                self._registry, self._quarantine(), self._concurrency, capacity, self._grace
+            )
+            try:
+                await self._shift.work(connect)
+            finally:
+                self._shift = None
+
+    @abstractmethod
+    def _line(self, worker_id: str) -> AbstractAsyncContextManager[Callable[[Shift], Line]]:
+        """Open what a line needs; yield what makes it."""
+
+    def stop(self, *, now: bool = False) -> None:
+        """Have `serve` end: running handlers get the grace, or none with ``now``. May be called from any thread.
+
+        Without effect unless serving.
+        """
+        shift = self._shift
+        if shift is not None:
+            shift.stop(now=now)
+
+
+def _unique_id() -> str:
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip(".-_")[:100] or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"

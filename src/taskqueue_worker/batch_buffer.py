@@ -1,0 +1,77 @@
+"""Deliveries that wait for a call of their batch handler."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from taskqueue_core.protocol.frames import WireDelivery
+from taskqueue_core.tasks import Delivery
+from taskqueue_worker.handlers import BatchHandler
+
+__all__ = ["Gathering"]
+
+
+class Gathering:
+    """Makes batches: at once of what is there, but while a batch of a key runs only full ones of the same key.
+
+    So a lone task never waits for company, and under load batches are full without anybody lingering.
+    """
+
+    def __init__(self, handlers: Sequence[BatchHandler], concurrency: int) -> None:
+        """A batch has no more tasks than may run at once."""
+        self._handlers = {handler.key: handler for handler in handlers}
+        self._waiting: dict[str, deque[Delivery | WireDelivery]] = {
+            key: deque() for key in self._handlers
+        }
+        self._running: Counter[str] = Counter()
+        self._concurrency = concurrency
+
+    def __bool__(self) -> bool:
+        """Whether there is any batch handler."""
+        return bool(self._handlers)
+
+    def add(
+        self, deliveries: Sequence[Delivery | WireDelivery]
+    ) -> Sequence[Delivery | WireDelivery]:
+        """Take those that have a batch handler; return the others."""
+        others: list[Delivery | WireDelivery] = []
+        for delivery in deliveries:
+            waiting = self._waiting.get(delivery.task.key)
+            (others if waiting is None else waiting).append(delivery)
+        return others
+
+    def take(self, room: int) -> tuple[BatchHandler, list[Delivery | WireDelivery]] | None:
+        """Return the next batch that may start where so many tasks may."""
+        for key, waiting in self._waiting.items():
+            handler = self._handlers[key]
+            size = min(handler.size, self._concurrency)
+            count = min(len(waiting), room, size)
+            if count > 0 and (count == size or not self._running[key]):
+                self._waiting[key] = self._waiting.pop(key)  # to the end: the keys take turns
+                return handler, [waiting.popleft() for _ in range(count)]
+        return None
+
+    def take_all(self) -> list[Delivery | WireDelivery]:
+        """Return what waits; nothing waits any more."""
+        taken = [delivery for waiting in self._waiting.values() for delivery in waiting]
+        for waiting in self._waiting.values():
+            waiting.clear()
+        return taken
+
+    def forget(self, receipt: str) -> int:
+        """Drop a delivery; return how many there were of it."""
+        dropped = 0
+        for key, waiting in self._waiting.items():
+            left = deque(delivery for delivery in waiting if delivery.receipt != receipt)
+            dropped += len(waiting) - len(left)
+            self._waiting[key] = left
+        return dropped
+
+    def started(self, handler: BatchHandler) -> None:
+        """Note that a batch runs."""
+        self._running[handler.key] += 1
+
+    def ended(self, handler: BatchHandler) -> None:
+        """Note that a batch has ended."""
+        self._running[handler.key] -= 1

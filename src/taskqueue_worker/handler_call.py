@@ -1,0 +1,101 @@
+"""Calls of handlers: what belongs to one, and what its end means."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Sequence
+
+import msgspec
+
+from taskqueue_core.application.context import Context
+from taskqueue_core.protocol.frames import WireDelivery
+from taskqueue_core.retry import Failed, Outcome
+from taskqueue_core.tasks import Delivery
+from taskqueue_worker.handlers import BatchHandler, Handler
+from taskqueue_worker.outcomes import of_error, of_value
+
+__all__ = ["Call", "End", "Fatal", "Job", "raised", "returned"]
+
+_OWN_FRAMES = 1
+_log = logging.getLogger("taskqueue.worker")
+
+
+class Fatal(msgspec.Struct, frozen=True):
+    """A handler raised what is meant to end the process."""
+
+    error: BaseException
+
+
+End = Sequence[Outcome] | Fatal
+"""one outcome for each job of a call"""
+
+
+class Job:
+    """One delivery that is being executed."""
+
+    __slots__ = ("call", "context", "delivery", "settled")
+
+    call: Call
+
+    def __init__(self, delivery: Delivery | WireDelivery, context: Context) -> None:
+        self.delivery = delivery
+        self.context = context
+        self.settled = False
+
+
+class Call:
+    """One call of a handler, for one job or, where the handler takes batches, for several."""
+
+    __slots__ = ("handler", "jobs", "leaving", "task", "timer")
+
+    def __init__(self, handler: Handler | BatchHandler, jobs: Sequence[Job]) -> None:
+        self.handler = handler
+        self.jobs = jobs
+        self.leaving = False
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        for job in jobs:
+            job.call = self
+
+    def cancel_if_settled(self) -> None:
+        """Cancel a coroutine in which nobody is interested any more."""
+        if self.task is not None and all(job.settled for job in self.jobs):
+            self.task.cancel()
+
+
+def returned(call: Call, value: object, limit: int) -> Sequence[Outcome]:
+    """Return the outcomes of a call that returned."""
+    if not isinstance(call.handler, BatchHandler):
+        return (of_value(value, limit),)
+    jobs = call.jobs
+    if value is None:
+        return [of_value(None, limit)] * len(jobs)
+    if not isinstance(value, list | tuple) or len(value) != len(jobs):
+        count = len(value) if isinstance(value, list | tuple) else "no list of"
+        failed = Failed(f"the batch handler returned {count} results for {len(jobs)} tasks")
+        _log.warning("%s: %s", call.handler.key, failed.error)
+        return [failed] * len(jobs)
+    return [of_error(one) if isinstance(one, Exception) else of_value(one, limit) for one in value]
+
+
+def raised(call: Call, error: BaseException) -> End:
+    """Return the outcomes of a call that raised: the same for each of its jobs."""
+    if not isinstance(error, Exception):
+        return Fatal(error)
+    outcome = of_error(error)
+    live = [job for job in call.jobs if not job.settled]
+    if isinstance(outcome, Failed) and live:
+        # Not the message: it may quote the payload. The store gets it with the retry.
+        first = live[0].delivery
+        _log.warning(
+            "task %s%s of %s failed (attempt %d): %s\n%s",
+            first.task.id,
+            f" and {len(live) - 1} more" if len(live) > 1 else "",
+            first.task.key,
+            first.attempt,
+            type(error).__name__,
+            "".join(traceback.format_tb(error.__traceback__)[_OWN_FRAMES:]),
+        )
+    return [outcome] * len(call.jobs)

@@ -1,0 +1,97 @@
+"""Which handler runs which key. Names resolve here and nowhere else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_worker.arguments import Arguments, BatchArguments
+
+__all__ = ["BatchHandler", "Handler", "Registry"]
+
+
+class Handler(msgspec.Struct, frozen=True):
+    """A function and how to call it."""
+
+    key: str
+    function: Callable[..., Any]
+    arguments: Arguments
+    is_async: bool
+    timeout: float | None
+
+
+class BatchHandler(msgspec.Struct, frozen=True):
+    """A function that takes several tasks in one call, and how to call it."""
+
+    key: str
+    function: Callable[..., Any]
+    arguments: BatchArguments
+    is_async: bool
+    timeout: float | None
+    size: int
+    """tasks of one call, at the most"""
+
+
+class Registry:
+    """Handlers by key."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._handlers: dict[str, Handler | BatchHandler] = {}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, in the order of registration."""
+        return tuple(self._handlers)
+
+    @property
+    def batches(self) -> tuple[BatchHandler, ...]:
+        """The handlers that take batches."""
+        return tuple(one for one in self._handlers.values() if isinstance(one, BatchHandler))
+
+    def find(self, key: str) -> Handler | BatchHandler | None:
+        """Return the handler of a key."""
+        return self._handlers.get(key)
+
+    def add(
+        self,
+        key: str,
+        function: Callable[..., Any],
+        timeout: float | None = None,
+        batch: int | None = None,
+    ) -> None:
+        """Register a handler, with ``batch`` one that takes up to so many tasks per call.
+
+        Raises `ConfigurationError` for a bad or taken key, a bad timeout, size or signature.
+        """
+        try:
+            check_name("key", key)
+        except InvalidInput as error:
+            raise ConfigurationError(f"not a task key: {error}") from error
+        if key in self._handlers:
+            raise ConfigurationError(f"the key {key!r} has a handler already")
+        if len(self._handlers) >= LIMITS.keys:
+            raise ConfigurationError(f"a worker may have {LIMITS.keys} keys at the most")
+        if timeout is not None and not (isfinite(timeout) and timeout > 0):
+            raise ConfigurationError("a timeout is a positive number of seconds")
+        if batch is not None and not 1 <= batch <= LIMITS.batch:
+            raise ConfigurationError(f"a batch has 1 to {LIMITS.batch} tasks")
+        inner = function
+        while isinstance(inner, partial):
+            inner = inner.func
+        call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - it is inspected
+        if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+            raise ConfigurationError(f"the handler of {key!r} is a generator, not a function")
+        is_async = inspect.iscoroutinefunction(call)
+        self._handlers[key] = (
+            Handler(key, function, Arguments(function), is_async, timeout)
+            if batch is None
+            else BatchHandler(key, function, BatchArguments(function), is_async, timeout, batch)
+        )

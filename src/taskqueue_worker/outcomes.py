@@ -1,0 +1,93 @@
+"""From what a handler returned or raised to one outcome."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, check_duration, kind_of
+from taskqueue_core.protocol.client_outcomes import clean_text
+from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.tasks import encode_json
+from taskqueue_worker.arguments import InvalidPayload
+
+__all__ = ["INVALID_RESULT", "Reject", "Retry", "of_error", "of_value"]
+
+INVALID_RESULT = "invalid_result"
+"""the reason of a dead letter whose handler returned what JSON cannot say, or too much of it"""
+
+_LONGEST_DELAY = 365 * 86_400
+_NOTHING = Success()
+
+
+class Retry(Exception):
+    """Raised or returned by a handler: try again after ``delay`` seconds, or when the queue's retry policy says.
+
+    Attempts are limited as for failures. It does not count towards the worker's quarantine.
+    """
+
+    def __init__(self, delay: float | None = None, error: str = "retry requested") -> None:
+        if delay is not None:
+            check_duration("delay", delay)
+            if delay > _LONGEST_DELAY:
+                raise InvalidInput("delay", "a number out of range", "up to a year of seconds")
+        super().__init__(error)
+        self.delay = delay
+        self.error = error
+
+
+class Reject(Exception):
+    """Raised or returned by a handler: no attempt can succeed, put the task among the dead letters."""
+
+    def __init__(self, reason: str, error: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error = error
+
+
+def of_value(value: object, limit: int) -> Outcome:
+    """Return the outcome of a handler that returned. Nothing is stored for ``None``."""
+    if value is None:
+        return _NOTHING
+    if isinstance(value, Retry | Reject):
+        return of_error(value)
+    try:
+        text = encode_json("result", _plain(value))
+    except InvalidInput as error:
+        return Rejected(INVALID_RESULT, str(error))
+    except Exception:  # noqa: BLE001 - whatever it is, the handler ran and would only return it again
+        return Rejected(INVALID_RESULT, f"a {kind_of(value)} that cannot be encoded was returned")
+    if len(text) > limit:
+        return Rejected(INVALID_RESULT, f"{len(text)} bytes of JSON returned, {limit} are allowed")
+    return Success(text)
+
+
+def of_error(error: BaseException) -> Outcome:
+    """Return the outcome of a handler that raised: "Type: message", cut to the limit."""
+    match error:
+        case Retry():
+            return RetryLater(error.delay, clean_text(error.error))
+        case InvalidPayload():
+            return Rejected(error.code, str(error))
+        case Reject():
+            return Rejected(
+                clean_text(error.reason), None if error.error is None else clean_text(error.error)
+            )
+    name = type(error).__name__
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide that the handler failed
+        message = ""
+    return Failed(clean_text(f"{name}: {message[: LIMITS.text]}" if message else name))
+
+
+def _plain(value: object) -> object:
+    """Return a value with its pydantic models turned into what JSON knows."""
+    match value:
+        case BaseModel():
+            return value.model_dump(mode="json")
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    return value

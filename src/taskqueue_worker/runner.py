@@ -1,0 +1,305 @@
+"""Runs handlers: never more tasks than the concurrency at once, each to exactly one verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from taskqueue_core.application.context import Context
+from taskqueue_core.protocol.frames import WireDelivery
+from taskqueue_core.retry import Failed, HandBack, Outcome
+from taskqueue_core.tasks import Delivery
+from taskqueue_core.telemetry import processing
+from taskqueue_worker.batch_buffer import Gathering
+from taskqueue_worker.handler_call import Call, End, Fatal, Job, raised, returned
+from taskqueue_worker.handlers import BatchHandler, Handler, Registry
+from taskqueue_worker.mailbox import Mailbox
+from taskqueue_worker.outcomes import of_error
+from taskqueue_worker.threads import Threads
+
+__all__ = ["Runner", "Settler"]
+
+_log = logging.getLogger("taskqueue.worker")
+
+
+class Settler(Protocol):
+    """Where verdicts go."""
+
+    @property
+    def result_limit(self) -> int:
+        """How many bytes a result may have."""
+        ...
+
+    def settle(self, receipt: str, outcome: Outcome) -> None:
+        """Report a verdict while the handler still occupies its slot."""
+        ...
+
+    def finish(self, receipt: str, outcome: Outcome) -> None:
+        """Report a verdict and free the slot."""
+        ...
+
+    def free(self) -> None:
+        """Free a slot whose verdict was reported before, or will never be."""
+        ...
+
+    def progress(self, receipt: str, value: float | str) -> None:
+        """Report progress."""
+        ...
+
+
+class Runner:
+    """Takes deliveries in one event loop, and runs them there or in threads."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        settler: Settler,
+        concurrency: int,
+        *,
+        judged: Callable[[Outcome], None],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        """``judged`` hears each handler's verdict before its report, ``fatal`` a `BaseException` that one raised."""
+        self._registry = registry
+        self._settler = settler
+        self._concurrency = concurrency
+        self._judged = judged
+        self._fatal = fatal
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads(concurrency)
+        self._ended: Mailbox[tuple[Call, End]] = Mailbox(self._loop, self._threads_ended)
+        self._waiting: deque[Delivery | WireDelivery] = deque()
+        self._gathering = Gathering(registry.batches, concurrency)
+        self._batches_first = False
+        self._jobs: dict[str, Job] = {}
+        self._stopping = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def running(self) -> int:
+        """How many tasks are running."""
+        return len(self._jobs)
+
+    def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
+        """Run these as soon as there is room."""
+        if self._gathering:
+            deliveries = self._gathering.add(deliveries)
+        self._waiting.extend(deliveries)
+        if self._stopping:
+            self.return_waiting()
+        else:
+            self._fill()
+
+    def revoke(self, receipts: Sequence[str]) -> None:
+        """Stop working on these: async handlers are cancelled, results of others will be discarded.
+
+        The others of a batch go on.
+        """
+        for receipt in receipts:
+            job = self._jobs.get(receipt)
+            if job is None:
+                self._forget(receipt)
+                continue
+            job.settled = True
+            job.context.revoke()
+            job.call.cancel_if_settled()
+
+    def return_waiting(self) -> None:
+        """Hand back what has not been started."""
+        waiting = [*self._waiting, *self._gathering.take_all()]
+        self._waiting.clear()
+        for delivery in waiting:
+            self._settler.finish(delivery.receipt, HandBack())
+
+    def stop(self) -> None:
+        """Start nothing any more."""
+        self._stopping = True
+        self.return_waiting()
+
+    async def idle(self) -> None:
+        """Wait until nothing is running."""
+        await self._idle.wait()
+
+    async def hand_back(self, patience: float) -> None:
+        """End everything that runs.
+
+        A cancelled handler may clean up for ``patience`` seconds before its task goes back. A synchronous one cannot be
+        ended: its task goes back at once and its result will be discarded.
+        """
+        self.stop()
+        cancelled: set[asyncio.Task[None]] = set()
+        for job in tuple(self._jobs.values()):
+            job.call.leaving = True
+            job.context.revoke()
+            if job.call.task is None:
+                self._verdict(job, HandBack())
+            else:
+                cancelled.add(job.call.task)
+        for task in cancelled:
+            task.cancel()
+        if cancelled:
+            await asyncio.wait(cancelled, timeout=patience)
+        for job in tuple(self._jobs.values()):
+            self._verdict(job, HandBack())
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.close()
+
+    def _forget(self, receipt: str) -> None:
+        left = [delivery for delivery in self._waiting if delivery.receipt != receipt]
+        for _ in range(len(self._waiting) - len(left) + self._gathering.forget(receipt)):
+            self._settler.free()
+        self._waiting = deque(left)
+
+    def _fill(self) -> None:
+        if self._gathering:
+            # They take turns at being first, so that neither kind starves beside the other.
+            self._batches_first = not self._batches_first
+            if self._batches_first:
+                self._fill_batches()
+        while self._waiting and len(self._jobs) < self._concurrency and not self._stopping:
+            self._start(self._waiting.popleft())
+        if self._gathering and not self._batches_first:
+            self._fill_batches()
+
+    def _fill_batches(self) -> None:
+        while not self._stopping:
+            found = self._gathering.take(self._concurrency - len(self._jobs))
+            if found is None:
+                return
+            self._start_batch(*found)
+
+    def _start(self, delivery: Delivery | WireDelivery) -> None:
+        receipt, task = delivery.receipt, delivery.task
+        handler = self._registry.find(task.key)
+        if not isinstance(handler, Handler):
+            _log.error("handed back task %s: this worker has no handler for its key", task.id)
+            self._settler.finish(receipt, HandBack())
+            return
+        context = Context(delivery, self._settler.progress)
+        try:
+            arguments = handler.arguments.read(bytes(task.payload), context)
+        except Exception as error:  # noqa: BLE001 - a check of the handler's own may raise whatever it likes
+            self._unread(delivery, error)
+            return
+        job = self._jobs[receipt] = Job(delivery, context)
+        self._call(Call(handler, (job,)), arguments)
+
+    def _start_batch(
+        self, handler: BatchHandler, deliveries: Sequence[Delivery | WireDelivery]
+    ) -> None:
+        jobs: list[Job] = []
+        values: list[Any] = []
+        for delivery in deliveries:
+            try:
+                values.append(handler.arguments.read(bytes(delivery.task.payload)))
+            except Exception as error:  # noqa: BLE001 - as above
+                self._unread(delivery, error)
+                continue
+            job = Job(delivery, Context(delivery, self._settler.progress))
+            self._jobs[delivery.receipt] = job
+            jobs.append(job)
+        if jobs:
+            self._gathering.started(handler)
+            arguments = handler.arguments.of(values, [job.context for job in jobs])
+            self._call(Call(handler, jobs), arguments)
+
+    def _unread(self, delivery: Delivery | WireDelivery, error: Exception) -> None:
+        task, kind = delivery.task, type(error).__name__
+        _log.warning("the payload of task %s of %s was not read: %s", task.id, task.key, kind)
+        outcome = of_error(error)
+        self._judged(outcome)
+        self._settler.finish(delivery.receipt, outcome)
+
+    def _call(self, call: Call, arguments: dict[str, Any]) -> None:
+        self._idle.clear()
+        handler = call.handler
+        if handler.timeout is not None:
+            call.timer = self._loop.call_later(handler.timeout, self._time_out, call)
+        if handler.is_async:
+            call.task = self._loop.create_task(self._run_async(call, arguments))
+        else:
+            self._threads.submit(lambda: self._run_sync(call, arguments))
+
+    async def _run_async(self, call: Call, arguments: dict[str, Any]) -> None:
+        try:
+            with processing([job.delivery.task for job in call.jobs]):
+                value = await call.handler.function(**arguments)
+        except asyncio.CancelledError as error:
+            # Without a request to cancel, the handler raised it by itself: a failure like any other.
+            task = asyncio.current_task()
+            ours = call.leaving or (task is not None and task.cancelling() > 0)
+            self._end(call, [HandBack() if ours else of_error(error)] * len(call.jobs))
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
+            self._end(call, raised(call, error))
+        else:
+            self._end(call, returned(call, value, self._settler.result_limit))
+
+    def _run_sync(self, call: Call, arguments: dict[str, Any]) -> None:
+        end: End
+        try:
+            with processing([job.delivery.task for job in call.jobs]):
+                value = call.handler.function(**arguments)
+            end = returned(call, value, self._settler.result_limit)
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
+            end = raised(call, error)
+        self._ended.put((call, end))
+
+    def _threads_ended(self, ends: list[tuple[Call, End]]) -> None:
+        for call, end in ends:
+            self._end(call, end)
+
+    def _time_out(self, call: Call) -> None:
+        for job in call.jobs:
+            job.context.revoke()
+            self._verdict(job, Failed(f"timeout after {call.handler.timeout:g} s"))
+        call.cancel_if_settled()
+
+    def _verdict(self, job: Job, outcome: Outcome) -> None:
+        """Settle, while the handler is still there."""
+        if not job.settled:
+            job.settled = True
+            self._judged(outcome)
+            self._settler.settle(job.delivery.receipt, outcome)
+
+    def _end(self, call: Call, end: End) -> None:
+        """Settle, unless that was done before, and free the slots."""
+        if call.timer:
+            call.timer.cancel()
+        if isinstance(call.handler, BatchHandler):
+            self._gathering.ended(call.handler)
+        # no cycles are left to the garbage collector
+        jobs, call.jobs, call.task = call.jobs, (), None
+        if isinstance(end, Fatal):
+            self._end_fatally(jobs, end.error)
+        else:
+            for job, outcome in zip(jobs, end, strict=True):
+                receipt = job.delivery.receipt
+                self._jobs.pop(receipt, None)
+                if job.settled:
+                    self._settler.free()
+                else:
+                    job.settled = True
+                    self._judged(outcome)
+                    self._settler.finish(receipt, outcome)
+        if self._waiting or self._gathering:
+            self._fill()
+        if not self._jobs:
+            self._idle.set()
+
+    def _end_fatally(self, jobs: Sequence[Job], error: BaseException) -> None:
+        # The operator's interrupt is not the task's fault. Anything else may well be, so the receipt is left open and
+        # counts as lost: handed back, the same task would end one worker after the other for ever.
+        for job in jobs:
+            receipt = job.delivery.receipt
+            self._jobs.pop(receipt, None)
+            if isinstance(error, KeyboardInterrupt) and not job.settled:
+                job.settled = True
+                self._settler.settle(receipt, HandBack())
+            self._settler.free()
+        self._fatal(error)

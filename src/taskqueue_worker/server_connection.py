@@ -1,0 +1,200 @@
+"""One socket of a worker, from the hello to its end: reads, writes and keeps it alive, and decides nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
+
+from taskqueue_core.address import Address
+from taskqueue_core.errors import ProtocolViolation
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.client_session import (
+    ClientSession,
+    Draining,
+    Event,
+    SessionState,
+    Welcomed,
+)
+from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_PROTOCOL, SUBPROTOCOL
+
+__all__ = ["Connection", "End", "How", "open_socket"]
+
+OPEN_SECONDS = 10.0
+"""for the handshake, and for the welcome after it"""
+_CLOSE_SECONDS = 2.0
+_log = logging.getLogger("taskqueue.worker")
+
+
+class How(StrEnum):
+    """How a connection ended."""
+
+    LEFT = "left"
+    """we said bye"""
+    DRAINED = "drained"
+    """the server is going away, and nothing here needs it any more"""
+    CLOSED = "closed"
+    """by the server or the network"""
+    SILENT = "silent"
+    """nothing came for longer than the lease"""
+    VIOLATED = "violated"
+    """the server broke the protocol"""
+
+
+class End(msgspec.Struct, frozen=True):
+    """How a connection ended, and why."""
+
+    how: How
+    reason: str
+    code: int | None = None
+
+
+class _connect(connect):  # noqa: N801 - as its parent, it is called like a function
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc  # what we have to show is for nobody else
+
+
+async def open_socket(
+    address: Address, token: str | None = None, tls: ssl.SSLContext | None = None
+) -> ClientConnection:
+    """Open a socket, showing a token by header.
+
+    Frames are not compressed: payloads are small, and a bomb is no worry then.
+    """
+    secure = address.uri.startswith("wss:")
+    return await _connect(
+        address.uri,
+        additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
+        ssl=(tls or True) if secure else None,  # True: with the system's authorities
+        subprotocols=[Subprotocol(SUBPROTOCOL)],
+        compression=None,
+        max_size=LIMITS.frame,
+        open_timeout=OPEN_SECONDS,
+        close_timeout=_CLOSE_SECONDS,
+        ping_interval=None,  # pings are frames of the protocol
+        proxy=None if address.loopback else True,
+    )
+
+
+class Connection:
+    """Carries a session over one socket. Runs once."""
+
+    def __init__(
+        self,
+        socket: ClientConnection,
+        session: ClientSession,
+        handle: Callable[[list[Event]], None],
+    ) -> None:
+        """``handle`` gets what each frame meant, even if nothing; it must not block."""
+        self._socket = socket
+        self._session = session
+        self._handle = handle
+        self._loop = asyncio.get_running_loop()
+        self._heard = self._loop.time()
+        self._dirty = asyncio.Event()
+        self._welcomed = asyncio.Event()
+
+    def poke(self) -> None:
+        """Have a look whether the session has something to send."""
+        self._dirty.set()
+
+    def abort(self) -> None:
+        """Break the connection, as a crash would."""
+        self._socket.transport.abort()
+
+    async def run(self) -> End:
+        """Stay until the connection ends; say how. It is closed then, whatever happened."""
+        self._session.connected()
+        tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._keep())]
+        end: End | None = None
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # Where several ended in one turn, a verdict of ours explains more than the broken socket.
+            end = min((task.result() for task in done), key=lambda end: end.how is How.CLOSED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._session.disconnected()
+            await self._close(end)
+        return end
+
+    async def _close(self, end: End | None) -> None:
+        if end is None or end.how is How.SILENT:
+            self.abort()
+            return
+        code = CLOSE_PROTOCOL if end.how is How.VIOLATED else CLOSE_CLEAN
+        await self._socket.close(code, end.reason.encode()[:123].decode("utf-8", "ignore"))
+
+    async def _read(self) -> End:
+        try:
+            while True:
+                text = await self._socket.recv(decode=False)
+                self._heard = self._loop.time()
+                try:
+                    events = self._session.receive(text)
+                except ProtocolViolation as error:
+                    if error.fatal:
+                        return End(How.VIOLATED, str(error))
+                    _log.debug("passed over a frame: %s", error)
+                    continue
+                for event in events:
+                    if isinstance(event, Welcomed):
+                        self._welcomed.set()
+                    elif isinstance(event, Draining):
+                        self._loop.call_later(
+                            max(0.0, min(event.seconds, 3600.0)) + 1.0, self.abort
+                        )
+                self._handle(events)
+                self._dirty.set()
+        except ConnectionClosed:
+            return self._closed()
+
+    async def _write(self) -> End:
+        session = self._session
+        try:
+            while True:
+                self._dirty.clear()
+                for text in session.outgoing():
+                    await self._socket.send(text)
+                if session.state is SessionState.CLOSED:
+                    return End(How.LEFT, "bye")
+                if session.state is SessionState.DRAINING and not (
+                    session.held or session.unconfirmed
+                ):
+                    return End(How.DRAINED, "drained")
+                await self._dirty.wait()
+        except ConnectionClosed:
+            return self._closed()
+
+    async def _keep(self) -> End:
+        # Not wait_for: before Python 3.12 it may swallow a cancellation.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OPEN_SECONDS):
+                await self._welcomed.wait()
+        lease = self._session.lease
+        if not self._welcomed.is_set() or lease is None:
+            return End(How.SILENT, "no welcome came")
+        overslept = False
+        while True:
+            now = self._loop.time()
+            wait = lease / 3 if overslept else min(lease / 3, self._heard + lease - now)
+            await asyncio.sleep(max(wait, 0.001))
+            # Having slept too long ourselves, we cannot know who was silent: what came meanwhile is read first.
+            overslept = self._loop.time() - now > wait + lease / 3
+            if self._loop.time() - self._heard >= lease and not overslept:
+                return End(How.SILENT, f"nothing came for {lease:g} s")
+            self._session.ping()
+            self._dirty.set()
+
+    def _closed(self) -> End:
+        code, reason = self._socket.close_code, self._socket.close_reason
+        return End(How.CLOSED, f"closed with {code}" + (f" ({reason})" if reason else ""), code)

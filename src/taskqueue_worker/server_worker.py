@@ -1,0 +1,112 @@
+"""The worker of a server: a connection that outlives failures."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from taskqueue_core.address import Address
+from taskqueue_core.client_security import check_token, trusting, warn_if_readable
+from taskqueue_core.config import Settings, load_settings
+from taskqueue_core.protocol.client_session import ClientSession, Delivered, Revoked
+from taskqueue_core.telemetry import consumed
+from taskqueue_worker.backoff import Backoff
+from taskqueue_worker.base import BaseWorker
+from taskqueue_worker.mailbox import Mailbox
+from taskqueue_worker.quarantine import Quarantine
+from taskqueue_worker.run import Line, Shift
+
+__all__ = ["Worker"]
+
+Work = Delivered | Revoked
+
+
+class Worker(BaseWorker):
+    """Runs tasks of the keys that have a handler. A task is acked after it was executed: it may run more than once.
+
+    ``url``, ``token`` and ``tls_ca`` (certificates of the authorities to trust, PEM, instead of the system's) default
+    to the settings (``TASKQUEUE_SERVER_URL``, ``TASKQUEUE_TOKEN``, ``TASKQUEUE_TLS_CA``). ``worker_id``
+    defaults to one that no other start has. At most ``concurrency`` tasks run at once; ``prefetch`` more deliveries
+    may wait here. ``grace`` is how many seconds running handlers get when the worker stops. ``quarantine`` makes the
+    rule by which a worker that only fails stops taking work; ``uniform`` (0 <= x < 1) jitters reconnects.
+
+    `serve` and `run` raise `WorkerRefused`, too, where the server will not have this worker.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        worker_id: str | None = None,
+        concurrency: int = 10,
+        prefetch: int = 0,
+        grace: float = 10.0,
+        token: str | SecretStr | None = None,
+        tls_ca: Path | str | None = None,
+        quarantine: Callable[[], Quarantine] = Quarantine,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
+        """Do no input or output. Raises `ConfigurationError`."""
+        super().__init__(
+            worker_id=worker_id,
+            concurrency=concurrency,
+            prefetch=prefetch,
+            grace=grace,
+            quarantine=quarantine,
+        )
+        self._address = None if url is None else Address.of(url)
+        self._token = token.get_secret_value() if isinstance(token, SecretStr) else token
+        check_token(self._token)
+        self._tls_ca = tls_ca
+        self._uniform = uniform
+
+    def configure(
+        self,
+        *,
+        worker_id: str | None = None,
+        concurrency: int | None = None,
+        url: str | None = None,
+    ) -> None:
+        """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
+        self._set(worker_id, concurrency)
+        if url is not None:
+            self._address = Address.of(url)
+
+    @asynccontextmanager
+    async def _line(self, worker_id: str) -> AsyncIterator[Callable[[Shift], Line]]:
+        from taskqueue_worker.server_link import Link  # noqa: PLC0415 - no other worker needs websockets
+
+        address, token, tls_ca = self._address, self._token, self._tls_ca
+        if address is None or token is None or tls_ca is None:
+            settings = load_settings(Settings)
+            address = address or Address.of(settings.server_url)
+            token = token or (settings.token.get_secret_value() if settings.token else None)
+            tls_ca = tls_ca or settings.tls_ca
+        check_token(token)
+        warn_if_readable(address.shown, token, loopback=address.loopback)
+        tls = trusting(tls_ca)
+        # A user and a password in the address take the header: then the token comes with the hello.
+        header, hello = (None, token) if address.credentials else (token, None)
+        capacity = self._concurrency + self._prefetch
+        session = ClientSession(worker_id, self.keys, capacity, hello)
+
+        def connect(shift: Shift) -> Link:
+            def handle(batch: list[Work]) -> None:
+                for work in batch:
+                    match work:
+                        case Delivered(deliveries):
+                            consumed([delivery.task for delivery in deliveries])
+                            shift.deliver(deliveries)
+                        case Revoked(receipts):
+                            shift.revoke(receipts)
+
+            inbox: Mailbox[Work] = Mailbox(asyncio.get_running_loop(), handle)
+            backoff = Backoff(uniform=self._uniform)
+            return Link(session, address, backoff, inbox.put, token=header, tls=tls)
+
+        yield connect
