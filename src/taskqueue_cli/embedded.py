@@ -25,7 +25,7 @@ __all__ = [
     "Opened",
     "ServeCommand",
     "embedded_store",
-    "opened",
+    "run_embedded",
     "with_empty_value",
 ]
 
@@ -88,7 +88,7 @@ def embedded_store(backend: str) -> EmbeddedStore | None:
 
 
 @contextmanager
-def opened(backend: str, directory: str) -> Iterator[Opened]:
+def run_embedded(backend: str, directory: str) -> Iterator[Opened]:
     """Run the embedded store of a backend, which finds it through the environment.
 
     An empty ``directory`` means one in the user's data folder. Raises `ConfigurationError`.

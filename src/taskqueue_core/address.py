@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 from urllib.parse import urlsplit
 
 import msgspec
 
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.server_address import _is_loopback
 
 __all__ = ["SOCKET_PATH", "Address"]
 
 SOCKET_PATH = "/v1/socket"
-_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+_SOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Address(msgspec.Struct, frozen=True):
             host, port = parts.hostname, parts.port
         except ValueError:
             raise _bad() from None
-        scheme = _SCHEMES.get(parts.scheme)
+        scheme = _SOCKET_SCHEMES.get(parts.scheme)
         if scheme is None or not host or parts.query or parts.fragment:
             raise _bad()
         name = f"[{host}]" if ":" in host else host
@@ -51,10 +51,3 @@ def _bad() -> ConfigurationError:
     return ConfigurationError(
         "the server's address must look like http://host:port or https://host/prefix"
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

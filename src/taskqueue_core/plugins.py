@@ -11,7 +11,7 @@ from taskqueue_core.hooks import HOOK_API, Hooks
 __all__ = ["PLUGIN_GROUP", "load_plugins"]
 
 PLUGIN_GROUP = "taskqueue.plugins"
-_log = logging.getLogger("taskqueue.plugins")
+_plugins_log = logging.getLogger("taskqueue.plugins")
 
 
 def load_plugins(
@@ -36,7 +36,7 @@ def load_plugins(
             plugin = plugin() if isinstance(plugin, type) else plugin
             written_for = getattr(plugin, "TASKQUEUE_HOOK_API", None)
             if written_for != HOOK_API:
-                _log.error(
+                _plugins_log.error(
                     "plugin %s is for hook API %s, this is %s: not loaded",
                     point.name,
                     written_for,
@@ -45,7 +45,7 @@ def load_plugins(
                 continue
             hooks.register(plugin, name=point.name)
         except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged with its trace
-            _log.exception("plugin %s could not be loaded", point.name)
+            _plugins_log.exception("plugin %s could not be loaded", point.name)
         else:
             loaded.append(point.name)
     return tuple(loaded)

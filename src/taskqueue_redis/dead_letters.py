@@ -12,7 +12,7 @@ from taskqueue_redis.scripts.task_record import dead_letter_of
 
 __all__ = ["RedisDeadLetters"]
 
-_CHUNK = 500
+_MOVE_CHUNK = 500
 
 
 class RedisDeadLetters:
@@ -39,13 +39,13 @@ class RedisDeadLetters:
 
     async def _move(self, verb: str, key: str, task_ids: tuple[str, ...]) -> int:
         moved, upto, over = 0, b"", False
-        chunks = [task_ids[n : n + _CHUNK] for n in range(0, len(task_ids), _CHUNK)]
+        chunks = [task_ids[n : n + _MOVE_CHUNK] for n in range(0, len(task_ids), _MOVE_CHUNK)]
         if chunks:
             for chunk in chunks:
-                moved += (await self._of("redrive", key, verb, "", _CHUNK, *chunk))[0]
+                moved += (await self._of("redrive", key, verb, "", _MOVE_CHUNK, *chunk))[0]
             return moved
         while not over:
-            number, over, upto = await self._of("redrive", key, verb, upto, _CHUNK)
+            number, over, upto = await self._of("redrive", key, verb, upto, _MOVE_CHUNK)
             moved += number
         return moved
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from taskqueue_cli.embedded import OPTION, ServeCommand, opened
+from taskqueue_cli.embedded import OPTION, ServeCommand, run_embedded
 from taskqueue_cli.logs import LogFormat, set_up
 from taskqueue_cli.output import AsJson, console, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
@@ -112,7 +112,7 @@ def run(
     with contextlib.ExitStack() as stack:
         store = None
         if embedded_redis is not None:
-            store = stack.enter_context(opened("redis", embedded_redis))
+            store = stack.enter_context(run_embedded("redis", embedded_redis))
 
         def ready(url: str) -> None:
             if as_json:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from taskqueue_server.api.models import Ids, StatusesOut
 from taskqueue_server.routing.operations import Call, Operation, answer, spliced
 
-__all__ = ["OPERATIONS"]
+__all__ = ["LOOKUPS"]
 
 
 async def statuses(call: Call) -> Response:
@@ -40,7 +40,7 @@ def _object(pairs: Iterator[tuple[str, bytes | None]]) -> Iterator[bytes]:
     yield b"}}"
 
 
-OPERATIONS = (
+LOOKUPS = (
     Operation(
         id="lookups_statuses",
         method="POST",

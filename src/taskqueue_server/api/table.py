@@ -64,7 +64,7 @@ def _socket_described() -> dict[str, Any]:
 OPERATIONS = (
     *batch.OPERATIONS,
     *tasks.OPERATIONS,
-    *lookups.OPERATIONS,
+    *lookups.LOOKUPS,
     *queues.OPERATIONS,
     *settings.OPERATIONS,
     *dead_letters.OPERATIONS,

@@ -6,7 +6,8 @@ from starlette.routing import Route
 
 from taskqueue_server.dashboard import dead_letters as dead
 from taskqueue_server.dashboard import login as sessions
-from taskqueue_server.dashboard import overview, queues, tasks
+from taskqueue_server.dashboard import queues, tasks
+from taskqueue_server.dashboard.overview import overview, workers
 from taskqueue_server.dashboard.pages import add_templates, as_pages
 from taskqueue_server.dashboard.static_files import static
 from taskqueue_server.dashboard.stream import live
@@ -24,8 +25,8 @@ def _operation(method: str, path: str, handler: Handler, verb: str | None = "adm
 
 
 OPERATIONS = (
-    _operation("GET", "/", overview.overview),
-    _operation("GET", "/workers", overview.workers),
+    _operation("GET", "/", overview),
+    _operation("GET", "/workers", workers),
     _operation("GET", "/live", live),
     _operation("GET", "/find", tasks.find),
     _operation("GET", "/queues/{key}", queues.queue),

@@ -10,7 +10,7 @@ from taskqueue_server.routing.operations import Call
 __all__ = ["Form", "read_form"]
 
 _FORM = "application/x-www-form-urlencoded"
-_FIELDS = 2000
+_MAX_FIELDS = 2000
 
 
 class Form:
@@ -33,7 +33,7 @@ async def read_form(call: Call) -> Form:
     body = await call.read(_FORM)
     try:
         fields = parse_qs(
-            body.decode(), keep_blank_values=True, max_num_fields=_FIELDS, errors="strict"
+            body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict"
         )
     except ValueError:
         raise ProblemError(400, "not_a_form", "the body must be the fields of a form") from None

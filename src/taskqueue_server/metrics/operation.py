@@ -6,7 +6,8 @@ from starlette.responses import Response
 
 from taskqueue_server.auth.access import OPEN
 from taskqueue_server.metrics.exporter import Metrics
-from taskqueue_server.routing.operations import Call, Operation, Scope
+from taskqueue_server.routing.operations import Call, Operation
+from taskqueue_server.routing.operations import Scope as TokenScope
 
 __all__ = ["OPERATIONS"]
 
@@ -26,7 +27,7 @@ OPERATIONS = (
         path="/metrics",
         handler=metrics,
         verb="admin",
-        scope=Scope.HANDLER,
+        scope=TokenScope.HANDLER,
         answers={200: str},
     ),
 )
