@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Protocol, cast
 
 import typer
 
@@ -22,12 +24,49 @@ from taskqueue_cli.commands import (
     worker,
 )
 from taskqueue_cli.commands import status as lookup
-from taskqueue_cli.failures import INTERRUPTED, exit_code
-from taskqueue_cli.mounted import mount
-from taskqueue_cli.output import fail
-from taskqueue_core.errors import TaskQueueError
+from taskqueue_cli.output import INTERRUPTED, exit_code, fail
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
 
-__all__ = ["app", "run"]
+__all__ = [
+    "COMMANDS_GROUP",
+    "Commands",
+    "app",
+    "mount",
+    "run",
+]
+
+COMMANDS_GROUP = "taskqueue.commands"
+
+
+class Commands(Protocol):
+    """What such an entry point leads to."""
+
+    def add_to(self, app: typer.Typer) -> None:
+        """Add commands, or groups of them."""
+
+
+def mount(app: typer.Typer, found: Iterable[EntryPoint] | None = None) -> None:
+    """Add what is installed, in the order of the names.
+
+    What cannot be imported is a command of its entry point's name that says so, and spoils no other.
+    """
+    for point in sorted(entry_points(group=COMMANDS_GROUP) if found is None else found):
+        try:
+            cast("Commands", point.load()).add_to(app)
+        except Exception as error:  # noqa: BLE001 - a package may raise anything; its command tells it
+            _add_broken(app, point.name, f"{type(error).__name__}: {error}")
+
+
+def _add_broken(app: typer.Typer, name: str, why: str) -> None:
+    def broken() -> None:
+        raise ConfigurationError(f"the command {name} cannot be loaded: {why}")
+
+    app.command(
+        name=name,
+        help="[red]Cannot be loaded.[/]",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(broken)
+
 
 app = typer.Typer(
     name="taskqueue",

@@ -1,21 +1,122 @@
-"""Which backend a command uses: one that this process can share, or else the server."""
+"""Embedded stores: a command runs the store itself, so that a backend works with nothing set up.
+
+The package of a backend offers one as an entry point of the group ``taskqueue.embedded``, under the
+backend's name, so the core knows none of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from importlib.metadata import entry_points
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Protocol, cast
 
 import typer
+import typer.core
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings, load_settings
-from taskqueue_core.hooks import Hooks
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.hooks import Hooks, load_plugins
 from taskqueue_core.instrumented import ObservedBackend
-from taskqueue_core.plugins import load_plugins
 from taskqueue_core.queue import open_backend
 
-__all__ = ["REACH", "ServerUrl", "opened"]
+__all__ = [
+    "OPTION",
+    "REACH",
+    "EmbeddedStore",
+    "Opened",
+    "ServeCommand",
+    "ServerUrl",
+    "embedded_store",
+    "opened",
+    "run_embedded",
+    "with_empty_value",
+]
+
+GROUP = "taskqueue.embedded"
+OPTION = "--embedded-redis"
+
+
+class EmbeddedStore(Protocol):
+    """What such an entry point leads to: a module, or an object, with these functions."""
+
+    def wanted(self) -> bool:
+        """Tell whether the backend's settings name no store. Raises `ConfigurationError`."""
+
+    def run(self, directory: Path) -> AbstractContextManager[tuple[str, Mapping[str, str]]]:
+        """Run a store with its files in ``directory`` while the context is open.
+
+        Gives its product and version, and the environment variables by which the backend finds it. ``serve
+        --json`` prints both, so none is a secret. Raises `ConfigurationError`.
+        """
+
+
+class Opened(NamedTuple):
+    """An embedded store that runs."""
+
+    name: str
+    """product and version, such as ``Valkey 9.1.2``"""
+    directory: Path
+    variables: Mapping[str, str]
+    """the environment variables by which the backend finds it; they are set"""
+
+
+class ServeCommand(typer.core.TyperCommand):
+    """A command whose option for an embedded store needs no directory."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give the option an empty value if it has none."""
+        return super().parse_args(ctx, with_empty_value(args))
+
+
+def with_empty_value(args: list[str]) -> list[str]:
+    """Return the words of a command; the option for an embedded store gets an empty value if it has none."""
+    return [
+        f"{word}=" if word == OPTION and after.startswith("-") else word
+        for word, after in pairwise([*args, "-"])
+    ]
+
+
+def embedded_store(backend: str) -> EmbeddedStore | None:
+    """Return the store that comes with a backend, named as in the settings; None if it has none."""
+    name = backend.removeprefix("taskqueue_").partition(":")[0]
+    for point in entry_points(group=GROUP, name=name):
+        try:
+            return cast("EmbeddedStore", point.load())
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"an embedded {name} needs the module {error.name!r}: "
+                f"pip install 'taskqueue-backends[embedded]'"
+            ) from error
+    return None
+
+
+@contextmanager
+def run_embedded(backend: str, directory: str) -> Iterator[Opened]:
+    """Run the embedded store of a backend, which finds it through the environment.
+
+    An empty ``directory`` means one in the user's data folder. Raises `ConfigurationError`.
+    """
+    store = embedded_store(backend)
+    if store is None:
+        raise ConfigurationError(f"there is no embedded {backend} in this installation")
+    folder = Path(directory).expanduser().absolute() if directory else _data_folder() / backend
+    with store.run(folder) as (name, variables):
+        os.environ.update(variables)
+        yield Opened(name, folder, variables)
+
+
+def _data_folder() -> Path:
+    if named := os.environ.get("XDG_DATA_HOME"):
+        return Path(named) / "taskqueue"
+    usual = "Library/Application Support" if sys.platform == "darwin" else ".local/share"
+    return Path.home() / usual / "taskqueue"
+
 
 REACH = (
     "Uses the configured backend if processes can share it (TASKQUEUE_BACKEND), otherwise a running "

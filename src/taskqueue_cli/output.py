@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from taskqueue_core.errors import InvalidInput, QueueFull, TaskQueueError
+from taskqueue_core.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    InvalidInput,
+    PublishUnconfirmed,
+    QueueFull,
+    TaskQueueError,
+)
 
-__all__ = ["AsJson", "console", "fail", "note", "paragraphs", "print_json"]
+__all__ = [
+    "FAILED",
+    "INTERRUPTED",
+    "AsJson",
+    "LogFormat",
+    "LogLevel",
+    "console",
+    "exit_code",
+    "fail",
+    "note",
+    "paragraphs",
+    "print_json",
+    "set_up",
+]
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print exactly one JSON value on stdout, and nothing else.")
@@ -64,3 +85,36 @@ def _said(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"unexpected {type(error).__name__}: {error}{where}"
+
+
+FAILED = 1
+INTERRUPTED = 130
+_USAGE = 2
+_OUT_OF_REACH = 4
+
+
+def exit_code(error: TaskQueueError) -> int:
+    """Return the code. An error may bring its own as ``exit_code``."""
+    own = getattr(error, "exit_code", None)
+    if isinstance(own, int):
+        return own
+    if isinstance(error, ConfigurationError | InvalidInput):
+        return _USAGE
+    if isinstance(error, BackendUnavailable | PublishUnconfirmed):
+        return _OUT_OF_REACH
+    return FAILED
+
+
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"], typer.Option(help="What to log, on stderr.")
+]
+
+
+LogFormat = Literal["auto", "text", "json"]
+
+
+def set_up(level: str, form: LogFormat = "auto") -> None:
+    """Log to stderr from ``level`` on, in a format."""
+    from taskqueue_server.logs import set_up_logs  # noqa: PLC0415 - it brings the server along
+
+    set_up_logs(level=logging.getLevelNamesMapping()[level.upper()], form=form)

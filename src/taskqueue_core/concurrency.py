@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any, NoReturn, TypeVar
 
-__all__ = ["first", "forever"]
+__all__ = [
+    "first",
+    "forever",
+    "together",
+]
 
 T = TypeVar("T")
 
@@ -30,3 +34,20 @@ async def forever() -> NoReturn:
     """Wait until cancelled."""
     while True:
         await asyncio.get_running_loop().create_future()
+
+
+Answer = TypeVar("Answer")
+
+
+async def together(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
+    """Return what each call answers, in their order. Raises, once all have ended, what the first to fail has raised."""
+    answers: list[Answer] = []
+    failure: BaseException | None = None
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            failure = failure or outcome
+        else:
+            answers.append(outcome)
+    if failure is not None:
+        raise failure
+    return answers

@@ -21,12 +21,11 @@ from taskqueue_core.errors import (
     PublishUnconfirmed,
     QueueFull,
 )
-from taskqueue_core.hooks import Hooks
+from taskqueue_core.hooks import Hooks, load_plugins
 from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.loading import load_backend
 from taskqueue_core.migration import MigratingBackend, MigrationMode, ShardedBackend
-from taskqueue_core.plugins import load_plugins
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import (
     DEFAULT_PRIORITY,

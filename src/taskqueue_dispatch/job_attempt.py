@@ -18,9 +18,8 @@ from typing import NamedTuple
 from taskqueue_core import retry
 from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import Permit
-from taskqueue_core.consumer.settle import Settlements
-from taskqueue_core.consumer.settlement import settle
-from taskqueue_core.consumer.store_link import OUTAGES
+from taskqueue_core.consumer.outage import OUTAGES
+from taskqueue_core.consumer.settle import Settlements, settle
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.retry import Bury, Redeliver, Rejected, RetryPolicy, Verb
 from taskqueue_core.tasks import Delivery, Settled

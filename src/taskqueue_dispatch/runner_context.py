@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Control, SlotPool
-from taskqueue_core.consumer.store_link import StoreLink
+from taskqueue_core.consumer.outage import StoreLink
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.breaker import Breaker

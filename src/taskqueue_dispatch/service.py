@@ -22,7 +22,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of, dead_letters_of, slots_of
 from taskqueue_core.config import load_settings
 from taskqueue_core.consumer.maintenance import keep_house
-from taskqueue_core.consumer.store_link import PATIENCE, StoreLink
+from taskqueue_core.consumer.outage import PATIENCE, StoreLink
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Published, Task, new_id
 from taskqueue_dispatch.callbacks import Sender, callback_id, callback_task, expiry_task

@@ -6,8 +6,15 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_dispatch.endpoint_client.answers import Accepted, Answer, Done, Failed
-from taskqueue_dispatch.endpoint_client.reading import DONE, FAILED, shown
+from taskqueue_dispatch.endpoint_client.answers import (
+    DONE,
+    FAILED,
+    Accepted,
+    Answer,
+    Done,
+    Failed,
+    shown,
+)
 
 __all__ = ["accepted_note", "answer_of"]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from taskqueue_core.authoring.helpers import checked_keys
 from taskqueue_core.backend import Capabilities, Capability
@@ -10,7 +13,6 @@ from taskqueue_core.clock import Clock, SystemClock
 from taskqueue_core.config import load_settings
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Task
-from taskqueue_memory.config import MemorySettings
 from taskqueue_memory.control import MemoryControl, MemoryDeadLetters
 from taskqueue_memory.journal import Journal
 from taskqueue_memory.room_signal import MemoryRoomBell
@@ -18,7 +20,23 @@ from taskqueue_memory.slots.pool import MemorySlots
 from taskqueue_memory.subscription import MemorySubscription
 from taskqueue_memory.transitions import Store
 
-__all__ = ["MemoryBackend", "MemoryPublisher", "create_backend"]
+__all__ = [
+    "MemoryBackend",
+    "MemoryPublisher",
+    "MemorySettings",
+    "create_backend",
+]
+
+
+class MemorySettings(BaseSettings):
+    """What the memory backend can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TASKQUEUE_MEMORY_", env_file=".env", extra="ignore"
+    )
+
+    journal: Path | None = None
+    """append every transition to this file, one JSON object per line"""
 
 
 class MemoryPublisher:

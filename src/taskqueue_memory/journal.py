@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_memory.records import Record
 
-__all__ = ["JOURNAL_VERSION", "Journal", "Line"]
+__all__ = [
+    "JOURNAL_VERSION",
+    "Journal",
+    "Line",
+    "keep",
+    "variables",
+]
 
 JOURNAL_VERSION = 2
 _CLOSED = -1
@@ -131,3 +138,12 @@ class Journal:
         if not self.failed:
             self.failed = True
             _log.error("the journal cannot be written (%s); it has gaps from here on", error)
+
+
+def variables(path: Path) -> Mapping[str, str]:
+    """Have the server write into the file."""
+    return {"TASKQUEUE_MEMORY_JOURNAL": str(path)}
+
+
+async def keep(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
+    """Do nothing: it is there."""

@@ -20,9 +20,8 @@ from taskqueue_core.tasks import (
     State,
 )
 from taskqueue_memory.due_heap import Agenda
-from taskqueue_memory.lanes import Lane, Lanes
+from taskqueue_memory.lanes import Lane, Lanes, Turns
 from taskqueue_memory.tenants import Account, Tenants
-from taskqueue_memory.turns import Turns
 
 __all__ = ["Consumer", "QueueState", "Record", "is_in_flight", "is_scheduled"]
 

@@ -13,10 +13,9 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import control_of, has
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import SettingsConflict
-from taskqueue_core.hooks import Hooks
+from taskqueue_core.hooks import Hooks, load_plugins
 from taskqueue_core.instrumented import ObservedBackend
 from taskqueue_core.loading import load_backend
-from taskqueue_core.plugins import load_plugins
 from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.settings import PrefectSettings
 

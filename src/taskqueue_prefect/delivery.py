@@ -16,25 +16,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.outage import close
-from taskqueue_core.consumer.settle import Settlements
-from taskqueue_core.consumer.settlement import settle
-from taskqueue_core.consumer.store_link import StoreLink
+from taskqueue_core.consumer.outage import StoreLink, close
+from taskqueue_core.consumer.settle import Settlements, settle
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Rejected, ScheduleRetry
 from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_prefect import task_runs as runs
 from taskqueue_prefect.context import Host
-from taskqueue_prefect.listening import Line, Socket
 from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.names import connection_of, name_of
 from taskqueue_prefect.task_runs import Accepted
@@ -42,7 +40,60 @@ from taskqueue_prefect.task_runs import Accepted
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
 
-__all__ = ["HandingOver"]
+__all__ = [
+    "HandingOver",
+    "Line",
+    "Socket",
+]
+
+_END = "websocket.disconnect"
+
+
+class Socket(Protocol):
+    """What is used of a websocket of Starlette's."""
+
+    def receive(self) -> Awaitable[MutableMapping[str, Any]]:
+        """Return the next message. Cancelled, it has taken none."""
+
+
+class Line:
+    """Listens to one worker."""
+
+    def __init__(self, hung_up: Callable[[], None]) -> None:
+        """``hung_up`` is called when the worker has gone, if it is listened to."""
+        self._hung_up = hung_up
+        self._heard: asyncio.Task[MutableMapping[str, Any]] | None = None
+
+    def is_up(self, socket: Socket) -> bool:
+        """Listen from now on; return whether the worker is there, so far. What it says unasked is dropped."""
+        if self.is_down:
+            return False
+        if self._heard is None or self._heard.done():
+            self._heard = asyncio.ensure_future(socket.receive())
+            self._heard.add_done_callback(self._tell)
+        return True
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the worker was heard to go."""
+        heard = self._heard
+        if heard is None or not heard.done() or heard.cancelled():
+            return False
+        return heard.exception() is not None or heard.result()["type"] == _END
+
+    def _tell(self, _: object) -> None:
+        if self.is_down:
+            self._hung_up()
+
+    async def stop(self) -> None:
+        """Listen no more, so that the handler hears what the worker answers. That it has gone stays known."""
+        if self._heard is None or self.is_down:
+            return
+        self._heard.cancel()
+        await asyncio.wait([self._heard])
+        if not self.is_down:
+            self._heard = None
+
 
 _NOBODY = "unknown"
 _COMMIT = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)

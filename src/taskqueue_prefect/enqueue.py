@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from taskqueue_core.consumer.store_link import OUTAGES
+from taskqueue_core.consumer.outage import OUTAGES
 from taskqueue_core.tasks import Confirmation, Published
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.logs import LOG

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import msgspec
 
-from taskqueue_core.consumer.store_link import OUTAGES
+from taskqueue_core.consumer.outage import OUTAGES
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import State, TaskStatus, WorkerInfo
 from taskqueue_prefect import enqueue as scheduling

@@ -15,8 +15,7 @@ from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Health
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.context import Home
-from taskqueue_redis.control import RedisControl
-from taskqueue_redis.dead_letters import RedisDeadLetters
+from taskqueue_redis.control import RedisControl, RedisDeadLetters
 from taskqueue_redis.publisher import RedisPublisher
 from taskqueue_redis.slots.pool import RedisSlots
 from taskqueue_redis.subscription import RedisSubscription

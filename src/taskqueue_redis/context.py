@@ -12,10 +12,10 @@ from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError, TaskQueueError
 from taskqueue_core.tasks import Health
 from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.connection.background import Owned
 from taskqueue_redis.connection.client import Link
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import Failure
-from taskqueue_redis.connection.owned import Owned
 from taskqueue_redis.heartbeat import Heartbeat
 from taskqueue_redis.scripts.receipts import Receipts
 from taskqueue_redis.scripts.replication import Confirming

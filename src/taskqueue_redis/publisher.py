@@ -23,12 +23,12 @@ from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Tas
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import AnswerLost, Refused
 from taskqueue_redis.context import Home
-from taskqueue_redis.room import RedisRoomBell
 from taskqueue_redis.scripts.coalescer import Coalescer
 from taskqueue_redis.scripts.keys import room_channel
 from taskqueue_redis.scripts.receipts import readable
 from taskqueue_redis.scripts.runner import Word, microseconds
 from taskqueue_redis.scripts.task_codec import digest, encode
+from taskqueue_redis.wakeups import RedisRoomBell
 
 __all__ = ["RedisPublisher"]
 

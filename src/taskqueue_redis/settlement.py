@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from taskqueue_core.concurrency import together
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Settled
-from taskqueue_core.together import together
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.scripts.coalescer import Coalescer
 from taskqueue_redis.scripts.receipts import Receipts, readable

@@ -11,9 +11,9 @@ from taskqueue_core.authoring.helpers import (
     checked_limit,
     checked_results,
 )
+from taskqueue_core.concurrency import together
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed
 from taskqueue_core.tasks import Delivery, Received, Settled
-from taskqueue_core.together import together
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.context import Home
 from taskqueue_redis.receiver import GivenUp, Intake

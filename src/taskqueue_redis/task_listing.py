@@ -16,7 +16,7 @@ from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import Link
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import Failure, NoScript, ScriptError
-from taskqueue_redis.journal.discovery import installed
+from taskqueue_redis.journal.reader import installed
 from taskqueue_redis.scripts.keys import Partitions
 from taskqueue_redis.scripts.runner import Word, source
 from taskqueue_redis.scripts.task_record import Rest, rest_of, status_of

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, Self
 
 from taskqueue_core.clock import Clock, SystemClock, Timer
 from taskqueue_core.errors import TaskQueueError
+from taskqueue_redis.connection.background import Owned
 from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import Failure
-from taskqueue_redis.connection.owned import Owned
 from taskqueue_redis.connection.pubsub import Doorbell
 from taskqueue_redis.scripts.keys import bell, process_channel
 from taskqueue_redis.scripts.receipts import Receipts
 from taskqueue_redis.scripts.runner import Scripts, microseconds, seconds
 
-__all__ = ["Ringing", "Sleeper", "Wakeups"]
+__all__ = [
+    "RedisRoomBell",
+    "Ringing",
+    "Sleeper",
+    "Wakeups",
+]
 
 _PROMOTED_AT_ONCE = 1000
 _AGAIN = 1.0  # seconds until a promotion that failed is tried again
@@ -232,3 +239,40 @@ class Wakeups:
                 rung.ring()
         for partition in {self._scripts.partitions.of(key) for key in self._attendants}:
             self._fall_due(partition)
+
+
+class RedisRoomBell:
+    """See `taskqueue_core.capabilities.RoomBell`."""
+
+    def __init__(self, wakeups: Wakeups, channels: tuple[str, ...]) -> None:
+        """Do no input or output."""
+        self.channels = channels
+        self._wakeups = wakeups
+        self._rang = asyncio.Event()
+
+    def ring(self) -> None:
+        """Say that there may be room."""
+        self._rang.set()
+
+    async def rung(self, timeout: float) -> None:
+        """See `taskqueue_core.capabilities.RoomBell.rung`."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._rang.wait()
+        except TimeoutError:
+            return
+        self._rang.clear()
+
+    async def __aenter__(self) -> Self:
+        """Return it once no ring can be missed."""
+        try:
+            with translated():
+                await self._wakeups.attend_bell(self)
+        except BaseException:
+            self._wakeups.leave_bell(self)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Ring no more."""
+        self._wakeups.leave_bell(self)

@@ -17,7 +17,7 @@ from taskqueue_core.consumer.maintenance import keep_house
 from taskqueue_server import dashboard, prefect
 from taskqueue_server.api.table import OPERATIONS, Description
 from taskqueue_server.context.server import Hub
-from taskqueue_server.metrics import operation as scraping
+from taskqueue_server.metrics import http as scraping
 from taskqueue_server.metrics.exporter import Metrics
 from taskqueue_server.metrics.http import Noted
 from taskqueue_server.problems import problem_response

@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
 
 from taskqueue_core.capabilities import DeadLetters, dead_letters_of
 from taskqueue_core.limits import check_name
-from taskqueue_core.sharding.names import Shard
-from taskqueue_spark.sink.messages import messages_of
+from taskqueue_core.sharding.generations import Shard
+from taskqueue_spark.sink.feed import messages_of
 from taskqueue_spark.sink.options import RedriveOptions
 from taskqueue_spark.sink.tasks import check_columns
 

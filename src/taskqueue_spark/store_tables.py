@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.sharding.names import Shard
+from taskqueue_core.sharding.generations import Shard
 from taskqueue_core.tasks import Ledger
 from taskqueue_spark.sink.options import given_options
 from taskqueue_spark.sink.store import Store, places_of

@@ -12,16 +12,15 @@ from typing import Any
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import Control, control_of, has, revocation_of
 from taskqueue_core.consumer.maintenance import keep_house
-from taskqueue_core.consumer.outage import close, give_up_as_lost
+from taskqueue_core.consumer.outage import OUTAGES, StoreLink, close, give_up_as_lost
 from taskqueue_core.consumer.settle import Settlements
-from taskqueue_core.consumer.store_link import OUTAGES, StoreLink
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import HandBack, Outcome
 from taskqueue_core.tasks import Delivery
-from taskqueue_worker.mailbox import Mailbox
 from taskqueue_worker.prefetch import Intake
 from taskqueue_worker.run import Shift
 from taskqueue_worker.settler import LocalSettler
+from taskqueue_worker.threads import Mailbox
 
 __all__ = ["LocalLine"]
 

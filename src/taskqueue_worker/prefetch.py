@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.store_link import OUTAGES, StoreLink
+from taskqueue_core.consumer.outage import OUTAGES, StoreLink
 from taskqueue_core.tasks import Delivery, Received
 
 __all__ = ["Intake"]

@@ -16,9 +16,8 @@ from taskqueue_core.telemetry import processing
 from taskqueue_worker.batch_buffer import Gathering
 from taskqueue_worker.handler_call import Call, End, Fatal, Job, raised, returned
 from taskqueue_worker.handlers import BatchHandler, Handler, Registry
-from taskqueue_worker.mailbox import Mailbox
 from taskqueue_worker.outcomes import of_error
-from taskqueue_worker.threads import Threads
+from taskqueue_worker.threads import Mailbox, Threads
 
 __all__ = ["Runner", "Settler"]
 

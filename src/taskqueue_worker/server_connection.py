@@ -14,7 +14,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from taskqueue_core.address import Address
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.client_session import (
@@ -25,6 +24,7 @@ from taskqueue_core.protocol.client_session import (
     Welcomed,
 )
 from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_PROTOCOL, SUBPROTOCOL
+from taskqueue_core.server_address import Address
 
 __all__ = ["Connection", "End", "How", "open_socket"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import ssl
 import threading
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from concurrent.futures import Future
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidStatus, NegotiationError, WebSocketException
 
-from taskqueue_core.address import Address
 from taskqueue_core.protocol.client_session import (
     ClientSession,
     Complained,
@@ -32,12 +32,43 @@ from taskqueue_core.protocol.frames import (
     SUBPROTOCOL,
 )
 from taskqueue_core.retry import Outcome
-from taskqueue_worker.backoff import Backoff
+from taskqueue_core.server_address import Address
 from taskqueue_worker.errors import WorkerRefused
-from taskqueue_worker.mailbox import Mailbox
 from taskqueue_worker.server_connection import Connection, End, How, open_socket
+from taskqueue_worker.threads import Mailbox
 
-__all__ = ["Link"]
+__all__ = [
+    "Backoff",
+    "Link",
+]
+
+
+class Backoff:
+    """At once the first time, then ``base``, doubled each time up to ``cap``; each wait is 50 to 100 % of that."""
+
+    def __init__(
+        self, base: float = 0.1, cap: float = 5.0, uniform: Callable[[], float] = random.random
+    ) -> None:
+        """Seconds; ``uniform`` gives 0 <= x < 1."""
+        self._base = base
+        self._cap = cap
+        self._uniform = uniform
+        self._tries = 0
+
+    def next(self, *, at_once: bool = True) -> float:
+        """Return the seconds to wait before the next try. ``at_once=False`` leaves out the first, immediate one."""
+        if self._tries == 0:
+            self._tries = 1
+            if at_once:
+                return 0.0
+        wait = min(self._cap, self._base * 2.0 ** min(self._tries - 1, 30))
+        self._tries += 1
+        return wait * (0.5 + self._uniform() / 2)
+
+    def reset(self, *, at_once: bool = True) -> None:
+        """Start again: the connection was good. ``at_once=False`` starts at the first wait."""
+        self._tries = 0 if at_once else 1
+
 
 _REFUSALS = {
     401: "the token is missing or wrong",

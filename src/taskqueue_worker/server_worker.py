@@ -10,16 +10,16 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from taskqueue_core.address import Address
 from taskqueue_core.client_security import check_token, trusting, warn_if_readable
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.protocol.client_session import ClientSession, Delivered, Revoked
+from taskqueue_core.server_address import Address
 from taskqueue_core.telemetry import consumed
-from taskqueue_worker.backoff import Backoff
 from taskqueue_worker.base import BaseWorker
-from taskqueue_worker.mailbox import Mailbox
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import Line, Shift
+from taskqueue_worker.server_link import Backoff
+from taskqueue_worker.threads import Mailbox
 
 __all__ = ["Worker"]
 

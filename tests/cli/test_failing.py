@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from taskqueue_cli import main
-from taskqueue_cli.failures import exit_code
+from taskqueue_cli.output import exit_code
 from taskqueue_core.errors import (
     BackendUnavailable,
     CapabilityMissing,

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from taskqueue_cli import mounted
+from taskqueue_cli import app as mounted
 from taskqueue_core.errors import ConfigurationError
 
 

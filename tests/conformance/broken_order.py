@@ -11,10 +11,9 @@ import msgspec
 from taskqueue_core.authoring.fair_order import Walk
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.tasks import Confirmation, Delivery, Received, Settled, State, Task
-from taskqueue_memory.lanes import Lane
+from taskqueue_memory.lanes import Lane, Turns
 from taskqueue_memory.records import Record
 from taskqueue_memory.tenants import Tenants
-from taskqueue_memory.turns import Turns
 from tests.conformance.broken_limits import LyingControl, queue_of
 from tests.conformance.facade import Facade, FacadeControl, FacadePublisher, FacadeSubscription
 

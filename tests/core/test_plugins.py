@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_core.hooks import HOOK_API, Hooks
-from taskqueue_core.plugins import PLUGIN_GROUP, load_plugins
+from taskqueue_core.hooks import HOOK_API, PLUGIN_GROUP, Hooks, load_plugins
 
 GOOD = f"""
 from taskqueue_core.hooks import hookimpl

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.consumer.settlement import settle
+from taskqueue_core.consumer.settle import settle
 from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, LeaseLost
 from taskqueue_core.retry import Ack, Bury, Redeliver, ScheduleRetry, Verb
 from taskqueue_core.tasks import Delivery, Settled, State, Task

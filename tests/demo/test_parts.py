@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from taskqueue_cli.demo.check import compare
-from taskqueue_cli.demo.measure import measure
+from taskqueue_cli.demo.job import measure
 from taskqueue_cli.demo.plan import make_plan
 from taskqueue_core.errors import InvalidInput
 

@@ -22,7 +22,7 @@ from taskqueue_server.api.table import OPERATIONS as CORE
 from taskqueue_server.app import create_app
 from taskqueue_server.auth import access as door
 from taskqueue_server.dashboard.app import OPERATIONS as PAGES
-from taskqueue_server.metrics.operation import OPERATIONS as METRICS
+from taskqueue_server.metrics.http import OPERATIONS as METRICS
 from taskqueue_server.prefect import OPERATIONS as PREFECT
 from taskqueue_server.routing.operations import Operation, Scope
 from tests.dispatch.api import problem, serving

@@ -10,7 +10,7 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Order, control_of
-from taskqueue_core.consumer.settlement import settle
+from taskqueue_core.consumer.settle import settle
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_dispatch.callbacks import Sender
 from taskqueue_dispatch.names import CALLBACKS

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from taskqueue_dispatch.endpoint_client.answers import (
+    DONE,
+    FAILED,
+    LONGEST_REST,
     Accepted,
     Answer,
     Busy,
@@ -18,7 +21,6 @@ from taskqueue_dispatch.endpoint_client.answers import (
     Running,
     Unreachable,
 )
-from taskqueue_dispatch.endpoint_client.reading import DONE, FAILED, LONGEST_REST
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from tests.dispatch.gpu_support import (
     ASYNC,

@@ -20,12 +20,10 @@ from rich.text import Text
 
 from taskqueue_core.capabilities import Endpoint
 from taskqueue_core.tasks import Ledger
-from taskqueue_dispatch.demo.board import Board, Line, Rack
-from taskqueue_dispatch.demo.options import DemoOptions
-from taskqueue_dispatch.demo.plan import make_plan
+from taskqueue_dispatch.demo.plan import DemoOptions, make_plan
 from taskqueue_dispatch.demo.report import Callbacks, Crash, Lie, OfModel, Report
 from taskqueue_dispatch.demo.server import _serving
-from taskqueue_dispatch.demo.view import LiveView
+from taskqueue_dispatch.demo.view import Board, Line, LiveView, Rack
 from taskqueue_memory import MemoryBackend
 from taskqueue_server import Server
 from taskqueue_server.routing.extensions import Part

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskqueue_dispatch.endpoint_client.answers import Accepted, Done, Failed
-from taskqueue_dispatch.endpoint_client.reading import DONE, FAILED
+from taskqueue_dispatch.endpoint_client.answers import DONE, FAILED, Accepted, Done, Failed
 from taskqueue_dispatch.slot_notes import accepted_note, answer_of
 
 

@@ -10,7 +10,7 @@ import pytest
 from taskqueue_cli import main
 from taskqueue_core.capabilities.settings import _WHOLE
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.sharding.names import LONGEST
+from taskqueue_core.sharding.generations import LONGEST
 from tests.cli.shared import renew
 from tests.docs.programs import blocks, python
 

@@ -16,7 +16,7 @@ from taskqueue_core.errors import InvalidInput, LeaseLost, SettingsConflict
 from taskqueue_core.migration import MigratingBackend, ShardedBackend, start
 from taskqueue_core.queue_settings import change_settings
 from taskqueue_core.rate_limit import RateLimit
-from taskqueue_core.sharding.names import Generation, Shard, shard_of
+from taskqueue_core.sharding.generations import Generation, Shard, shard_of
 from taskqueue_core.tasks import Delivery, Published, Refusal, Settled, State, Task
 from taskqueue_memory import MemoryBackend
 from tests.clock import LoopClock

@@ -8,7 +8,7 @@ import pytest
 
 from taskqueue_core.errors import ConfigurationError, LeaseLost
 from taskqueue_core.tasks import Task
-from taskqueue_redis.connection.resets import QueueReset
+from taskqueue_redis.connection.errors import QueueReset
 from tests.redis.backends import KEY, PATIENCE, opened, publish, stream, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import Engine

@@ -19,7 +19,8 @@ import httpx2
 import msgspec
 import pytest
 
-from taskqueue_cli import embedded, main
+from taskqueue_cli import backends as embedded
+from taskqueue_cli import main
 from taskqueue_core.config import Settings
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Task

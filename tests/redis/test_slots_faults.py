@@ -10,7 +10,7 @@ import pytest
 from taskqueue_core.capabilities import Left, Permit, Seen, SlotLease
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_redis.connection.resets import QueueReset
+from taskqueue_redis.connection.errors import QueueReset
 from tests.redis.backends import keys_of, opened, until
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import Engine

@@ -17,7 +17,7 @@ from taskqueue_core.errors import (
 from taskqueue_core.loading import check_backend
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_remote import RemoteBackend, create_backend
-from taskqueue_remote.clock import RemoteClock
+from taskqueue_remote.client import RemoteClock
 
 
 def remote(answer: httpx2.Response) -> RemoteBackend:

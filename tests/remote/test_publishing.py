@@ -16,7 +16,7 @@ from taskqueue_core.errors import (
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Task
 from taskqueue_remote import RemoteBackend
-from taskqueue_remote.clock import TIME_HEADER
+from taskqueue_remote.client import TIME_HEADER
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
 URL = "http://127.0.0.1:9"

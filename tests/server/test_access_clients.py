@@ -14,9 +14,9 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request, Response
 
-from taskqueue_core.address import Address
 from taskqueue_core.client_security import trusting
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
+from taskqueue_core.server_address import Address
 from taskqueue_core.tasks import Published, Task
 from taskqueue_remote import RemoteBackend
 from taskqueue_server.auth.tls import server_context

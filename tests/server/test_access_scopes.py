@@ -18,7 +18,7 @@ from taskqueue_server.api.table import OPERATIONS
 from taskqueue_server.app import create_app
 from taskqueue_server.auth import access as module
 from taskqueue_server.dashboard.app import OPERATIONS as PAGES
-from taskqueue_server.metrics import operation as http_metrics
+from taskqueue_server.metrics import http as http_metrics
 from taskqueue_server.routing.operations import Operation, Scope
 from tests.server.access import ADMIN, ALL, A, B, bearer, entry, everybody, write
 from tests.server.support import eventually, http, problem, receipts, running, settings

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from taskqueue_server.context.connections import MAX_CONNECTIONS, MAX_STRANGERS
-from taskqueue_server.worker_socket.accepting import have_room
+from taskqueue_server.worker_socket.fairness import have_room
 from taskqueue_worker import Worker
-from taskqueue_worker.backoff import Backoff
+from taskqueue_worker.server_link import Backoff
 from tests.server.observed import Observed, observed
 from tests.server.rude import RawSocket
 from tests.server.support import eventually

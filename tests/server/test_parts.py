@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
-from taskqueue_core.consumer.store_link import StoreLink
+from taskqueue_core.consumer.outage import StoreLink
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.tasks import Task

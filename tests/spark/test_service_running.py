@@ -16,8 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.service import StreamOptions, Summary
 from taskqueue_spark.service import process as running
-from taskqueue_spark.service.alerts import Alerts, conditions
-from taskqueue_spark.service.rising import judge
+from taskqueue_spark.service.alerts import Alerts, conditions, judge
 from taskqueue_spark.service.state import Books, Gap, State, Window, save
 from tests.spark.test_service import HOUR, KEY, NOW, options
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from taskqueue_core.address import SOCKET_PATH, Address
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.server_address import SOCKET_PATH, Address
 from taskqueue_worker import Worker
-from taskqueue_worker.backoff import Backoff
 from taskqueue_worker.base import _unique_id
 from taskqueue_worker.handlers import Registry
-from taskqueue_worker.mailbox import Mailbox
-from taskqueue_worker.threads import Threads
+from taskqueue_worker.server_link import Backoff
+from taskqueue_worker.threads import Mailbox, Threads
 
 
 def test_backoff_doubles_from_at_once_to_the_cap() -> None:

@@ -24,8 +24,7 @@ from rich.progress import (
 )
 
 from taskqueue_cli.backends import opened
-from taskqueue_cli.failures import FAILED
-from taskqueue_cli.output import console, note, print_json
+from taskqueue_cli.output import FAILED, console, note, print_json
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue, instant

@@ -13,9 +13,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
-from taskqueue_cli.embedded import embedded_store
-from taskqueue_cli.failures import FAILED, INTERRUPTED
-from taskqueue_cli.output import AsJson, console, note, paragraphs, print_json
+from taskqueue_cli.backends import embedded_store
+from taskqueue_cli.output import FAILED, INTERRUPTED, AsJson, console, note, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 
 __all__ = ["add_to", "until_told"]

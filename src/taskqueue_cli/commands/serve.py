@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from taskqueue_cli.embedded import OPTION, ServeCommand, run_embedded
-from taskqueue_cli.logs import LogFormat, set_up
-from taskqueue_cli.output import AsJson, console, paragraphs, print_json
+from taskqueue_cli.backends import OPTION, ServeCommand, run_embedded
+from taskqueue_cli.output import AsJson, LogFormat, console, paragraphs, print_json, set_up
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 

@@ -12,9 +12,8 @@ from rich import box
 from rich.table import Table
 
 from taskqueue_cli.backends import REACH, ServerUrl, opened
-from taskqueue_cli.failures import FAILED
 from taskqueue_cli.limits import limits_of
-from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_cli.output import FAILED, AsJson, console, print_json
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import UnknownKey
 from taskqueue_core.tasks import Ledger, QueueStats

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taskqueue_cli.logs import LogLevel, set_up
-from taskqueue_cli.output import AsJson, console, paragraphs, print_json
+from taskqueue_cli.output import AsJson, LogLevel, console, paragraphs, print_json, set_up
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_worker import BaseWorker, LocalWorker, Worker, load_worker

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from taskqueue_cli.demo.measure import measure
+from taskqueue_cli.demo.job import measure
 from taskqueue_cli.demo.plan import File, Plan
 from taskqueue_core.capabilities import Control
 

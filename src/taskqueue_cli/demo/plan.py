@@ -15,7 +15,12 @@ import msgspec
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.tasks import Task
 
-__all__ = ["POISON_ATTEMPTS", "Plan", "make_plan"]
+__all__ = [
+    "POISON_ATTEMPTS",
+    "DemoOptions",
+    "Plan",
+    "make_plan",
+]
 
 POISON_ATTEMPTS = 3
 _SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages"}
@@ -114,3 +119,21 @@ def _file(path: str) -> Iterator[File]:
         return
     if stat.S_ISREG(found.st_mode):
         yield File(path, found.st_size, found.st_mtime_ns)
+
+
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    path: Path
+    """a folder, or one file"""
+    backend: str
+    """the word that the server is given"""
+    embedded: bool = False
+    """have the server run a store for it, in a folder that is removed at the end"""
+    workers: int = 2
+    limit: int | None = None
+    """the most files to take"""
+    journal: Path | None = None
+    """keep the journal of the run in this file"""
+    keep_going: bool = False
+    """leave server and workers running after the report, until interrupted"""

@@ -12,8 +12,7 @@ import msgspec
 from taskqueue_cli.demo.check import compare
 from taskqueue_cli.demo.cluster import Cluster, DemoFailed
 from taskqueue_cli.demo.journals import JournalKeeper, fresh, keeper_of
-from taskqueue_cli.demo.options import DemoOptions
-from taskqueue_cli.demo.plan import Plan, make_plan
+from taskqueue_cli.demo.plan import DemoOptions, Plan, make_plan
 from taskqueue_cli.demo.report import Killed, Report
 from taskqueue_cli.demo.view import View
 from taskqueue_core.capabilities import QueueSettings

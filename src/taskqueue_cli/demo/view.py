@@ -13,10 +13,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_cli.demo.options import DemoOptions
-from taskqueue_cli.demo.plan import Plan
-from taskqueue_cli.demo.report import Report
-from taskqueue_cli.demo.summary import summary
+from taskqueue_cli.demo.plan import DemoOptions, Plan
+from taskqueue_cli.demo.report import Report, summary
 from taskqueue_core.tasks import QueueStats
 
 __all__ = ["LiveView", "PlainView", "View", "view_for"]

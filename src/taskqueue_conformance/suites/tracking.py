@@ -6,7 +6,7 @@ from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, OTHER, Bench
 from taskqueue_conformance.harness import Harness
 from taskqueue_core.backend import Capability
-from taskqueue_core.consumer.settlement import settle
+from taskqueue_core.consumer.settle import settle
 from taskqueue_core.retry import ScheduleRetry
 from taskqueue_core.tasks import State, TaskStatus
 

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from taskqueue_core.capabilities import Maintained, QueueSettings
 from taskqueue_core.composite.backend import Joint, Place, Side
+from taskqueue_core.concurrency import together
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import (
     DeadLetter,
@@ -23,7 +24,6 @@ from taskqueue_core.tasks import (
     TaskStatus,
     WorkerInfo,
 )
-from taskqueue_core.together import together
 
 __all__ = ["JointControl", "JointDeadLetters"]
 

@@ -12,6 +12,7 @@ from taskqueue_core.authoring.helpers import answer, checked_results
 from taskqueue_core.composite.backend import Joint
 from taskqueue_core.composite.receiver import Gathering
 from taskqueue_core.composite.source import Source
+from taskqueue_core.concurrency import together
 from taskqueue_core.errors import (
     BackendUnavailable,
     LeaseLost,
@@ -19,7 +20,6 @@ from taskqueue_core.errors import (
     TaskQueueError,
 )
 from taskqueue_core.tasks import Delivery, Settled
-from taskqueue_core.together import together
 
 __all__ = ["JointSubscription"]
 

@@ -4,15 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.store_link import OUTAGES, PATIENCE
-from taskqueue_core.errors import LeaseLost, TaskQueueError
+from taskqueue_core.errors import BackendUnavailable, LeaseLost, PublishUnconfirmed, TaskQueueError
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Delivery
 
-__all__ = ["close", "give_up_as_lost"]
+__all__ = [
+    "OUTAGES",
+    "PATIENCE",
+    "StoreLink",
+    "close",
+    "give_up_as_lost",
+]
+
+T = TypeVar("T")
+
+OUTAGES = (BackendUnavailable, PublishUnconfirmed)
+"""after these the same call may be made again"""
+PATIENCE = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
+
+
+class StoreLink:
+    """Shared by all that one consumer does with the store."""
+
+    def __init__(self, tell: Callable[[bool, str], Awaitable[None]]) -> None:
+        """``tell`` hears of each change: whether the store is there, and why not."""
+        self._tell = tell
+        self._down = False
+
+    async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer of a call that may be repeated, however long the store is away. Other errors pass."""
+        tries = 0
+        while True:
+            try:
+                answer = await call()
+            except OUTAGES as error:
+                tries += 1
+                if not self._down:
+                    self._down = True
+                    await self._tell(False, error.code)  # noqa: FBT003 - whether it is there
+                await asyncio.sleep(PATIENCE.delay(tries))
+            else:
+                if self._down:
+                    self._down = False
+                    await self._tell(True, "")  # noqa: FBT003 - as above
+                return answer
+
 
 _TRIES = 4
 _log = logging.getLogger("taskqueue.consuming")

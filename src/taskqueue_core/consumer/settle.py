@@ -6,15 +6,61 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from taskqueue_core.backend import Backend, Capability, Subscription
-from taskqueue_core.capabilities import control_of, has
-from taskqueue_core.consumer.settlement import settle
-from taskqueue_core.consumer.store_link import StoreLink
+from taskqueue_core.capabilities import control_of, dead_lettering_of, has
+from taskqueue_core.consumer.outage import StoreLink
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.retry import Outcome, RetryPolicy, decide
+from taskqueue_core.retry import (
+    Ack,
+    Bury,
+    Outcome,
+    Redeliver,
+    RetryPolicy,
+    ScheduleRetry,
+    Verb,
+    decide,
+)
 from taskqueue_core.tasks import Delivery, Settled
 
-__all__ = ["Settlements"]
+__all__ = [
+    "Settlements",
+    "settle",
+]
+
+
+async def settle(
+    backend: Backend, subscription: Subscription, delivery: Delivery, verb: Verb
+) -> Settled:
+    """Settle one delivery; a stale receipt is an answer (`Settled.LEASE_LOST`), not an error.
+
+    On a backend without ``atomic_retry`` the retry is published first and the delivery acked after:
+    a crash in between runs the task once more rather than never.
+    """
+    try:
+        match verb:
+            case Ack(result):
+                return (await subscription.ack(delivery, results=(result,)))[0]
+            case Redeliver(lost):
+                return (await subscription.redeliver(delivery, lost=lost))[0]
+            case Bury(reason, error):
+                return await dead_lettering_of(backend, subscription).dead_letter(
+                    delivery, reason, error
+                )
+            case ScheduleRetry(delay, error):
+                return await _retry(backend, subscription, delivery, delay, error)
+    except LeaseLost:
+        return Settled.LEASE_LOST
+
+
+async def _retry(
+    backend: Backend, subscription: Subscription, delivery: Delivery, delay: float, error: str
+) -> Settled:
+    at = backend.now() + delay
+    await backend.publisher.schedule_retry(delivery.task, at, error=error, settles=delivery)
+    if backend.capabilities.atomic_retry:
+        return Settled.OK
+    return (await subscription.ack(delivery))[0]
+
 
 _BYTES = 4 * 1024 * 1024
 """results of one call, unless a single one is larger"""

@@ -25,13 +25,13 @@ from taskqueue_core.composite.control import JointControl, JointDeadLetters
 from taskqueue_core.composite.subscription import JointSubscription
 from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, SettingsConflict
 from taskqueue_core.limits import check_name
-from taskqueue_core.migration.gates import Gates
 from taskqueue_core.migration.publisher import MigratingPublisher
 from taskqueue_core.migration.routing import (
     MARKER,
     NEW,
     OLD,
     Crossing,
+    Gates,
     MigrationMode,
     Phase,
     ours,

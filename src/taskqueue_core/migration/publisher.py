@@ -8,12 +8,11 @@ from functools import partial
 from msgspec import structs
 
 from taskqueue_core.capabilities import RoomBell
-from taskqueue_core.composite.backend import Joint
-from taskqueue_core.composite.bells import JointBell
+from taskqueue_core.composite.backend import Joint, JointBell
+from taskqueue_core.concurrency import together
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.migration.routing import Crossing, MigrationMode, ours
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task, TaskStatus
-from taskqueue_core.together import together
 
 __all__ = ["MigratingPublisher"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.concurrency import together
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.migration.backend import MigratingBackend
 from taskqueue_core.migration.routing import MARKER, NEW, OLD, Crossing, Phase, ours
 from taskqueue_core.tasks import Ledger
-from taskqueue_core.together import together
 
 __all__ = [
     "MigrationStatus",

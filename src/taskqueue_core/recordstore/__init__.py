@@ -4,7 +4,6 @@ docs/writing-a-backend.md tells how; `examples/taskqueue_sqlite` is one.
 """
 
 from taskqueue_core.recordstore.backend import RecordBackend
-from taskqueue_core.recordstore.record import Record
-from taskqueue_core.recordstore.store import RecordStore
+from taskqueue_core.recordstore.store import Record, RecordStore
 
 __all__ = ["Record", "RecordBackend", "RecordStore"]

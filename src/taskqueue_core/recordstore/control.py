@@ -17,7 +17,7 @@ from taskqueue_core.authoring.helpers import (
 )
 from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
 from taskqueue_core.limits import check_name
-from taskqueue_core.recordstore.record import Record
+from taskqueue_core.recordstore.store import Record
 from taskqueue_core.recordstore.transitions import STEP, Books
 from taskqueue_core.tasks import (
     DeadLetter,

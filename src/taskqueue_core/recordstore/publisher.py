@@ -5,8 +5,8 @@ from __future__ import annotations
 from taskqueue_core.authoring.helpers import answer, demand_no_keys, encodable, refusal
 from taskqueue_core.errors import PublishUnconfirmed
 from taskqueue_core.limits import check_time
-from taskqueue_core.recordstore.bells import RecordBell
-from taskqueue_core.recordstore.record import Record
+from taskqueue_core.recordstore.notify import RecordBell
+from taskqueue_core.recordstore.store import Record
 from taskqueue_core.recordstore.transitions import Books
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Settled, State, Task
 

@@ -15,10 +15,8 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import bucket_after
-from taskqueue_core.recordstore.bells import Bells
-from taskqueue_core.recordstore.notify import Hints, Watchers
-from taskqueue_core.recordstore.record import Record
-from taskqueue_core.recordstore.store import RecordStore
+from taskqueue_core.recordstore.notify import Bells, Hints, Watchers
+from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State
 
 __all__ = ["STEP", "Books"]

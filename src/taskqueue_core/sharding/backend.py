@@ -16,15 +16,22 @@ from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import Control, DeadLetters, has
 from taskqueue_core.composite.backend import Joint, Place, Plan, Side
 from taskqueue_core.composite.control import JointDeadLetters
+from taskqueue_core.concurrency import together
 from taskqueue_core.errors import BackendUnavailable, CapabilityMissing
 from taskqueue_core.limits import check_name
 from taskqueue_core.sharding.control import ShardedControl
-from taskqueue_core.sharding.generations import REMEMBERED, Chains
-from taskqueue_core.sharding.names import FIRST, Generation, Shard, demand_no_shard, renamed
+from taskqueue_core.sharding.generations import (
+    FIRST,
+    REMEMBERED,
+    Chains,
+    Generation,
+    Shard,
+    demand_no_shard,
+    renamed,
+)
 from taskqueue_core.sharding.publisher import ShardedPublisher
 from taskqueue_core.sharding.subscription import ShardedSubscription
 from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats, Task
-from taskqueue_core.together import together
 
 __all__ = ["ShardedBackend"]
 

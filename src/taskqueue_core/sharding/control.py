@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from taskqueue_core.capabilities import Maintained, QueueSettings
 from taskqueue_core.composite.backend import Place
 from taskqueue_core.composite.control import JointControl
+from taskqueue_core.concurrency import together
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_core.sharding.names import FIRST, LONGEST, Generation, demand_no_shard
-from taskqueue_core.together import together
+from taskqueue_core.sharding.generations import FIRST, LONGEST, Generation, demand_no_shard
 
 if TYPE_CHECKING:
     from taskqueue_core.sharding.backend import ShardedBackend

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from taskqueue_core.capabilities import RoomBell
-from taskqueue_core.composite.bells import JointBell
+from taskqueue_core.composite.backend import JointBell
+from taskqueue_core.concurrency import together
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
-from taskqueue_core.sharding.names import Generation, demand_no_shard, renamed, shard_of
+from taskqueue_core.sharding.generations import Generation, demand_no_shard, renamed, shard_of
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
-from taskqueue_core.together import together
 
 if TYPE_CHECKING:
     from taskqueue_core.sharding.backend import ShardedBackend

@@ -7,7 +7,7 @@ from msgspec import structs
 from taskqueue_core.composite.backend import Joint, Place
 from taskqueue_core.composite.source import Source
 from taskqueue_core.composite.subscription import JointSubscription
-from taskqueue_core.sharding.names import Shard
+from taskqueue_core.sharding.generations import Shard
 from taskqueue_core.tasks import Delivery, Received
 
 __all__ = ["ShardedSubscription"]

@@ -15,7 +15,7 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.status import mark_of_queue
 from taskqueue_server.api.models import Count
 from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer, spliced
-from taskqueue_server.routing.paging import AFTER, LIMIT, asked, link
+from taskqueue_server.routing.parameters import AFTER, LIMIT, asked, link
 from taskqueue_server.routing.schemas import LABEL
 
 __all__ = ["OPERATIONS"]

@@ -17,7 +17,7 @@ from taskqueue_dispatch.api.models import (
 from taskqueue_dispatch.names import queue_of
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer
-from taskqueue_server.routing.paging import LIMIT, link
+from taskqueue_server.routing.parameters import LIMIT, link
 from taskqueue_server.routing.schemas import LABEL
 
 __all__ = ["OPERATIONS"]

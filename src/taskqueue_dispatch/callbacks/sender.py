@@ -16,9 +16,8 @@ import msgspec
 
 from taskqueue_core.backend import Backend, Subscription
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.consumer.outage import close
-from taskqueue_core.consumer.settlement import settle
-from taskqueue_core.consumer.store_link import StoreLink
+from taskqueue_core.consumer.outage import StoreLink, close
+from taskqueue_core.consumer.settle import settle
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.retry import Failed, Outcome, Rejected, ScheduleRetry, Success, decide
 from taskqueue_core.tasks import Delivery, Published, Settled, State, Task

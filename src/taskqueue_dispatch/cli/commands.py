@@ -11,8 +11,8 @@ from typing import Any
 import typer
 import typer.core
 
+from taskqueue_cli.backends import with_empty_value
 from taskqueue_cli.commands import serve
-from taskqueue_cli.embedded import with_empty_value
 from taskqueue_dispatch.cli import config as configuring
 from taskqueue_dispatch.cli import demo, endpoints, jobs
 

@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from taskqueue_cli.backends import embedded_store
 from taskqueue_cli.commands.demo import until_told
-from taskqueue_cli.embedded import embedded_store
-from taskqueue_cli.failures import FAILED, INTERRUPTED
-from taskqueue_cli.output import AsJson, console, paragraphs, print_json
+from taskqueue_cli.output import FAILED, INTERRUPTED, AsJson, console, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import cast
 
 from starlette.responses import Response
@@ -11,11 +13,23 @@ from taskqueue_dispatch.dashboard.formatting import shape, texts
 from taskqueue_dispatch.dashboard.snapshot import moment_of
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher
-from taskqueue_server.dashboard.forms import Form, read_form
 from taskqueue_server.dashboard.pages import render, sampler_of, see_other
-from taskqueue_server.routing.operations import Call
+from taskqueue_server.dashboard.settings_form import Form, read_form
+from taskqueue_server.dashboard.stream import EventStream, moments
+from taskqueue_server.dashboard.views import encoded
+from taskqueue_server.routing.extensions import Link
+from taskqueue_server.routing.operations import Call, Handler, Operation, Scope
 
-__all__ = ["PATH", "act", "dispatcher_of", "show"]
+__all__ = [
+    "LINKS",
+    "PAGES",
+    "PATH",
+    "TEMPLATES",
+    "act",
+    "dispatcher_of",
+    "live",
+    "show",
+]
 
 PATH = "/dispatch"
 _SAID = {
@@ -69,3 +83,53 @@ async def act(call: Call) -> Response:
 def _exact(form: Form, name: str) -> str:
     """Return a field as it was sent: blanks around a model's name are part of it."""
     return next(iter(form.all(name)), "")
+
+
+async def live(call: Call) -> Response:
+    """Return the stream of the page. Raises `ProblemError` when there are too many."""
+    return EventStream(sampler_of(call), _events(call), call.who)
+
+
+async def _events(call: Call) -> AsyncIterator[bytes]:
+    told: dict[str, str] = {}
+    dispatcher = dispatcher_of(call)
+    async with aclosing(moments(call)) as samples:
+        async for sample in samples:
+            if isinstance(sample, str):
+                yield encoded("bye", {"reason": sample})
+                return
+            moment = (await moment_of(dispatcher, sample)).seen_by(call.may)
+            now = texts(moment, sample)
+            changed = {name: text for name, text in now.items() if told.get(name) != text}
+            told = now
+            yield encoded(
+                "sample",
+                {
+                    "sample": sample.number,
+                    "at": sample.at,
+                    "ledger": {},
+                    "texts": changed,
+                    "shape": shape(moment),
+                    "rows": [],
+                },
+            )
+
+
+def _operation(method: str, path: str, handler: Handler) -> Operation:
+    return Operation(
+        method=method,
+        path=path,
+        handler=handler,
+        verb="admin",
+        scope=Scope.HANDLER,
+        answers={200: None},
+    )
+
+
+PAGES = (
+    _operation("GET", PATH, show),
+    _operation("GET", f"{PATH}/live", live),
+    _operation("POST", f"{PATH}/endpoints", act),
+)
+LINKS = (Link("Dispatch", PATH),)
+TEMPLATES = "taskqueue_dispatch.dashboard"

@@ -1,6 +1,6 @@
 """The demonstration: a dispatcher, simulated servers, a crash and a lie, and an account at the end."""
 
-from taskqueue_dispatch.demo.options import DemoOptions
+from taskqueue_dispatch.demo.plan import DemoOptions
 from taskqueue_dispatch.demo.report import Report
 from taskqueue_dispatch.demo.run import run_demo
 from taskqueue_dispatch.demo.view import View, view_for

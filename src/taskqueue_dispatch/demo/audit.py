@@ -14,8 +14,7 @@ from taskqueue_core.tasks import State, TaskStatus
 from taskqueue_dispatch.demo.clients import Clients
 from taskqueue_dispatch.demo.faults import Misfortunes
 from taskqueue_dispatch.demo.gpu_servers import Works
-from taskqueue_dispatch.demo.options import DemoOptions
-from taskqueue_dispatch.demo.plan import Job, Manner, Plan, answer_of
+from taskqueue_dispatch.demo.plan import DemoOptions, Job, Manner, Plan, answer_of
 from taskqueue_dispatch.demo.report import Callbacks, Crash, Lie, OfModel, Report
 from taskqueue_dispatch.demo.server import Site
 from taskqueue_dispatch.names import queue_of

@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 
 from taskqueue_cli.demo.cluster import DemoFailed
-from taskqueue_core.together import together
+from taskqueue_core.concurrency import together
 from taskqueue_dispatch.demo.plan import Job, Plan
 from taskqueue_dispatch.demo.server import Site
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu

@@ -11,7 +11,17 @@ import msgspec
 
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
-__all__ = ["RETRIES", "Job", "Machine", "Manner", "Plan", "answer_of", "jobs_for", "make_plan"]
+__all__ = [
+    "RETRIES",
+    "DemoOptions",
+    "Job",
+    "Machine",
+    "Manner",
+    "Plan",
+    "answer_of",
+    "jobs_for",
+    "make_plan",
+]
 
 RETRIES = 2
 """failures of a job after the first one before it goes to the dead letters"""
@@ -177,3 +187,20 @@ def _manners(run: str) -> tuple[Manner, ...]:
             pushed=True,
         ),
     )
+
+
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    backend: str
+    """the word that names the backend"""
+    embedded: bool = False
+    """run a store for it, in a folder that is removed at the end"""
+    jobs: int = 200
+    """how many jobs are submitted"""
+    seed: int = 0
+    """of the jobs, and of how the servers behave"""
+    port: int = 0
+    """where the server with the dashboard listens; 0 takes a free one"""
+    keep_going: bool = False
+    """leave the server and the simulated ones running after the report, until interrupted"""

@@ -8,15 +8,13 @@ from collections.abc import Callable
 
 from taskqueue_cli.demo.cluster import DemoFailed
 from taskqueue_dispatch.demo.audit import Account
-from taskqueue_dispatch.demo.board import Board, Line, racks_of
 from taskqueue_dispatch.demo.clients import Clients
 from taskqueue_dispatch.demo.faults import Misfortunes
 from taskqueue_dispatch.demo.gpu_servers import Works
-from taskqueue_dispatch.demo.options import DemoOptions
-from taskqueue_dispatch.demo.plan import Plan, make_plan
+from taskqueue_dispatch.demo.plan import DemoOptions, Plan, make_plan
 from taskqueue_dispatch.demo.report import Report
 from taskqueue_dispatch.demo.server import Site, opened
-from taskqueue_dispatch.demo.view import View
+from taskqueue_dispatch.demo.view import Board, Line, View, racks_of
 from taskqueue_dispatch.names import queue_of
 
 __all__ = ["run_demo"]

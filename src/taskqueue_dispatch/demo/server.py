@@ -16,9 +16,14 @@ from pathlib import Path
 import msgspec
 import uvicorn
 from pydantic import SecretStr
+from standardwebhooks import Webhook, WebhookVerificationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from taskqueue_cli.backends import embedded_store
 from taskqueue_cli.demo.cluster import DemoFailed
-from taskqueue_cli.embedded import embedded_store
 from taskqueue_core.capabilities import control_of, slots_of
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.instrumented import ObservedBackend
@@ -26,13 +31,55 @@ from taskqueue_core.queue import open_backend
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.api import part
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.demo.options import DemoOptions
-from taskqueue_dispatch.demo.receiver import Receiver
+from taskqueue_dispatch.demo.plan import DemoOptions
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.process.serve import Server
 
-__all__ = ["Site", "opened"]
+__all__ = [
+    "Receiver",
+    "Site",
+    "opened",
+]
+
+_REFUSES = 10
+"""one in so many is refused the first time"""
+
+
+class _Told(msgspec.Struct, frozen=True):
+    job_id: str
+    status: str
+
+
+class Receiver:
+    """An application, and what came to it."""
+
+    def __init__(self, secret: str) -> None:
+        self._webhook = Webhook(secret)
+        self.ended: dict[str, str] = {}
+        """how each job has ended, by its id, as a callback that was accepted has said"""
+        self.refused: set[str] = set()
+        """ids of the callbacks that were refused on purpose"""
+        self.forged = 0
+        self._seen = 0
+        self.app = Starlette(routes=[Route("/done", self._receive, methods=["POST"])])
+
+    async def _receive(self, request: Request) -> Response:
+        body = await request.body()
+        try:
+            self._webhook.verify(body, dict(request.headers))
+            told = msgspec.json.decode(body, type=_Told)
+        except (WebhookVerificationError, msgspec.MsgspecError):
+            self.forged += 1
+            return Response(status_code=400)
+        callback = request.headers["webhook-id"]
+        self._seen += 1
+        if self._seen % _REFUSES == 1 and callback not in self.refused:
+            self.refused.add(callback)
+            return Response(status_code=503)
+        self.ended[told.job_id] = told.status
+        return Response(status_code=204)
+
 
 _HOST = "127.0.0.1"
 _ENDS = 15.0

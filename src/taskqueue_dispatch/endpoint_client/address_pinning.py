@@ -7,12 +7,12 @@ from functools import partial
 
 import httpx2
 
+from taskqueue_dispatch.endpoint_client.answers import Reply
 from taskqueue_dispatch.endpoint_client.exchange import (
     NotConnectedError,
     NotReachedError,
     exchange,
 )
-from taskqueue_dispatch.endpoint_client.reading import Reply
 from taskqueue_dispatch.endpoint_policy import Allowed
 from taskqueue_dispatch.outbound_http.dns import Recently, Resolve, look_up
 from taskqueue_dispatch.outbound_http.errors import NotReached

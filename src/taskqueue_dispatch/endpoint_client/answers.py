@@ -1,10 +1,51 @@
-"""What a server said, in the words of the dispatcher."""
+"""What an answer means. Nothing of a body gets into an error but the text that the server itself calls its error.
+
+====================== ==================================================================================
+status of a POST       what becomes of it
+====================== ==================================================================================
+200 201 202            by the body: see `read`
+400 413 415 422        `Failed`, final: the payload is refused, and would be elsewhere
+401 403 404 405        `Failed`: the endpoint is set up wrongly, by no fault of the job
+408 425 429 503        `Busy`, with the server's Retry-After
+502 504                `Unreachable`, though it may have got there: something on the way has answered
+500, any other         `Failed`; a redirect is not followed
+====================== ==================================================================================
+
+Who asks for a job that was sent before learns of the job's failure by the server's word alone: 404 and 410 are
+`Missing`, 408, 425, 429 and 503 `Busy`, and every other answer that can't be used is `Unreachable`: it is asked again.
+"""
 
 from __future__ import annotations
 
+import email.utils
+import time
+from collections.abc import Mapping
+
 import msgspec
 
-__all__ = ["Accepted", "Answer", "Busy", "Done", "Failed", "Missing", "Running", "Unreachable"]
+from taskqueue_core.capabilities import Seen
+from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS, check_json
+from taskqueue_dispatch.models import ModelConfig, ModelType
+
+__all__ = [
+    "DONE",
+    "FAILED",
+    "LONGEST_REST",
+    "Accepted",
+    "Answer",
+    "Busy",
+    "Done",
+    "Failed",
+    "Missing",
+    "Reply",
+    "Running",
+    "Unreachable",
+    "read",
+    "read_seen",
+    "read_status",
+    "shown",
+]
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -53,3 +94,229 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 Answer = Done | Accepted | Running | Missing | Busy | Unreachable | Failed
+
+
+DONE = frozenset({"success", "completed", "done"})
+"""the words of a job that has succeeded, in any case; those that are in neither set are of one that runs"""
+FAILED = frozenset({"failed", "error"})
+LONGEST_REST = 300.0
+"""seconds; a server that names a longer wait is asked again after these"""
+
+_GOOD = frozenset({200, 201, 202})
+_BUSY = frozenset({408, 425, 429, 503})
+_GONE = frozenset({404, 410})
+_ON_THE_WAY = frozenset({502, 504})
+_REFUSED = frozenset({400, 413, 415, 422})
+_MISCONFIGURED = {
+    401: "the endpoint wants credentials",
+    403: "the endpoint forbids it",
+    404: "there is nothing at the endpoint's path",
+    405: "the endpoint's path takes no POST",
+}
+_IDS = ("job_id", "id")
+_ERROR_TEXT = 1000
+_ACTIVE = 1_000_000
+_REDIRECTS = range(300, 400)
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_value = msgspec.json.Decoder()
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A whole answer."""
+
+    status: int
+    body: bytes
+    retry_after: str | None = None
+
+
+class _Health(msgspec.Struct):
+    active_jobs: int
+    jobs: list[str] | None = None
+
+
+_health = msgspec.json.Decoder(_Health)
+
+
+def read(reply: Reply, job: str, config: ModelConfig) -> Answer:
+    """Return what the answer to a POST of a job means.
+
+    A good one is a JSON object with a ``status``, and with ``result``, ``error`` or the server's id of the job. From
+    a sync model any other JSON is the result, and so is the whole object where it has success but no ``result``. An id
+    may be missing only where nobody asks by it: then the server knows the job by its own.
+    """
+    if reply.status in _GOOD:
+        return _read_good(reply, job, config)
+    if reply.status in _BUSY:
+        return Busy(_wait(reply.retry_after))
+    shown = _shown(reply)
+    if reply.status in _ON_THE_WAY:
+        return Unreachable(shown, sent=True)
+    told = _told_failure(reply.body)
+    if told is not None:
+        return Failed(f"HTTP {reply.status}: {told}", final=reply.status in _REFUSED)
+    if reply.status in _REDIRECTS:
+        return Failed(f"{shown}: redirects are not followed")
+    why = _MISCONFIGURED.get(reply.status)
+    return Failed(f"{shown}: {why}" if why else shown, final=reply.status in _REFUSED)
+
+
+def read_status(reply: Reply, asked: str, config: ModelConfig) -> Answer:
+    """Return what the answer means that was asked for by the id ``asked``."""
+    if reply.status in _GONE:
+        return Missing()
+    if reply.status in _BUSY:
+        return Busy(_wait(reply.retry_after))
+    if reply.status not in _GOOD:
+        return Unreachable(_shown(reply), sent=True)
+    return _by_word(reply.body, asked, config)
+
+
+def read_seen(reply: Reply) -> Seen | None:
+    """Return what a server's health tells: ``active_jobs``, and as ``jobs`` their ids where it has them.
+
+    The ids are those of ``X-Job-Id``. ``None`` for any status but 200, and for what is not that.
+    """
+    try:
+        told = _health.decode(reply.body) if reply.status == 200 else None  # noqa: PLR2004 - as it says
+    except (ValueError, RecursionError):
+        return None
+    if told is None or not 0 <= told.active_jobs <= _ACTIVE:
+        return None
+    return Seen(active=told.active_jobs, jobs=None if told.jobs is None else frozenset(told.jobs))
+
+
+def _read_good(reply: Reply, job: str, config: ModelConfig) -> Answer:
+    problem = _problem(reply.body)
+    if problem:
+        return Failed(f"HTTP {reply.status}: {problem}")
+    fields = _fields(reply.body)
+    if config.model_type is ModelType.SYNC and (fields is None or "status" not in fields):
+        return Done(reply.body)
+    if fields is None:
+        return Failed(f"{_shown(reply)}: it is no object with an id of the job")
+    ended = _ended(fields, reply.body)
+    return _taken(reply, fields, job, config) if ended is None else ended
+
+
+def _taken(
+    reply: Reply, fields: Mapping[str, msgspec.Raw], job: str, config: ModelConfig
+) -> Accepted | Failed:
+    if not _word(fields) and "status" in fields:
+        return Failed(f"{_shown(reply)}: its status is no text")
+    names = _names(config)
+    given = _id(fields, names)
+    if given is not None:
+        return Accepted(given)
+    asked_for = config.poll_endpoint_template is not None or config.model_type is ModelType.SYNC
+    if not asked_for and not set(names) & fields.keys():
+        return Accepted(job)
+    return Failed(f"{_shown(reply)}: it has taken the job without a usable {' or '.join(names)}")
+
+
+def _by_word(body: bytes, asked: str, config: ModelConfig) -> Answer:
+    problem = _problem(body)
+    fields = None if problem else _fields(body)
+    if fields is None:
+        return Unreachable(problem or f"{len(body)} bytes of JSON that are no object", sent=True)
+    names = _names(config)
+    given = _id(fields, names)
+    if given != asked and set(names) & fields.keys():
+        return Unreachable("it told of another job", sent=True)
+    ended = _ended(fields, body)
+    if ended is not None:
+        return ended
+    if not _word(fields):
+        return Unreachable(f"{len(body)} bytes of JSON without a status", sent=True)
+    return Running(_progress(fields))
+
+
+def _ended(fields: Mapping[str, msgspec.Raw], body: bytes) -> Done | Failed | None:
+    word = _word(fields)
+    if word in DONE:
+        result = fields.get("result")
+        return Done(body if result is None else bytes(result))
+    if word in FAILED:
+        return Failed(_error(fields), final=_plain(fields, "final") is True)
+    return None
+
+
+def _problem(body: bytes) -> str | None:
+    try:
+        check_json("answer", body, LIMITS.result)
+    except InvalidInput as error:
+        return f"the answer is {error.got}"
+    return None
+
+
+def _fields(body: bytes) -> dict[str, msgspec.Raw] | None:
+    try:
+        return _object.decode(body)
+    except msgspec.ValidationError:
+        return None
+
+
+def _word(fields: Mapping[str, msgspec.Raw]) -> str:
+    word = _plain(fields, "status")
+    return word.strip().casefold() if isinstance(word, str) else ""
+
+
+def _names(config: ModelConfig) -> tuple[str, ...]:
+    return _IDS if config.id_field is None else (config.id_field,)
+
+
+def _id(fields: Mapping[str, msgspec.Raw], names: tuple[str, ...]) -> str | None:
+    """Return the id, if it is one that can stand in an address."""
+    found = next((_plain(fields, name) for name in names if name in fields), None)
+    if type(found) is int:
+        found = str(found)
+    if not isinstance(found, str) or not 0 < len(found) <= LIMITS.name:
+        return None
+    return found if found.isprintable() and found not in {".", ".."} else None
+
+
+def _progress(fields: Mapping[str, msgspec.Raw]) -> float | str | None:
+    told = _plain(fields, "progress")
+    if isinstance(told, str):
+        return told[: LIMITS.text]
+    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) else None
+
+
+def _error(fields: Mapping[str, msgspec.Raw]) -> str:
+    return shown(_plain(fields, "error"))
+
+
+def shown(told: object) -> str:
+    """Return what a server calls its error, as what may be shown: a line of at most 1000 printable characters."""
+    if not isinstance(told, str) or not told.strip():
+        return "the server says that it has failed"
+    return "".join(c if c.isprintable() else " " for c in told[:_ERROR_TEXT]).strip()
+
+
+def _told_failure(body: bytes) -> str | None:
+    fields = None if _problem(body) else _fields(body)
+    return _error(fields) if fields is not None and _word(fields) in FAILED else None
+
+
+def _plain(fields: Mapping[str, msgspec.Raw], name: str) -> object:
+    try:
+        found: object = _value.decode(fields[name]) if name in fields else None
+    except (ValueError, RecursionError):  # a number that Python can't hold
+        return None
+    return found
+
+
+def _shown(reply: Reply) -> str:
+    return f"HTTP {reply.status} with {len(reply.body)} bytes"
+
+
+def _wait(told: str | None) -> float | None:
+    if told is None:
+        return None
+    try:
+        seconds = float(told)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(told).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return None
+    return min(max(seconds, 0.0), LONGEST_REST) if seconds == seconds else None  # noqa: PLR0124 - NaN

@@ -16,14 +16,21 @@ from taskqueue_core.client_security import trusting
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.address_pinning import ElsewhereError, Pins, ask_the_system
-from taskqueue_dispatch.endpoint_client.answers import Answer, Failed, Unreachable
+from taskqueue_dispatch.endpoint_client.answers import (
+    Answer,
+    Failed,
+    Reply,
+    Unreachable,
+    read,
+    read_seen,
+    read_status,
+)
 from taskqueue_dispatch.endpoint_client.exchange import (
     NotReachedError,
     NotUsableError,
     NotWholeError,
     exchange,
 )
-from taskqueue_dispatch.endpoint_client.reading import Reply, read, read_seen, read_status
 from taskqueue_dispatch.endpoint_client.transports import Transports
 from taskqueue_dispatch.endpoint_policy import Allowed
 from taskqueue_dispatch.models import ModelConfig, ModelType

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import httpx2
 
-from taskqueue_dispatch.endpoint_client.reading import Reply
+from taskqueue_dispatch.endpoint_client.answers import Reply
 
 __all__ = [
     "NotConnectedError",

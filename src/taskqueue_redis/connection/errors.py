@@ -13,7 +13,10 @@ from taskqueue_redis.connection.failures import (
     Refused,
 )
 
-__all__ = ["translated"]
+__all__ = [
+    "QueueReset",
+    "translated",
+]
 
 
 class translated:  # noqa: N801 - reads as the verb it is
@@ -50,3 +53,12 @@ def _of(failure: Failure) -> ConfigurationError | BackendUnavailable:
             return BackendUnavailable(f"the store takes no writes now: {failure.why}")
         case _:
             return BackendUnavailable(f"the store failed: {type(failure).__name__}")
+
+
+class QueueReset(BackendUnavailable):
+    """A partition of the store was flushed, or replaced by another one: tasks that it held are gone.
+
+    Raised by the call that notices, and logged as an error; the next call works on what is there now.
+    """
+
+    code = "queue_reset"

@@ -15,12 +15,34 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import Link
 from taskqueue_redis.connection.errors import translated
-from taskqueue_redis.journal.discovery import installed
 from taskqueue_redis.scripts.keys import Partitions
 
 __all__ = [
-    "COLUMNS", "HEAD", "JOURNAL_VERSION", "Entry", "JournalReader", "Reply", "Span", "Steps", "entries_of", "steps_of",
-]  # fmt: skip
+    "COLUMNS",
+    "HEAD",
+    "JOURNAL_VERSION",
+    "Entry",
+    "JournalReader",
+    "Reply",
+    "Span",
+    "Steps",
+    "entries_of",
+    "installed",
+    "steps_of",
+]
+
+
+async def installed(link: Link) -> Partitions:
+    """Return the partitions that there are; where nothing is installed yet, what the settings say.
+
+    Raises `BackendUnavailable`.
+    """
+    told = Partitions(link.settings.prefix, link.settings.partitions_of)
+    first = told.names[0]
+    with translated():
+        number = await link.command(first, "HGET", f"{first}:meta", "partitions")
+    return told if number is None else Partitions(link.settings.prefix, int(number))
+
 
 JOURNAL_VERSION = 2
 HEAD = ("v", "ts", "event", "key", "state", "worker", "reason")

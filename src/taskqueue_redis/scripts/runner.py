@@ -15,8 +15,8 @@ from taskqueue_core.clock import Clock
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import Kind
 from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.errors import QueueReset
 from taskqueue_redis.connection.failures import NoScript, ScriptError
-from taskqueue_redis.connection.resets import QueueReset
 from taskqueue_redis.scripts.keys import Partitions
 
 __all__ = ["LAYOUT", "Scripts", "Word", "microseconds", "seconds", "source"]

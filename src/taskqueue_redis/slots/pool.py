@@ -36,10 +36,10 @@ from taskqueue_core.limits import LIMITS, check_duration, check_label
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.context import Home
-from taskqueue_redis.room import RedisRoomBell
 from taskqueue_redis.scripts.keys import slots_channel
 from taskqueue_redis.scripts.runner import Word, microseconds, seconds
 from taskqueue_redis.slots.records import Place, Shown, granted, lease_of, read_place
+from taskqueue_redis.wakeups import RedisRoomBell
 
 __all__ = ["RedisSlots"]
 

@@ -11,11 +11,10 @@ from taskqueue_core import dead_letter_filter as sifting
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import DeadLetter
-from taskqueue_server.api.letters import Acted, DeadLetterOut, DeadLettersOut, Selection
-from taskqueue_server.api.models import Count
+from taskqueue_server.api.models import Acted, Count, DeadLetterOut, DeadLettersOut, Selection
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import Call, Operation, Query, answer, spliced
-from taskqueue_server.routing.paging import AFTER, LIMIT, asked, link
+from taskqueue_server.routing.parameters import AFTER, LIMIT, asked, link
 from taskqueue_server.routing.schemas import CENTURY, END_OF_TIME
 
 __all__ = ["OPERATIONS"]

@@ -6,10 +6,10 @@ import asyncio
 
 from starlette.responses import Response
 
-from taskqueue_core.together import together
+from taskqueue_core.concurrency import together
 from taskqueue_server.api.models import Count, LedgerOut, QueueOut, QueuesOut
 from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer
-from taskqueue_server.routing.paging import AFTER, LIMIT, link, page_of
+from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
 from taskqueue_server.routing.schemas import NAME
 
 __all__ = ["OPERATIONS"]

@@ -12,7 +12,7 @@ from taskqueue_server.api.models import AliveOut, HealthOut, ReadyOut, WorkersOu
 from taskqueue_server.auth.credentials import peer_of, token_of
 from taskqueue_server.context.server import VERSION, Hub
 from taskqueue_server.routing.operations import Call, Operation, Scope, answer
-from taskqueue_server.routing.paging import AFTER, LIMIT, link, page_of
+from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
 
 __all__ = ["OPERATIONS"]
 

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from taskqueue_server.api import (
     batch,
     dead_letters,
-    lookups,
     migration,
     queues,
     scaling,
@@ -64,7 +63,7 @@ def _socket_described() -> dict[str, Any]:
 OPERATIONS = (
     *batch.OPERATIONS,
     *tasks.OPERATIONS,
-    *lookups.LOOKUPS,
+    *tasks.LOOKUPS,
     *queues.OPERATIONS,
     *settings.OPERATIONS,
     *dead_letters.OPERATIONS,

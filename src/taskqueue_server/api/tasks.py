@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
@@ -9,14 +13,25 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.queue import instant
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Task, TaskStatus
-from taskqueue_server.api.models import AgainIn, Cancelled, ConfirmationOut, RetryIn, TaskIn
+from taskqueue_server.api.models import (
+    AgainIn,
+    Cancelled,
+    ConfirmationOut,
+    Ids,
+    RetryIn,
+    StatusesOut,
+    TaskIn,
+)
 from taskqueue_server.api.wait import WAIT, seconds, waited
 from taskqueue_server.problems import ProblemError, refusal_status, retry_after
 from taskqueue_server.routing.bodies import JSON
-from taskqueue_server.routing.operations import Call, Operation, Scope, answer
+from taskqueue_server.routing.operations import Call, Operation, Scope, answer, spliced
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
-__all__ = ["OPERATIONS"]
+__all__ = [
+    "LOOKUPS",
+    "OPERATIONS",
+]
 
 _STATUS = {
     Published.ACCEPTED: 201,
@@ -214,5 +229,59 @@ OPERATIONS = (
         tag="tasks",
         answers={200: Cancelled},
         problems=(503,),
+    ),
+)
+
+
+async def statuses(call: Call) -> Response:
+    """Say what is known of tasks; null for unknown and forgotten ones."""
+    key = call.name("key")
+    ids = (await call.body(Ids)).checked()
+    found = await call.hub.control.statuses(key, *ids) if ids else ()
+    return answer(StatusesOut(dict(zip(ids, found, strict=True))))
+
+
+async def results(call: Call) -> Response:
+    """Return results by id, as the workers wrote them; ids without one are absent."""
+    key = call.name("key")
+    ids = (await call.body(Ids)).checked()
+    found = await call.hub.control.results(key, *ids) if ids else ()
+    return spliced(_object(zip(ids, found, strict=True)))
+
+
+def _object(pairs: Iterator[tuple[str, bytes | None]]) -> Iterator[bytes]:
+    yield b'{"results":{'
+    comma = b""
+    for task_id, text in pairs:
+        if text is not None:
+            yield comma + msgspec.json.encode(task_id) + b":" + text
+            comma = b","
+    yield b"}}"
+
+
+LOOKUPS = (
+    Operation(
+        id="lookups_statuses",
+        method="POST",
+        path="/v1/queues/{key}/statuses",
+        handler=statuses,
+        verb=("publish", "admin"),
+        body=Ids,
+        answers={200: StatusesOut},
+        problems=(503,),
+        tag="tasks",
+        example={"ids": ["order-4711"]},
+    ),
+    Operation(
+        id="lookups_results",
+        method="POST",
+        path="/v1/queues/{key}/results",
+        handler=results,
+        verb=("publish", "admin"),
+        body=Ids,
+        answers={200: dict[str, dict[str, Any]]},
+        problems=(503,),
+        tag="tasks",
+        example={"ids": ["order-4711"]},
     ),
 )

@@ -1,20 +1,70 @@
-"""The table of the dashboard's pages and actions, which are for people: the description of the API has none of them."""
+"""The first page, and the workers."""
 
 from __future__ import annotations
 
+from starlette.responses import Response
 from starlette.routing import Route
 
 from taskqueue_server.dashboard import dead_letters as dead
+from taskqueue_server.dashboard import formatting as figures
 from taskqueue_server.dashboard import login as sessions
 from taskqueue_server.dashboard import queues, tasks
-from taskqueue_server.dashboard.overview import overview, workers
-from taskqueue_server.dashboard.pages import add_templates, as_pages
+from taskqueue_server.dashboard.pages import add_templates, as_pages, render, sampler_of
+from taskqueue_server.dashboard.snapshot import LISTED
 from taskqueue_server.dashboard.static_files import static
 from taskqueue_server.dashboard.stream import live
+from taskqueue_server.dashboard.views import View, sees_all
 from taskqueue_server.routing.extensions import Part
-from taskqueue_server.routing.operations import Handler, Operation, Scope, routes
+from taskqueue_server.routing.operations import Call, Handler, Operation, Scope, routes
 
-__all__ = ["OPERATIONS", "ROUTES", "page_routes"]
+__all__ = [
+    "OPERATIONS",
+    "ROUTES",
+    "overview",
+    "page_routes",
+    "workers",
+]
+
+
+async def overview(call: Call) -> Response:
+    """Show all queues, whether all tasks are accounted for, and who works."""
+    sampler = sampler_of(call)
+    sample = await sampler.fresh()
+    view = View(call, "overview")
+    keys = view.keys(sample)
+    return await render(
+        call,
+        "overview.html",
+        200 if sample.error is None else 503,
+        live="/live?view=overview",
+        sample=sample,
+        shape=view.shape(sample),
+        looks={key: sample.looks[key] for key in keys[:LISTED]},
+        hidden=max(0, len(keys) - LISTED),
+        ledger=figures.raw(view.total(sample)),
+        texts=view.texts(sample),
+        workers=view.workers(sample),
+        everything=sees_all(call),
+        server=str(call.request.base_url).rstrip("/"),
+    )
+
+
+async def workers(call: Call) -> Response:
+    """Show who is subscribed, on any server of the store."""
+    sampler = sampler_of(call)
+    sample = await sampler.fresh()
+    view = View(call, "workers")
+    return await render(
+        call,
+        "workers.html",
+        live="/live?view=workers",
+        sample=sample,
+        shape=view.shape(sample),
+        ledger=figures.raw(view.total(sample)),
+        texts=view.texts(sample),
+        workers=view.workers(sample),
+        server=str(call.request.base_url).rstrip("/"),
+    )
 
 
 def _operation(method: str, path: str, handler: Handler, verb: str | None = "admin") -> Operation:

@@ -10,8 +10,8 @@ from taskqueue_core import dead_letter_filter as sifting
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import DeadLetter
 from taskqueue_server.dashboard import formatting as figures
-from taskqueue_server.dashboard.forms import read_form
 from taskqueue_server.dashboard.pages import path, render, sampler_of, see_other
+from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.views import View
 from taskqueue_server.routing.operations import Call
 

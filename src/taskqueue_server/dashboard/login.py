@@ -6,8 +6,8 @@ from starlette.responses import Response
 
 from taskqueue_server.auth.credentials import login_cookie, logout_cookie, peer_of
 from taskqueue_server.auth.origins import is_own_origin
-from taskqueue_server.dashboard.forms import read_form
 from taskqueue_server.dashboard.pages import local_path, render, see_other
+from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import Call
 

@@ -17,8 +17,8 @@ from taskqueue_core.queue_settings import pause_queue
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_server.dashboard import formatting as figures
 from taskqueue_server.dashboard import settings_form as rules
-from taskqueue_server.dashboard.forms import read_form
 from taskqueue_server.dashboard.pages import path, render, sampler_of, see_other
+from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.snapshot import Look
 from taskqueue_server.dashboard.views import View
 from taskqueue_server.problems import ProblemError

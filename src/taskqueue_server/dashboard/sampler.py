@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from taskqueue_core.concurrency import together
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Health
-from taskqueue_core.together import together
 from taskqueue_server.context.limited_slots import Room
 from taskqueue_server.context.server import Hub
 from taskqueue_server.dashboard.formatting import of_queue

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs
 
 import msgspec
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.queue_settings import read_settings
+from taskqueue_server.problems import ProblemError
+from taskqueue_server.routing.operations import Call
 
-__all__ = ["GROUPS", "NAMES", "Field", "Wrong", "beside", "changed", "fields"]
+__all__ = [
+    "GROUPS",
+    "NAMES",
+    "Field",
+    "Form",
+    "Wrong",
+    "beside",
+    "changed",
+    "fields",
+    "read_form",
+]
 
 _UNITS = (("SECONDS", "seconds"), ("MINUTES", "minutes"), ("HOURS", "hours"))
 _ORDERS = (("fifo", "First in, first out"), ("fair", "Tenants in turn"))
@@ -184,3 +197,34 @@ def beside(error: InvalidInput) -> dict[str, str]:
     """Return what is wrong, by the name of its field; under no name where the form has none."""
     said = f"Allowed: {error.allowed}."
     return {error.field: said} if error.field in _FIELDS else {"": str(error)}
+
+
+_FORM = "application/x-www-form-urlencoded"
+_MAX_FIELDS = 2000
+
+
+class Form:
+    """The fields of a form."""
+
+    def __init__(self, fields: dict[str, list[str]]) -> None:
+        self._fields = fields
+
+    def text(self, name: str) -> str:
+        """Return one field without blanks around it; nothing where it is not there."""
+        return self._fields.get(name, [""])[0].strip()
+
+    def all(self, name: str) -> list[str]:
+        """Return a field that may be there several times."""
+        return self._fields.get(name, [])
+
+
+async def read_form(call: Call) -> Form:
+    """Read the body. Raises `ProblemError`."""
+    body = await call.read(_FORM)
+    try:
+        fields = parse_qs(
+            body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict"
+        )
+    except ValueError:
+        raise ProblemError(400, "not_a_form", "the body must be the fields of a form") from None
+    return Form(fields)

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import State, TaskStatus
-from taskqueue_server.dashboard.forms import read_form
 from taskqueue_server.dashboard.pages import path, render, sampler_of, see_other
+from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.snapshot import LISTED
 from taskqueue_server.dashboard.views import View
 from taskqueue_server.routing.operations import Call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskqueue_core.protocol.frames import (
@@ -13,9 +14,16 @@ from taskqueue_core.protocol.frames import (
     CLOSE_RESTART,
     CLOSE_UNAUTHENTICATED,
 )
+from taskqueue_server.auth.access import OPEN
+from taskqueue_server.metrics.exporter import Metrics
 from taskqueue_server.metrics.process_metrics import OTHER, Local
+from taskqueue_server.routing.operations import Call, Operation
+from taskqueue_server.routing.operations import Scope as TokenScope
 
-__all__ = ["Noted"]
+__all__ = [
+    "OPERATIONS",
+    "Noted",
+]
 
 _QUIET = {"/alive", "/health", "/ready", "/metrics"}
 """asked for all the time, by programs"""
@@ -97,3 +105,24 @@ def _who(scope: Scope) -> dict[str, str]:
     peer, identity = scope.get("client"), scope.get("taskqueue.identity")
     told = {} if peer is None else {"peer": peer[0]}
     return told if identity is None else {**told, "identity": identity}
+
+
+async def metrics(call: Call) -> Response:
+    """Return metrics as Prometheus' text, or as OpenMetrics where that is asked for."""
+    known: Metrics = call.request.app.state.metrics
+    accept = call.request.headers.get("accept", "")
+    text, media_type = await known.render(call.identity or OPEN, accept)
+    return Response(text, headers={"content-type": media_type})
+
+
+OPERATIONS = (
+    Operation(
+        id="operation_metrics",
+        method="GET",
+        path="/metrics",
+        handler=metrics,
+        verb="admin",
+        scope=TokenScope.HANDLER,
+        answers={200: str},
+    ),
+)

@@ -7,7 +7,7 @@ from starlette.routing import WebSocketRoute
 
 from taskqueue_server.prefect import http as _events
 from taskqueue_server.prefect import socket as _socket
-from taskqueue_server.prefect.requests import OPERATIONS
+from taskqueue_server.prefect.http import OPERATIONS
 
 __all__ = ["OPERATIONS", "SOCKETS"]
 

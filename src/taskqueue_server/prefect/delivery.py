@@ -12,8 +12,8 @@ import msgspec
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import has, revocation_of
 from taskqueue_core.concurrency import first, forever
+from taskqueue_core.consumer.outage import StoreLink
 from taskqueue_core.consumer.settle import Settlements
-from taskqueue_core.consumer.store_link import StoreLink
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.protocol.prefect_task_run import refusal
 from taskqueue_core.retry import Rejected

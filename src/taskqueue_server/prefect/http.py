@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import asyncio
 
+from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from taskqueue_core.concurrency import first
+from taskqueue_server.api import system as http_system
 from taskqueue_server.prefect import frames
 from taskqueue_server.prefect.handshake import End, Guest, restart, welcome
+from taskqueue_server.routing.operations import Call, Operation, answer
 
-__all__ = ["PATH", "socket"]
+__all__ = [
+    "OPERATIONS",
+    "PATH",
+    "socket",
+]
 
 PATH = "/api/events/in"
 
@@ -36,3 +43,20 @@ async def _visit(guest: Guest) -> End:
 async def _dismissed(event: asyncio.Event) -> End:
     await event.wait()
     return End("the token is not good any more", frames.CLOSE_POLICY)
+
+
+async def version(call: Call) -> Response:
+    """Return the version of Prefect whose worker is served: a worker of another major version refuses to run."""
+    return answer(call.hub.settings.prefect_version)
+
+
+async def health(_: Call) -> Response:
+    """Say that the server is there."""
+    return answer(value=True)
+
+
+OPERATIONS = (
+    Operation(method="GET", path="/api/admin/version", handler=version, answers={200: str}),
+    Operation(method="GET", path="/api/health", handler=health, answers={200: bool}),
+    Operation(method="GET", path="/api/ready", handler=http_system.ready, answers={200: None}),
+)

@@ -11,7 +11,7 @@ import msgspec
 
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import handover_of, has
-from taskqueue_core.consumer.store_link import StoreLink
+from taskqueue_core.consumer.outage import StoreLink
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import CLOSE_TIMEOUT, Hello
 from taskqueue_core.protocol.server_events import Greeted, Hangup, Say

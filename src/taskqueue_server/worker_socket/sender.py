@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.store_link import OUTAGES, StoreLink
+from taskqueue_core.consumer.outage import OUTAGES, StoreLink
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.protocol.server_session import ServerSession, SessionState
 from taskqueue_core.tasks import Delivery, Received

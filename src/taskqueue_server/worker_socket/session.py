@@ -12,8 +12,7 @@ import msgspec
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import has, revocation_of
 from taskqueue_core.concurrency import first, forever
-from taskqueue_core.consumer.outage import close, give_up_as_lost
-from taskqueue_core.consumer.store_link import OUTAGES, StoreLink
+from taskqueue_core.consumer.outage import OUTAGES, StoreLink, close, give_up_as_lost
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.protocol.frames import (
     CLOSE_CLEAN,

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from taskqueue_core.backend import Subscription
+from taskqueue_core.consumer.outage import StoreLink
 from taskqueue_core.consumer.settle import Settlements
-from taskqueue_core.consumer.store_link import StoreLink
 from taskqueue_core.protocol.server_events import (
     Acked,
     Buried,

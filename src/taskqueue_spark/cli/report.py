@@ -14,8 +14,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from taskqueue_cli.failures import FAILED
-from taskqueue_cli.output import console, paragraphs, print_json
+from taskqueue_cli.output import FAILED, console, paragraphs, print_json
 from taskqueue_spark.cli.options import Wanted, told, wanted
 from taskqueue_spark.cli.snapshots import Taken
 from taskqueue_spark.cli.tables import Live, Percentile, TargetWait, making

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from taskqueue_cli.failures import FAILED
+from taskqueue_cli.output import FAILED
 from taskqueue_core import errors
 from taskqueue_core.errors import (
     BackendUnavailable,

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taskqueue_cli.failures import FAILED
-from taskqueue_cli.logs import LogLevel, set_up
-from taskqueue_cli.output import console, paragraphs, print_json
+from taskqueue_cli.output import FAILED, LogLevel, console, paragraphs, print_json, set_up
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.options import Wanted, told, wanted
 from taskqueue_spark.cli.session import needed, work

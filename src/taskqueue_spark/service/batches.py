@@ -22,9 +22,9 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import DAMAGED
 from taskqueue_spark.offsets import Offsets
 from taskqueue_spark.service import aggregate as folding
+from taskqueue_spark.service.alerts import judge
 from taskqueue_spark.service.balance import Asked, probe, resolve
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.rising import judge
 from taskqueue_spark.service.state import State, load, save
 from taskqueue_spark.service.update import (
     Alive,

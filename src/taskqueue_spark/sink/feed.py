@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
 from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import control_of, has
@@ -24,7 +28,11 @@ from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Confirmation, Published, Task
 from taskqueue_spark.sink.options import SinkOptions
 
-__all__ = ["Feed", "demand_window"]
+__all__ = [
+    "Feed",
+    "demand_window",
+    "messages_of",
+]
 
 _HELD = 10_000
 """tasks that wait for room in their queues while those of other queues pass; with more nothing is read on"""
@@ -226,3 +234,20 @@ def _given_up(refused: Confirmation, wait: float) -> QueueFull:
         code=refused.code,
         depth=refused.depth,
     )
+
+
+M = TypeVar("M")
+_TYPES = {"int": "long", "str": "string"}
+
+
+def messages_of(
+    df: DataFrame, write: Callable[[Iterator[pa.RecordBatch]], Any], kind: type[M]
+) -> list[M]:
+    """Write every partition, and return the messages: dataclasses of a kind, of numbers and text."""
+
+    def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist([asdict(write(batches))])
+
+    names = [(field.name, _TYPES[str(field.type)]) for field in fields(kind)]  # type: ignore[arg-type]
+    rows = df.mapInArrow(each, ", ".join(f"{name} {type_}" for name, type_ in names)).collect()
+    return [kind(**row.asDict()) for row in rows]

@@ -30,8 +30,7 @@ from pyspark.sql.types import StructType
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.tasks import Published
 from taskqueue_spark.redrive import RedriveWriter, StreamRedriveWriter
-from taskqueue_spark.sink.feed import Feed, demand_window
-from taskqueue_spark.sink.messages import messages_of
+from taskqueue_spark.sink.feed import Feed, demand_window, messages_of
 from taskqueue_spark.sink.options import SinkOptions, resource_of
 from taskqueue_spark.sink.rejected_rows import Aside, job_of, reveal, sweep
 from taskqueue_spark.sink.tasks import TaskReader
