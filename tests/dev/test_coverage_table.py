@@ -97,7 +97,7 @@ def test_ids_are_read_from_prose(text: str, ids: list[str]) -> None:
 
 def test_classes_and_their_tests_are_read(root: Path) -> None:
     """A class of the kit may name rows for all its tests; helpers prove nothing."""
-    kit = root / "src" / "taskqueue_core" / "conformance"
+    kit = root / "src" / "taskqueue_conformance" / "suites"
     kit.mkdir(parents=True)
     (kit / "publish.py").write_text(
         'class Publish:\n    """A1."""\n    async def test_x(self):\n        """A2."""\n'

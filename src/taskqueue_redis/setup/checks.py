@@ -20,11 +20,12 @@ from taskqueue_redis.connection.failures import (
     ScriptError,
     judge,
 )
-from taskqueue_redis.embedded.binaries import MINIMUM
 from taskqueue_redis.setup.permissions import SCRIPT_COMMANDS
 
-__all__ = ["ServerFacts", "check_server", "histories_of", "parsed"]
+__all__ = ["MINIMUM", "ServerFacts", "check_server", "histories_of", "parsed"]
 
+MINIMUM = (6, 2)
+"""the oldest Redis that has the commands in use; every Valkey has them"""
 _LOADS_UNASKED = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
 """The first versions that load their file whatever the user ``default`` may do.
 
