@@ -19,11 +19,11 @@ from taskqueue_cli.commands import (
     queues,
     serve,
     stats,
+    status,
     token,
     version,
     worker,
 )
-from taskqueue_cli.commands import status as lookup
 from taskqueue_cli.output import INTERRUPTED, exit_code, fail
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 
@@ -89,7 +89,7 @@ for module in (
     stats,
     queues,
     dead_letters,
-    lookup,
+    status,
     migrate,
     demo,
     version,

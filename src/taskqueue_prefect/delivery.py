@@ -31,7 +31,7 @@ from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Rejected, ScheduleRetry
 from taskqueue_core.tasks import Delivery, State, Task
-from taskqueue_prefect import task_runs as runs
+from taskqueue_prefect import task_runs
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.names import connection_of, name_of
@@ -169,7 +169,7 @@ class HandingOver:
             raise TimeoutError  # upon which the handler asks whether the worker is there
         taken, self._taking = self._taking, None
         self._out, run = taken.result()
-        self._state = runs.state_id(run)
+        self._state = task_runs.state_id(run)
         return run
 
     async def hand_back(self) -> None:
@@ -210,10 +210,10 @@ class HandingOver:
 
     async def _wanted(self, delivery: Delivery) -> TaskRun | None:
         """Return the run of a delivery, ``None`` where it is not to be run: then it is settled."""
-        why = runs.stranger(delivery.task)
+        why = task_runs.stranger(delivery.task)
         run = None if why else await self._current_run(delivery.task)
-        if run is not None and runs.is_scheduled(run):
-            why = runs.unbearable(run)
+        if run is not None and task_runs.is_scheduled(run):
+            why = task_runs.unbearable(run)
             if why is None:
                 return run
         if why is not None:
@@ -222,7 +222,7 @@ class HandingOver:
         if run is None and delivery.attempt < _LOOKS:
             await self._look_again(delivery)
         else:
-            state = "" if run is None else runs.state_id(run)
+            state = "" if run is None else task_runs.state_id(run)
             await self._accepted(delivery, Accepted(state=state))
         return None
 
@@ -231,11 +231,13 @@ class HandingOver:
 
         A run has one entry, which keeps the state that it was made for: a later state moves it.
         """
-        state, at = runs.state_of(task)
+        state, at = task_runs.state_of(task)
         for pause in _COMMIT:
             await asyncio.sleep(pause)
             run = await self._read(task.id)
-            if run is not None and (runs.state_id(run) == state or runs.state_time(run) > at):
+            if run is not None and (
+                task_runs.state_id(run) == state or task_runs.state_time(run) > at
+            ):
                 return run
         return None
 
@@ -249,7 +251,7 @@ class HandingOver:
         told = False
         while True:
             try:
-                return await runs.read(run_id)
+                return await task_runs.read(run_id)
             except Exception:  # noqa: BLE001 - whatever it is: a run is not given up for the database's sake
                 if not told:
                     LOG.exception("the database could not be asked for a task run")

@@ -48,6 +48,6 @@ _MODULES = (
 
 
 def _replace(module: ModuleType) -> None:
-    from taskqueue_prefect import patches as replacing
+    from taskqueue_prefect import patches
 
-    replacing.replace(module)
+    patches.replace(module)

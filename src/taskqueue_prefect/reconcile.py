@@ -18,8 +18,7 @@ import msgspec
 from taskqueue_core.consumer.outage import OUTAGES
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import State, TaskStatus, WorkerInfo
-from taskqueue_prefect import enqueue as scheduling
-from taskqueue_prefect import task_runs as runs
+from taskqueue_prefect import enqueue, task_runs
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.names import client_of, name_of
@@ -73,9 +72,9 @@ class Reconciler:
         self._full.clear()
         last, rescued = _FIRST, 0
         try:
-            while page := await runs.scheduled_after(last, _PAGE):
+            while page := await task_runs.scheduled_after(last, _PAGE):
                 last = page[-1].id
-                deferred = [run for run in page if runs.is_scheduled(run)]
+                deferred = [run for run in page if task_runs.is_scheduled(run)]
                 rescued += await self._look_at(deferred, seen)
         except BaseException:
             self._missed |= seen
@@ -96,7 +95,7 @@ class Reconciler:
                 patience = self._patience(run, status, result, workers)
                 if patience is None:
                     continue
-                mark = str(run.id), runs.state_id(run)
+                mark = str(run.id), task_runs.state_id(run)
                 seen[mark] = self._missed.get(mark, now)
                 if now - seen[mark] >= patience and await self._rescue(run, key, status):
                     del seen[mark]
@@ -117,7 +116,7 @@ class Reconciler:
         if status.state is not State.DONE:
             return None  # it is there, or was ended by an operator
         accepted = None if result is None else _accepted.decode(result)
-        if accepted is None or accepted.worker is None or accepted.state != runs.state_id(run):
+        if accepted is None or accepted.worker is None or accepted.state != task_runs.state_id(run):
             return settings.grace
         if any(one.worker_id == accepted.worker for one in workers):
             return None
@@ -130,7 +129,7 @@ class Reconciler:
         """Whether a run that the queue does not know may be with a worker: it has accepted it so long ago."""
         forgotten = self._host.backend.now() - self._host.settings.remember
         key = name_of(run.task_key)
-        return runs.state_time(run).timestamp() < forgotten and any(
+        return task_runs.state_time(run).timestamp() < forgotten and any(
             one.since < forgotten and key in one.keys for one in workers
         )
 
@@ -140,7 +139,7 @@ class Reconciler:
             return False
         try:
             if status is None:
-                told = await scheduling.offer(self._host, run)
+                told = await enqueue.offer(self._host, run)
                 stored, why = told.stored, told.reason
             else:
                 stored, why = await self._again(run, status), None
@@ -151,7 +150,7 @@ class Reconciler:
         else:
             if not stored:
                 self._full.add(key)
-        mark = str(run.id), runs.state_id(run)
+        mark = str(run.id), task_runs.state_id(run)
         if stored:
             LOG.warning("run %s was scheduled and not in the queue: it was put in again", run.id)
         elif mark not in self._refused:
@@ -160,10 +159,10 @@ class Reconciler:
         return stored
 
     async def _again(self, run: Run, status: TaskStatus) -> bool:
-        at = runs.due_at(run)
+        at = task_runs.due_at(run)
         told = await self._host.backend.publisher.schedule_retry(
-            runs.task_of(run),
+            task_runs.task_of(run),
             max(at or 0.0, self._host.backend.now()),
-            token=f"{runs.state_id(run)}.{status.attempt}",
+            token=f"{task_runs.state_id(run)}.{status.attempt}",
         )
         return told.stored

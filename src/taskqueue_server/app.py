@@ -17,7 +17,7 @@ from taskqueue_core.consumer.maintenance import keep_house
 from taskqueue_server import dashboard, prefect
 from taskqueue_server.api.table import OPERATIONS, Description
 from taskqueue_server.context.server import Hub
-from taskqueue_server.metrics import http as scraping
+from taskqueue_server.metrics import http
 from taskqueue_server.metrics.exporter import Metrics
 from taskqueue_server.metrics.http import Noted
 from taskqueue_server.problems import problem_response
@@ -29,7 +29,7 @@ from taskqueue_server.worker_socket.endpoint import socket
 __all__ = ["create_app"]
 
 
-_OWN = (*OPERATIONS, *scraping.OPERATIONS, *dashboard.OPERATIONS, *prefect.OPERATIONS)
+_OWN = (*OPERATIONS, *http.OPERATIONS, *dashboard.OPERATIONS, *prefect.OPERATIONS)
 
 
 def create_app(backend: Backend, settings: Settings, parts: Sequence[Part] = ()) -> Starlette:
@@ -70,7 +70,7 @@ def create_app(backend: Backend, settings: Settings, parts: Sequence[Part] = ())
     app = Starlette(
         routes=[
             *routes(OPERATIONS),
-            *routes(scraping.OPERATIONS),
+            *routes(http.OPERATIONS),
             *(route for part in parts for route in routes(part.operations)),
             *dashboard.ROUTES,
             WebSocketRoute("/v1/socket", socket),

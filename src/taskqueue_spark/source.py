@@ -38,18 +38,18 @@ class TaskQueueDataSource(DataSource):
             from taskqueue_spark.batch_reader import spark_schema  # noqa: PLC0415
 
             return spark_schema()
-        from taskqueue_spark import task_reader as tasks  # noqa: PLC0415
+        from taskqueue_spark import task_reader  # noqa: PLC0415
 
-        return tasks.schema(self.options)
+        return task_reader.schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader. Raises `InvalidInput`."""
         from taskqueue_spark.options import ReadOptions, resource_of  # noqa: PLC0415
 
         if resource_of(self.options) != "journal":
-            from taskqueue_spark import task_reader as tasks  # noqa: PLC0415
+            from taskqueue_spark import task_reader  # noqa: PLC0415
 
-            return tasks.reader(self.options, schema)
+            return task_reader.reader(self.options, schema)
         from taskqueue_spark.batch_reader import FilteringReader, JournalReader  # noqa: PLC0415
 
         options = ReadOptions.of(self.options)

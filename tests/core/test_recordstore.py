@@ -13,9 +13,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed, SubscriptionClosed
 from taskqueue_core.rate_limit import RateLimit
-from taskqueue_core.recordstore import RecordBackend, subscription
-from taskqueue_core.recordstore import control as operators_module
-from taskqueue_core.recordstore import transitions as books
+from taskqueue_core.recordstore import RecordBackend, control, subscription, transitions
 from taskqueue_core.tasks import Settled, State, Task
 from tests.core.dict_store import DictStore, Disk
 
@@ -31,7 +29,7 @@ def opened(
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bound steps to so few that little data shows it."""
-    for module in (books, subscription, operators_module):
+    for module in (transitions, subscription, control):
         monkeypatch.setattr(module, "STEP", 3)
     return 3
 

@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from taskqueue_core.capabilities import control_of
-from taskqueue_server.dashboard import snapshot as samples
+from taskqueue_server.dashboard import snapshot
 from tests.dashboard.support import loaded, looking, raw_ledger, shown_ledger
 from tests.server.support import eventually, http
 
@@ -20,7 +20,7 @@ async def _done(page: Page) -> int:
 
 async def test_the_demo(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person sees it live, pauses a queue, sees flow stop, redrives a dead letter and watches it finish."""
-    monkeypatch.setattr(samples, "_WINDOW", 1.0)
+    monkeypatch.setattr(snapshot, "_WINDOW", 1.0)
     async with loaded() as (it, load), looking(browser, it) as page:
         control = control_of(it.hub.backend)
         # Figures move by themselves.

@@ -7,7 +7,7 @@ import pytest
 
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.tasks import State
-from taskqueue_server.dashboard import settings_form as rules
+from taskqueue_server.dashboard import settings_form
 from tests.dashboard.support import post
 from tests.server.support import Running
 
@@ -46,7 +46,7 @@ async def test_pausing(it: Running, client: httpx2.AsyncClient) -> None:
 def filled(settings: QueueSettings, **changes: str) -> dict[str, str]:
     """Return the form as it is shown, with some fields filled in otherwise."""
     changed = {name.replace("__", "."): text for name, text in changes.items()}
-    return {**rules.fields(settings), "version": str(settings.version), **changed}
+    return {**settings_form.fields(settings), "version": str(settings.version), **changed}
 
 
 async def test_settings(it: Running, client: httpx2.AsyncClient) -> None:

@@ -20,7 +20,7 @@ from taskqueue_dispatch.names import JOBS, queue_of
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.api.table import OPERATIONS as CORE
 from taskqueue_server.app import create_app
-from taskqueue_server.auth import access as door
+from taskqueue_server.auth import access
 from taskqueue_server.dashboard.app import OPERATIONS as PAGES
 from taskqueue_server.metrics.http import OPERATIONS as METRICS
 from taskqueue_server.prefect import OPERATIONS as PREFECT
@@ -224,7 +224,7 @@ async def test_a_job_of_a_revoked_token(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits for a job is sent away when the token goes (security 6)."""
-    monkeypatch.setattr(door, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(access, "LOOK_SECONDS", 0.05)
     path = write(tmp_path / "tokens.toml", entry(ADMIN, "admin"), entry(A, "a"))
     async with (
         serving(backend, tokens=path) as api,

@@ -10,8 +10,7 @@ import tracemalloc
 import pytest
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_dispatch.endpoint_client import client
-from taskqueue_dispatch.endpoint_client import exchange as exchanging
+from taskqueue_dispatch.endpoint_client import client, exchange
 from taskqueue_dispatch.endpoint_client.answers import Answer, Done, Failed, Unreachable
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from tests.dispatch.gpu_support import (
@@ -325,7 +324,7 @@ class TestNotThere:
 
     async def test_no_connection_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A connection that does not come about in time was none (fault H5)."""
-        monkeypatch.setattr(exchanging, "_CONNECT", 0.2)
+        monkeypatch.setattr(exchange, "_CONNECT", 0.2)
         with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
             address = listener.getsockname()
             with socket.socket() as one, socket.socket() as two:

@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.endpoint_client import exchange as exchanging
+from taskqueue_dispatch.endpoint_client import exchange
 from taskqueue_dispatch.endpoint_client.answers import Done, Unreachable
 from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.service import Dispatcher
@@ -94,7 +94,7 @@ async def test_an_old_protocol(files: Files) -> None:
 
 async def test_no_tls_where_it_is_expected(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server without TLS at an https address gets nothing that can be read (security 5)."""
-    monkeypatch.setattr(exchanging, "_CONNECT", 0.1)  # both wait for the other one
+    monkeypatch.setattr(exchange, "_CONNECT", 0.1)  # both wait for the other one
     async with trap(response(200, b"1")) as server, calling(tls_ca=files.authority) as caller:
         url = server.url.replace("http", "https")
         answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)

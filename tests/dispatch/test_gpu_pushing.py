@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from taskqueue_dispatch.endpoint_client.answers import Accepted, Done
-from taskqueue_dispatch.gpu_server import push as pushing
+from taskqueue_dispatch.gpu_server import push
 from taskqueue_dispatch.gpu_server.component import GpuServer
 from taskqueue_dispatch.gpu_server.jobs import Job, JobFailed
 from taskqueue_dispatch.gpu_server.push import Pusher
@@ -163,7 +163,7 @@ class TestAgain:
 
     async def test_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A dispatcher that hangs holds no more than so many pushes, and no end of the server (C7)."""
-        monkeypatch.setattr(pushing, "_AT_ONCE", 5)
+        monkeypatch.setattr(push, "_AT_ONCE", 5)
 
         async def hangs(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
             await asyncio.get_running_loop().create_future()

@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.consumer import maintenance as housekeeping
+from taskqueue_core.consumer import maintenance
 from taskqueue_dispatch.gpu_server.jobs import Job
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
@@ -150,7 +150,7 @@ async def test_a_deadline_that_passes_in_the_queue(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job whose deadline passes while it waits is expired, and is not sent (C26, law 8)."""
-    monkeypatch.setattr(housekeeping, "_EVERY", 0.1)
+    monkeypatch.setattr(maintenance, "_EVERY", 0.1)
     gate = Gate()
     async with (
         SimulatedGpu(name="a", slots=1, handler=gate) as gpu,

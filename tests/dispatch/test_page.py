@@ -14,13 +14,12 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.hooks import Identity
 from taskqueue_dispatch.api import part
-from taskqueue_dispatch.dashboard import PAGES
-from taskqueue_dispatch.dashboard import snapshot as page_moments
+from taskqueue_dispatch.dashboard import PAGES, snapshot
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_memory import MemoryBackend
-from taskqueue_server.auth import access as door
+from taskqueue_server.auth import access
 from taskqueue_server.dashboard import sampler
 from taskqueue_server.dashboard.pages import path
 from tests.dashboard.support import PAGE, Gate, browsing, looking, post
@@ -211,7 +210,7 @@ def _as(token: str) -> dict[str, str]:
 
 async def test_who_may_see_one_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more models than are listed one's own are there, and the others are told to be left out (security 2)."""
-    monkeypatch.setattr(page_moments, "MODELS", 2)
+    monkeypatch.setattr(snapshot, "MODELS", 2)
     only = Identity(name="a", verbs=frozenset({"admin"}), keys=(queue_of("zimg"),))
     async with dispatching() as (it, dispatcher), http(it) as client:
         for model in ("a", "b", "zimg"):
@@ -252,24 +251,24 @@ async def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     async with dispatching() as (it, dispatcher), SimulatedGpu(name="gpu-1") as gpu:
         await serve(dispatcher, "flux", gpu)
         assert "gpu-1" in await shown(it)
-        right = page_moments._take
+        right = snapshot._take
 
         async def away(*_: object) -> None:
             raise BackendUnavailable("away")
 
-        monkeypatch.setattr(page_moments, "_take", away)
+        monkeypatch.setattr(snapshot, "_take", away)
         async with http(it) as client:
             answer = await client.get("/dispatch", headers=PAGE)
             assert answer.status_code == 503
             assert "gpu-1" in answer.text
             assert "does not answer (backend_unavailable)" in answer.text
-            monkeypatch.setattr(page_moments, "_take", right)
+            monkeypatch.setattr(snapshot, "_take", right)
             assert (await client.get("/dispatch", headers=PAGE)).status_code == 200
 
 
 async def test_the_stream_ends_with_the_right_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose token is taken away hears no more, and is told why (security 2)."""
-    monkeypatch.setattr(door, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(access, "CHECK_SECONDS", 0.1)
     gate = Gate(a=Identity(name="a", verbs=frozenset({"admin"})))
     async with dispatching() as (it, _):
         it.hub.hooks.register(gate)

@@ -10,9 +10,8 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, control_of
-from taskqueue_core.consumer import maintenance as housekeeping
-from taskqueue_dispatch.callbacks import callback_id
-from taskqueue_dispatch.callbacks import sender as sending
+from taskqueue_core.consumer import maintenance
+from taskqueue_dispatch.callbacks import callback_id, sender
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import CALLBACKS
@@ -68,7 +67,7 @@ async def test_a_slot_does_not_wait_for_its_callback(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a receiver hangs, slots are free and jobs are done (C7, fault I2)."""
-    monkeypatch.setattr(sending, "_GRACE", 0.1)  # for what hangs at the end
+    monkeypatch.setattr(sender, "_GRACE", 0.1)  # for what hangs at the end
     async with (
         receiving(receivers.hang) as receiver,
         SimulatedGpu(name="a", slots=1, latency=0.001) as gpu,
@@ -85,8 +84,8 @@ async def test_a_slot_does_not_wait_for_its_callback(
 
 async def test_an_expiry_is_told(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client is told that its job has expired in the queue, once (C26, fault F12)."""
-    monkeypatch.setattr(sending, "_LOOK_AGAIN", 0.1)
-    monkeypatch.setattr(housekeeping, "_EVERY", 0.2)
+    monkeypatch.setattr(sender, "_LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(maintenance, "_EVERY", 0.2)
     async with (
         receiving() as receiver,
         dispatching(backend, **calling(receiver)) as dispatcher,
@@ -110,8 +109,8 @@ async def test_one_end_is_told(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
     """How a job has ended is told, and nothing else; one that runs past its deadline may have expired (C26)."""
-    monkeypatch.setattr(sending, "_LOOK_AGAIN", 0.1)
-    monkeypatch.setattr(housekeeping, "_EVERY", 0.1)
+    monkeypatch.setattr(sender, "_LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(maintenance, "_EVERY", 0.1)
     async with (
         receiving() as receiver,
         SimulatedGpu(name="a", slots=1, latency=0.4 if late else 0.001) as gpu,
@@ -142,8 +141,8 @@ async def test_the_watch_tells_of_what_nobody_has_told(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatcher is killed between a late job's settlement and its callback: the client hears of it (C26)."""
-    monkeypatch.setattr(sending, "_LOOK_AGAIN", 0.1)
-    monkeypatch.setattr(housekeeping, "_EVERY", 60)  # it is done before it can expire
+    monkeypatch.setattr(sender, "_LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(maintenance, "_EVERY", 60)  # it is done before it can expire
     late = asyncio.Event()
 
     async def sleep(_: float) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from taskqueue_core.backend import Backend
-from taskqueue_dispatch import job_attempt as running
+from taskqueue_dispatch import job_attempt
 from taskqueue_dispatch import model_runner as runner
-from taskqueue_dispatch.callbacks import sender as sending
+from taskqueue_dispatch.callbacks import sender
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.service import Dispatcher
@@ -22,7 +22,7 @@ from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 
 _PATIENCE = (
-    (runner, "_GRACE"), (runner, "_LAST_WORD"), (running, "_LAST_WORD"), (sending, "_LAST_WORD"),
+    (runner, "_GRACE"), (runner, "_LAST_WORD"), (job_attempt, "_LAST_WORD"), (sender, "_LAST_WORD"),
 )  # fmt: skip
 """what a stop waits for the store, one after the other"""
 _OURS = ("Runner", "Run.", "Keeper", "Checks", "Sender", "Dispatcher")

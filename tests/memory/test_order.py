@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from taskqueue_core.authoring import helpers as authoring
+from taskqueue_core.authoring import helpers
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.rate_limit import RateLimit
@@ -93,10 +93,10 @@ async def test_resting_costs_nothing(
     assert len((await holder.receive(5000, 0)).deliveries) == 2000
     looked = 0
 
-    def room_of(*told: Any) -> authoring.Room:
+    def room_of(*told: Any) -> helpers.Room:
         nonlocal looked
         looked += 1
-        return authoring.room_of(*told)
+        return helpers.room_of(*told)
 
     monkeypatch.setattr("taskqueue_memory.tenants.room_of", room_of)
     for _ in range(50):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hiredis import Reader
 
-from taskqueue_redis.scripts import runner as scripts
+from taskqueue_redis.scripts import runner
 from tests.redis.servers import RedisServer
 
 __all__ = ["TRACED", "Call", "install", "traced", "traces"]
@@ -80,7 +80,7 @@ def _wrapped(name: str) -> str:
     return _WRAPPED.format(script=_plain(name), name=name, key=_KEY)
 
 
-_plain = scripts.source
+_plain = runner.source
 
 
 def traced(name: str) -> str:
@@ -90,12 +90,12 @@ def traced(name: str) -> str:
 
 def install() -> Callable[[], None]:
     """Have this process run wrapped scripts from now on; return what ends that."""
-    scripts.source = traced  # type: ignore[assignment] # without its cache, which is in `_wrapped`
-    scripts._digest.cache_clear()
+    runner.source = traced  # type: ignore[assignment] # without its cache, which is in `_wrapped`
+    runner._digest.cache_clear()
 
     def end() -> None:
-        scripts.source = _plain
-        scripts._digest.cache_clear()
+        runner.source = _plain
+        runner._digest.cache_clear()
 
     return end
 

@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_prefect import task_runs as runs
+from taskqueue_prefect import task_runs
 from taskqueue_prefect.delivery import HandingOver
 from tests.prefect.support import KEY, task_run
 
@@ -85,5 +85,5 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
         )
         return SimpleNamespace(id=name, state=state, model_dump_json=lambda: json.dumps(SAID))
 
-    monkeypatch.setattr(runs, "read", read)
+    monkeypatch.setattr(task_runs, "read", read)
     return Place()

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosedError
 
 from taskqueue_core.tasks import Received, State
 from taskqueue_memory import MemoryBackend
-from taskqueue_server.prefect import delivery as handing_over
+from taskqueue_server.prefect import delivery
 from taskqueue_server.worker_socket.websocket import Channel
 from tests.prefect.support import KEY, Taker, publish_runs, status, untouched, url_of
 from tests.server.access import entry, write
@@ -57,7 +57,7 @@ class TestEnds:
 
     async def test_what_has_no_ack_goes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fault A7, law 3: a worker without room does not hold up the end for long."""
-        monkeypatch.setattr(handing_over, "_ACK_SECONDS", 0.1)
+        monkeypatch.setattr(delivery, "_ACK_SECONDS", 0.1)
         async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             await worker.receive()
@@ -70,7 +70,7 @@ class TestEnds:
 
     async def test_an_ack_in_time_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fault A7: a worker that was about to ack is not made to run it twice; nothing new is sent to it."""
-        monkeypatch.setattr(handing_over, "_ACK_SECONDS", NEVER)
+        monkeypatch.setattr(delivery, "_ACK_SECONDS", NEVER)
         async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             await worker.receive()
@@ -100,7 +100,7 @@ class TestEnds:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Security 6, fault A7: whose token is taken back is sent nothing more, and what it then acks is its own."""
-        monkeypatch.setattr(handing_over, "_ACK_SECONDS", NEVER)
+        monkeypatch.setattr(delivery, "_ACK_SECONDS", NEVER)
         token = "tq_soon-taken-back"
         path = write(tmp_path / "tokens.toml", entry(token))
         async with running(tokens_file=path) as it, Taker(url_of(it), token=token) as worker:
@@ -158,7 +158,7 @@ class TestEnds:
         async with running() as it, Taker(url_of(it), "other-1") as other:
             async with Taker(url_of(it)) as worker:
                 with monkeypatch.context() as patch:
-                    patch.setattr(handing_over, "refusal", lambda _: 1 / 0)
+                    patch.setattr(delivery, "refusal", lambda _: 1 / 0)
                     await publish_runs(it, "a")
                     assert (await worker.closed())[0] == 1011
                 await untouched(it)
@@ -203,7 +203,7 @@ class TestOutages:
     ) -> None:
         """Fault A7: a server that leaves does not wait for it."""
         backend = Flaky()
-        monkeypatch.setattr(handing_over, "_SETTLE_SECONDS", 0.1)
+        monkeypatch.setattr(delivery, "_SETTLE_SECONDS", 0.1)
         async with running(backend, drain=0.3) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
             await worker.receive()

@@ -13,7 +13,7 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.tasks import State, Task
-from taskqueue_server.prefect import delivery as handing_over
+from taskqueue_server.prefect import delivery
 from taskqueue_server.worker_socket.pings import PingingProtocol
 from tests.prefect.support import KEY, Taker, publish_runs, status, task_run, untouched, url_of
 from tests.server.support import Running, eventually, http, running
@@ -368,5 +368,5 @@ class TestPoison:
             for what, task in zip(POISON, bad, strict=True):
                 letter = await it.hub.dead_letters.get(KEY, task.id)
                 assert letter is not None, what
-                assert letter.reason == handing_over.BAD_TASK_RUN
+                assert letter.reason == delivery.BAD_TASK_RUN
                 assert letter.history[-1].error

@@ -12,8 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from taskqueue_server.prefect import handshake as guests
-from taskqueue_server.prefect import socket
+from taskqueue_server.prefect import handshake, socket
 from taskqueue_server.prefect.frames import Subscribe
 from tests.prefect.support import KEY, Taker, publish_runs, task_run, url_of
 from tests.server.access import entry, write
@@ -90,7 +89,7 @@ class TestWithoutTokens:
         self, said: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Fault G11: a socket without a handshake does not stay; a slow worker comes again."""
-        monkeypatch.setattr(guests, "HELLO_SECONDS", 0.1)
+        monkeypatch.setattr(handshake, "HELLO_SECONDS", 0.1)
         async with running() as it, quiet(it) as worker:
             if said:
                 await worker.authenticate()

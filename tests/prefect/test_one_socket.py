@@ -11,8 +11,7 @@ from starlette.exceptions import WebSocketException
 
 from taskqueue_core.protocol.prefect_task_run import MAX_BYTES
 from taskqueue_core.tasks import Delivery, State, Task
-from taskqueue_prefect import delivery as handing_over
-from taskqueue_prefect import task_runs as runs
+from taskqueue_prefect import delivery, task_runs
 from taskqueue_prefect.delivery import HandingOver
 from taskqueue_prefect.names import client_of
 from tests.prefect.sockets import SAID, STATE, A, B, Odd, Place, place
@@ -64,7 +63,7 @@ async def test_what_was_lost_meanwhile_is_not_handed_out(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault A4: what another has got while this process stood still is not handed out here, too."""
-    read, readings = runs.read, 0
+    read, readings = task_runs.read, 0
 
     async def handler(socket: HandingOver) -> None:
         async def stand_still(name: str) -> Any:
@@ -76,7 +75,7 @@ async def test_what_was_lost_meanwhile_is_not_handed_out(
                 taken.extend((await other.receive(1, 0)).deliveries)
             return await read(name)
 
-        monkeypatch.setattr(runs, "read", stand_still)
+        monkeypatch.setattr(task_runs, "read", stand_still)
         await place.publish(A)
         await place.publish(B)
         assert (await socket.next()).id == B
@@ -120,9 +119,9 @@ async def test_a_run_that_nobody_has_committed(
     async def read(name: str) -> None:
         looks.append(name)
 
-    monkeypatch.setattr(runs, "read", read)
-    monkeypatch.setattr(handing_over, "_COMMIT", (0.0,))
-    monkeypatch.setattr(handing_over, "_LOOKS", 2)
+    monkeypatch.setattr(task_runs, "read", read)
+    monkeypatch.setattr(delivery, "_COMMIT", (0.0,))
+    monkeypatch.setattr(delivery, "_LOOKS", 2)
 
     async def handler(socket: HandingOver) -> None:
         await place.publish(A)

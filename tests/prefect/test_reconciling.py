@@ -13,7 +13,7 @@ import pytest
 from taskqueue_core.backend import Subscription
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_prefect import task_runs as runs
+from taskqueue_prefect import task_runs
 from taskqueue_prefect.names import connection_of
 from taskqueue_prefect.reconcile import Reconciler
 from taskqueue_prefect.settings import PrefectSettings
@@ -57,7 +57,7 @@ class Place:
 
     async def accepted(self, run: Any, by: str) -> Subscription:
         """Have a run accepted by a worker, who stays connected; the subscription is the connection."""
-        task = runs.task_of(run)
+        task = task_runs.task_of(run)
         settings = await self.control.settings(task.key)
         if settings.version == 0:
             kept = {"result_ttl": 60.0, "dedupe_window": 60.0}
@@ -65,7 +65,7 @@ class Place:
         await self.backend.publisher.publish(task)
         worker = self.backend.subscribe([task.key], by)
         (delivery,) = (await worker.receive(1, 0)).deliveries
-        word = msgspec.json.encode(Accepted(worker=by, state=runs.state_id(run)))
+        word = msgspec.json.encode(Accepted(worker=by, state=task_runs.state_id(run)))
         await worker.ack(delivery, results=[word])
         return worker
 
@@ -84,7 +84,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
         found = sorted((run for run in place.runs if run.id > last), key=lambda run: run.id)
         return found[:limit]
 
-    monkeypatch.setattr(runs, "scheduled_after", scheduled_after)
+    monkeypatch.setattr(task_runs, "scheduled_after", scheduled_after)
     return place
 
 
@@ -170,7 +170,7 @@ async def test_who_may_have_accepted_it_long_ago(place: Place) -> None:
 async def test_what_was_ended_by_hand(place: Place) -> None:
     """Row E8: a run that an operator has taken out of the queue is not put in again."""
     run = place.run()
-    await place.backend.publisher.publish(runs.task_of(run))
+    await place.backend.publisher.publish(task_runs.task_of(run))
     await place.control.cancel("k", str(run.id))
     await place.pass_by(0)
     assert await place.pass_by(100 * HELD) == 0
@@ -181,8 +181,8 @@ def test_an_entry_says_little() -> None:
     """Row E8: an entry names its run and state, however large the run is."""
     run = Place().run()
     run.task_inputs = {"x": "y" * 2_000_000}
-    task = runs.task_of(run)
+    task = task_runs.task_of(run)
     assert isinstance(task, Task)
     assert len(task.payload) < 300
-    assert runs.stranger(task) is None
-    assert runs.state_of(task)[0] == str(run.state.id)
+    assert task_runs.stranger(task) is None
+    assert task_runs.state_of(task)[0] == str(run.state.id)

@@ -15,8 +15,7 @@ from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import Endpoint, Seen
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed, SubscriptionClosed
 from taskqueue_core.tasks import Received, Task
-from taskqueue_redis import RedisBackend
-from taskqueue_redis import context as home
+from taskqueue_redis import RedisBackend, context
 from taskqueue_redis.connection.failures import NotReached
 from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 from tests.redis.conftest import MakeServer
@@ -30,7 +29,7 @@ LONG = 2 * PATIENCE
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is away is tried for 0.3 s, not for one."""
-    monkeypatch.setattr(home, "_AWAY", 0.3)
+    monkeypatch.setattr(context, "_AWAY", 0.3)
 
 
 async def begun(server: RedisServer, prefix: str, **values: Any) -> RedisBackend:
@@ -148,7 +147,7 @@ async def test_a_store_that_is_back(
     make_server: MakeServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A13, fault B1: one that was away for a moment gets everything back."""
-    monkeypatch.setattr(home, "_AWAY", 30.0)
+    monkeypatch.setattr(context, "_AWAY", 30.0)
     server = make_server().start()
     backend = await begun(server, redis_prefix, lease=60.0)
     await publish(backend, "a")

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.embedded import server as embedded
+from taskqueue_redis.embedded import server
 from taskqueue_redis.embedded.binaries import Binary, find_binary
 from taskqueue_redis.embedded.server import EmbeddedRedis
 from tests.redis.embedded import alive, ask, binary_of, call, children
@@ -162,7 +162,7 @@ def test_server_without_parent_and_watchdog(
     os.kill(watchdog, signal.SIGKILL)
     process.kill()
     process.wait()
-    monkeypatch.setattr(embedded, "_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(server, "_LOCK_SECONDS", 0.1)
     try:
         with pytest.raises(ConfigurationError, match=f"in use by process {pid}: end that"):
             EmbeddedRedis(tmp_path, binary=binary).start()

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from taskqueue_redis import RedisBackend
-from taskqueue_redis import context as home
+from taskqueue_redis import RedisBackend, context
 from taskqueue_redis.connection.client import Ask
 from taskqueue_redis.connection.connection import Word
 from taskqueue_redis.connection.failures import ErrorReply, NotReached, judge
@@ -129,7 +128,7 @@ async def test_one_that_fails_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """Fault B1: where writing it anew fails, as for want of memory, the log says so, and it is tried again."""
-    monkeypatch.setattr(home, "_AGAIN", 0.1)
+    monkeypatch.setattr(context, "_AGAIN", 0.1)
     server = make_server(each_engine, config={"rdb-key-save-delay": "1000000"}).start()
     async with opened(server.url, redis_prefix) as backend:
         await publish(backend, "first")

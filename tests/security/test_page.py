@@ -13,7 +13,7 @@ from taskqueue_core.config import Settings
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_server.auth.access import CHECK_SECONDS, LOOK_SECONDS
 from taskqueue_server.auth.tokens import VERBS, Tokens, read_entries
-from taskqueue_server.context import connections as registry
+from taskqueue_server.context import connections
 from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text(encoding="utf-8")
@@ -66,4 +66,4 @@ def test_the_example_and_the_tables() -> None:
 def test_the_numbers() -> None:
     """What the page promises is what the code keeps."""
     assert (LOOK_SECONDS, CHECK_SECONDS, HELLO_SECONDS) == (2.0, 3.0, 5.0)
-    assert f"{registry.MAX_STRANGERS} sockets may be in that state" in PAGE
+    assert f"{connections.MAX_STRANGERS} sockets may be in that state" in PAGE

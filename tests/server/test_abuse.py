@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from taskqueue_core.tasks import State
-from taskqueue_server.context import connections as registry
+from taskqueue_server.context import connections
 from taskqueue_server.process.uvicorn_protocols import ANSWER_SECONDS, HEADER_SECONDS
 from tests.server.rude import PING, RawSocket, frame
 from tests.server.support import Running, eventually, running
@@ -92,7 +92,7 @@ class TestHandshake:
 
     async def test_connections_are_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """So many sockets in all, and one more is sent away with the code for later."""
-        monkeypatch.setattr(registry.Registry.__init__, "__defaults__", (2, 2))
+        monkeypatch.setattr(connections.Registry.__init__, "__defaults__", (2, 2))
         async with running() as it, it.worker("w1"), it.worker("w2"), it.socket() as late:
             await asyncio.wait_for(late.wait_closed(), 3)
             assert late.close_code == 1013

@@ -16,7 +16,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_server.auth.access import check_host, notice
 from taskqueue_server.auth.credentials import session_cookie
-from taskqueue_server.context import connections as registry
+from taskqueue_server.context import connections
 from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
 from tests.server.access import (
     ADMIN,
@@ -167,7 +167,7 @@ class TestSocket:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Fault G11 and security 1: sockets without a token are few, and those with one get in beside them."""
-        monkeypatch.setattr(registry.Registry.__init__, "__defaults__", (1000, 3))
+        monkeypatch.setattr(connections.Registry.__init__, "__defaults__", (1000, 3))
         async with guarded(path) as it:
             strangers = [await it.socket() for _ in range(3)]
             async with it.socket() as late:

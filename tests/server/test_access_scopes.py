@@ -16,7 +16,7 @@ from taskqueue_memory import MemoryBackend
 from taskqueue_server import prefect
 from taskqueue_server.api.table import OPERATIONS
 from taskqueue_server.app import create_app
-from taskqueue_server.auth import access as module
+from taskqueue_server.auth import access
 from taskqueue_server.dashboard.app import OPERATIONS as PAGES
 from taskqueue_server.metrics import http as http_metrics
 from taskqueue_server.routing.operations import Operation, Scope
@@ -289,7 +289,7 @@ async def test_who_waits_is_let_go_with_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Security 6: a request that waits for a task ends when its token does."""
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(access, "LOOK_SECONDS", 0.05)
     path = everybody(tmp_path / "tokens.toml")
     async with running(tokens_file=path) as it, http(it) as client:
         await it.publish("t1", key="a")

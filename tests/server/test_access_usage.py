@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from taskqueue_core.hooks import Identity
-from taskqueue_server.auth import quotas as module
+from taskqueue_server.auth import quotas
 from taskqueue_server.auth.quotas import MAX_DEBT, Usage
 from taskqueue_server.problems import ProblemError
 from tests.prefect.support import KEY, Taker, url_of
@@ -127,7 +127,7 @@ class TestRate:
 
     def test_memory_is_bounded(self, usage: Usage, monkeypatch: pytest.MonkeyPatch) -> None:
         """Names of plugins may be many: the one that was longest away goes first; those without limits never came."""
-        monkeypatch.setattr(module, "MAX_NAMES", 10)
+        monkeypatch.setattr(quotas, "MAX_NAMES", 10)
         for n in range(100):
             assert not waits(usage, identity("busy", rate=1000))
             assert not waits(usage, identity(f"n{n}", rate=1))

@@ -13,7 +13,7 @@ from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Confirmation, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_server.api import batch as http_batch
+from taskqueue_server.api import batch
 from tests.server.support import http, problem, running
 
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -109,7 +109,7 @@ async def test_so_many_lines_and_no_more(
     api: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit itself passes, one line more does not."""
-    monkeypatch.setattr(http_batch, "MAX_LINES", 3)
+    monkeypatch.setattr(batch, "MAX_LINES", 3)
     assert len(await send(api, b"{}\n" * 3)) == 3
     answer = await api.post("/v1/tasks/batch", content=b"{}\n" * 4, headers=NDJSON)
     problem(answer, 413, "too_many")

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from taskqueue_core import dead_letter_filter as sifting
+from taskqueue_core import dead_letter_filter
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import DeadLetter, Task
 from taskqueue_memory import MemoryBackend
@@ -103,7 +103,7 @@ class TestPages:
         assert sum(asked) < 10_100
         answer = await api.get(_URL, params={"limit": 1000})
         assert len(answer.json()["dead_letters"]) == 1000
-        monkeypatch.setattr(sifting, "_PAGE_BYTES", 10_000)
+        monkeypatch.setattr(dead_letter_filter, "_PAGE_BYTES", 10_000)
         body = (await api.get(_URL, params={"limit": 1000})).json()
         assert (len(body["dead_letters"]), body["next"]) == (10, "<1>n10")
 
@@ -202,7 +202,7 @@ class TestByFilter:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Fault K6: a call looks at so many, and the next one goes on where it ended, whether those went or stayed."""
-        monkeypatch.setattr(sifting, "_LOOKED_AT", 200)
+        monkeypatch.setattr(dead_letter_filter, "_LOOKED_AT", 200)
         reasons = {f"t{n:03}": ("no", "timeout" if n % 2 else "other") for n in range(950)}
         await bury_all(backend, reasons)
         body: dict[str, Any] = {"filter": {"error": "timeout"}}
@@ -257,7 +257,7 @@ class TestByFilter:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Fault K6: all that a call has redriven dies again; the next ones miss none of the others, and have an end."""
-        monkeypatch.setattr(sifting, "_LOOKED_AT", 100)
+        monkeypatch.setattr(dead_letter_filter, "_LOOKED_AT", 100)
         await bury_all(backend, {f"t{n}": ("no", "e") for n in range(250)})
         body: dict[str, Any] = {"filter": {"error": "e"}}
         counts = []

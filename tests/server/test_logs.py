@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from taskqueue_core.consumer import maintenance as housekeeping
+from taskqueue_core.consumer import maintenance
 from taskqueue_core.tasks import Task
 from taskqueue_server.logs import FIELDS, formatter, set_up_logs
 from tests.server.access import ADMIN, A, bearer, entry, everybody, write
@@ -102,7 +102,7 @@ class TestJson:
         self, lines: Lines, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Fault K1: they are named, once, as far as a line goes."""
-        monkeypatch.setattr(housekeeping, "_EVERY", 0.001)
+        monkeypatch.setattr(maintenance, "_EVERY", 0.001)
         async with running() as it:
             await it.backend.publisher.publish(*(Task(key=f"queue-{n}") for n in range(50)))
             await eventually(lambda: lines.of("tasks wait and nobody takes them"))

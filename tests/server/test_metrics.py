@@ -26,8 +26,7 @@ from taskqueue_core.tasks import (
 )
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.context.server import VERSION
-from taskqueue_server.metrics import exporter as metrics
-from taskqueue_server.metrics import store_metrics as metrics_store
+from taskqueue_server.metrics import exporter, store_metrics
 from taskqueue_server.metrics.http import Noted
 from taskqueue_server.metrics.process_metrics import MOST_KEYS, OTHER, Local
 from tests.server.access import ADMIN, A, bearer, everybody
@@ -222,7 +221,7 @@ class TestBounds:
                 await it.backend.publisher.publish(*tasks[start : start + 1000])
             await it.publish("x", "y", key="q999")
             seen = await scrape(client)
-            assert len(seen.keys()) == metrics_store.MOST_LABELS + 1
+            assert len(seen.keys()) == store_metrics.MOST_LABELS + 1
             assert seen("published_total", key="q999") == 3
             told = {str(sample[0]) for sample in seen.samples if ("key", OTHER) in sample}
             assert "taskqueue_queue_subscribers" in told
@@ -317,10 +316,10 @@ class TestBounds:
         def too_late(*_: object) -> None:
             raise FileNotFoundError
 
-        monkeypatch.setattr(metrics, "mark_process_dead", too_late)
-        monkeypatch.setattr(metrics, "lives", lambda _: False)
+        monkeypatch.setattr(exporter, "mark_process_dead", too_late)
+        monkeypatch.setattr(exporter, "lives", lambda _: False)
         (tmp_path / "gauge_livesum_1.db").touch()
-        metrics._bury(tmp_path)
+        exporter._bury(tmp_path)
 
     async def test_what_fails_is_told_as_a_failure(self) -> None:
         """Fault K1: an error that nobody made a problem of is answered with 500, and so counted, not as given up."""

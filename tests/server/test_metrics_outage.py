@@ -10,7 +10,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_memory import MemoryBackend
-from taskqueue_server.metrics import store_metrics as metrics_store
+from taskqueue_server.metrics import store_metrics
 from tests.server.support import eventually, http, running
 from tests.server.test_metrics import scrape
 
@@ -62,16 +62,16 @@ class TestOutage:
         """One pass is under way at a time; a scrape waits so long, and gets older figures until they are stale."""
         backend = Stuck()
         async with running(backend) as it, http(it) as client:
-            figures = metrics_store.StoreFigures(it.hub.control, it.backend.now, patience=0.05)
+            figures = store_metrics.StoreFigures(it.hub.control, it.backend.now, patience=0.05)
             await it.publish("a")
             assert (await figures.latest()) is not None
-            monkeypatch.setattr(metrics_store, "_FRESH", 0.0)
+            monkeypatch.setattr(store_metrics, "_FRESH", 0.0)
             backend.answer.clear()
             before = backend.passes
             told = await asyncio.gather(*(figures.latest() for _ in range(20)))
             assert all(one is told[0] and one is not None for one in told)
             assert backend.passes == before + 1
-            monkeypatch.setattr(metrics_store, "_STALE", 0.0)
+            monkeypatch.setattr(store_metrics, "_STALE", 0.0)
             assert await figures.latest() is None
             await figures.close()
             monkeypatch.undo()
@@ -93,13 +93,13 @@ class TestOutage:
             async def settings(self, key: str) -> QueueSettings:
                 raise BackendUnavailable(key)
 
-        figures = metrics_store.Figures(0, 0, (QueueStats(key="k", ledger=Ledger()),), {})
-        store = metrics_store.StoreFigures(Control(), lambda: 0.0)  # type: ignore[arg-type]
+        figures = store_metrics.Figures(0, 0, (QueueStats(key="k", ledger=Ledger()),), {})
+        store = store_metrics.StoreFigures(Control(), lambda: 0.0)  # type: ignore[arg-type]
         await store.complete(figures, ["k"])
-        shown = metrics_store.Shown.of(figures, lambda _: True)
+        shown = store_metrics.Shown.of(figures, lambda _: True)
         names = {
             sample.name
-            for family in metrics_store.families(figures, shown)
+            for family in store_metrics.families(figures, shown)
             for sample in family.samples
         }
         assert "taskqueue_queue_tasks" in names

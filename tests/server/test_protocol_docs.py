@@ -12,7 +12,7 @@ import pytest
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.server_session import ServerSession
-from taskqueue_server.context import connections as registry
+from taskqueue_server.context import connections
 from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
@@ -75,10 +75,10 @@ def test_codes_and_limits_are_those_of_the_code() -> None:
         "credit and held": LIMITS.credit,
         "a key, id": LIMITS.name,
         "an error, reason": LIMITS.text,
-        "sockets without a hello": registry.MAX_STRANGERS,
+        "sockets without a hello": connections.MAX_STRANGERS,
     }
     for what, number in numbers.items():
         assert re.search(rf"^\| {re.escape(what)}.*\b{number}\b", PAGE, re.MULTILINE), what
     assert LIMITS.result == LIMITS.payload
-    assert f"{registry.MAX_STRANGERS} · {registry.MAX_CONNECTIONS} per server" in PAGE
+    assert f"{connections.MAX_STRANGERS} · {connections.MAX_CONNECTIONS} per server" in PAGE
     assert f"within {HELLO_SECONDS:g} seconds" in PAGE

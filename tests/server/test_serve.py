@@ -13,7 +13,7 @@ import pytest
 
 from taskqueue_core.capabilities import Maintained
 from taskqueue_core.concurrency import first, forever
-from taskqueue_core.consumer import maintenance as housekeeping
+from taskqueue_core.consumer import maintenance
 from taskqueue_core.consumer.maintenance import keep_house
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.hooks import Connection, Hooks, hookimpl
@@ -201,8 +201,8 @@ class TestHousekeeping:
 
     @pytest.fixture(autouse=True)
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(housekeeping, "_EVERY", 0.005)
-        monkeypatch.setattr(housekeeping, "_PASS_SECONDS", 0.02)
+        monkeypatch.setattr(maintenance, "_EVERY", 0.005)
+        monkeypatch.setattr(maintenance, "_PASS_SECONDS", 0.02)
 
     async def test_it_survives_everything(self, caplog: pytest.LogCaptureFixture) -> None:
         """An outage, a fault and a pass that hangs are each logged, and the next pass is made all the same."""

@@ -23,7 +23,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.context.server import Hub
 from taskqueue_server.logs import set_level, set_up_logs
-from taskqueue_server.process import systemd as notify
+from taskqueue_server.process import systemd
 from taskqueue_server.process.channel import plain, settings_of
 from taskqueue_server.process.reload import LIVE, read_anew, reload
 from tests.server.support import running, settings
@@ -115,10 +115,10 @@ def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """No address, one that means nothing, and one where nobody listens are all the same."""
     for address in ("", "relative", str(tmp_path / "nobody")):
         monkeypatch.setenv("NOTIFY_SOCKET", address)
-        notify.ready()
+        systemd.ready()
     monkeypatch.setenv("WATCHDOG_USEC", "1000")
     monkeypatch.setenv("WATCHDOG_PID", "1")
-    with notify.watched():  # it is another process that is watched
+    with systemd.watched():  # it is another process that is watched
         pass
 
 

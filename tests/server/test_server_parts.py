@@ -19,7 +19,7 @@ from taskqueue_server import Server, create_app
 from taskqueue_server.context.server import Hub
 from taskqueue_server.dashboard.pages import render
 from taskqueue_server.process.channel import Begin, line, plain, settings_of
-from taskqueue_server.routing import extensions as module
+from taskqueue_server.routing import extensions
 from taskqueue_server.routing.extensions import Link, Part, load_parts
 from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer
 from tests.server.access import A, B, bearer, entry, write
@@ -204,8 +204,8 @@ class TestNames:
 
     def found(self, monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
         """Have these installed, and no others."""
-        points = [EntryPoint(name, value, module.PARTS_GROUP) for name, value in values.items()]
-        monkeypatch.setattr(module, "entry_points", lambda **_: points)
+        points = [EntryPoint(name, value, extensions.PARTS_GROUP) for name, value in values.items()]
+        monkeypatch.setattr(extensions, "entry_points", lambda **_: points)
 
     def test_in_the_order_of_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each once, and only what was named is imported."""

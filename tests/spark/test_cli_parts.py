@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
-from taskqueue_spark.cli import session as working
+from taskqueue_spark.cli import session
 from taskqueue_spark.cli.output import printed
 from taskqueue_spark.cli.progress import Stages
 from taskqueue_spark.cli.session import SparkFailed
@@ -44,7 +44,7 @@ def test_a_stage_is_told_when_it_is_over(terminal: bool) -> None:  # noqa: FBT00
 )  # fmt: skip
 def test_an_error_within_spark_is_one_line(text: str, said: str, code: int) -> None:
     """G10: what one of ours said, with its exit code; else the cause, or the first line."""
-    error = working._told(text)
+    error = session._told(text)
     assert (str(error), error.exit_code) == (said, code)
 
 
@@ -57,12 +57,12 @@ class PySparkLike(Exception):
 def test_only_errors_of_spark_are_taken_for_such(tmp_path: Path) -> None:
     """G10: a bug of ours stays what it is; a Spark that does not start says why in its log."""
     log = tmp_path / "log"
-    with pytest.raises(ZeroDivisionError), working._failures(log):
+    with pytest.raises(ZeroDivisionError), session._failures(log):
         raise ZeroDivisionError
-    with pytest.raises(SparkFailed, match="broken"), working._failures(log):
+    with pytest.raises(SparkFailed, match="broken"), session._failures(log):
         raise PySparkLike("broken")
     log.write_text("WARNING: something\nError: no space\n")
-    with pytest.raises(SparkFailed, match="no space"), working._failures(log):
+    with pytest.raises(SparkFailed, match="no space"), session._failures(log):
         raise PySparkLike("[JAVA_GATEWAY_EXITED]")
 
 
@@ -70,7 +70,7 @@ def test_what_processes_say_goes_to_the_log(tmp_path: Path) -> None:
     """G10: as long as they live; this process speaks as before."""
     log = tmp_path / "log"
     before = os.fstat(2).st_ino
-    with working._quiet(log):
+    with session._quiet(log):
         subprocess.run([sys.executable, "-c", "import os; os.write(2, b'noise')"], check=True)
     assert log.read_text() == "noise"
     assert os.fstat(2).st_ino == before

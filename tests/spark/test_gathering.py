@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from taskqueue_spark.report import content as gathering
+from taskqueue_spark.report import content
 from taskqueue_spark.report.build import Making, Wishes
 from taskqueue_spark.report.content import account
 from tests.spark.report_sample import conserved
@@ -73,10 +73,10 @@ def test_figures_are_of_all_rows(spark: SparkSession, tmp_path: Path) -> None:
             "key string, worker string, executions long, peak long",
         ),
     )  # fmt: skip
-    figures = gathering._figures(told)
+    figures = content._figures(told)
     assert figures.pop("wait_p95") == pytest.approx(20.0)
     assert figures == {"executions": 402, "run_p95": 0.5, "again": 603, "failed": 603, "peak": 77}
-    shown = gathering._concurrency(told)
+    shown = content._concurrency(told)
     assert [row["key"] for row in shown if row["worker"] is None] == ["a", "b"]
 
 
@@ -92,7 +92,7 @@ def test_the_backlog_has_what_came_back(spark: SparkSession, tmp_path: Path) -> 
     journal.tell(3, "acked", "old")
     journal.tell(4, "acked", "b")
     told = Making(journal.frame(spark), tmp_path, Wishes())
-    flow = gathering._flow(told, gathering.extent(told.transitions), ["k"])
+    flow = content._flow(told, content.extent(told.transitions), ["k"])
     assert flow["seconds"] == 0.05
     backlog = flow["all"]["backlog"]
     assert [backlog[round(second / 0.05)] for second in (0, 1, 2, 3, 4)] == [3, 2, 3, 2, 1]

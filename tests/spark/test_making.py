@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from taskqueue_spark.batch_reader import pinned, read_journal
 from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.options import ReadOptions
-from taskqueue_spark.report import build as making
+from taskqueue_spark.report import build
 from taskqueue_spark.report.build import Making, Wishes, audited
 from tests.spark.as_lines import lines_of
 from tests.spark.small_journals import SmallJournal, at
@@ -64,6 +64,6 @@ def test_what_ended_behind_the_snapshot_is_not_lost(
     assert verdicts() == told | {"gone": "unknown"}
 
     wanted = []
-    monkeypatch.setattr(making, "live_states", lambda ids, **_: wanted.extend(ids.collect()))
-    making._asked(Making(transitions, tmp_path / "out", Wishes(store={})))
+    monkeypatch.setattr(build, "live_states", lambda ids, **_: wanted.extend(ids.collect()))
+    build._asked(Making(transitions, tmp_path / "out", Wishes(store={})))
     assert {row.task_id for row in wanted} == set(told)

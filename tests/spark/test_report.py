@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from taskqueue_spark.report import numbers as scales
+from taskqueue_spark.report import numbers
 from taskqueue_spark.report.page import page, written
 from taskqueue_spark.report.plots import Series, over_time
 from taskqueue_spark.report.verdict import verdict_of
@@ -175,7 +175,7 @@ def test_verdicts(
 )  # fmt: skip
 def test_times_read_well(number: float | None, text: str) -> None:
     """In the unit that a person would choose, never with more digits than mean something (G10)."""
-    assert scales.seconds(number) == text
+    assert numbers.seconds(number) == text
 
 
 @pytest.mark.parametrize(
@@ -187,16 +187,16 @@ def test_times_read_well(number: float | None, text: str) -> None:
 )  # fmt: skip
 def test_axes_have_round_marks(top: float, expected: list[float]) -> None:
     """From 0 to the highest value or just above (G10)."""
-    assert scales.marks(top) == expected
+    assert numbers.marks(top) == expected
 
 
 def test_axes_of_time_have_marks_on_the_clock() -> None:
     """At whole minutes, hours or days, however long it is; below a second with its parts (G10)."""
     start = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
-    assert [text for _, text in scales.time_marks(start, 300)] == [f"12:0{n}" for n in range(1, 6)]
-    assert [text for _, text in scales.time_marks(START, 0.4)][1] == "12:00:00.1"
+    assert [text for _, text in numbers.time_marks(start, 300)] == [f"12:0{n}" for n in range(1, 6)]
+    assert [text for _, text in numbers.time_marks(START, 0.4)][1] == "12:00:00.1"
     for length in (1.0, 7.3, 4000.0, 90_000.0, 3e6, 4e8):
-        assert 1 <= len(list(scales.time_marks(start, length))) <= 7
+        assert 1 <= len(list(numbers.time_marks(start, length))) <= 7
 
 
 def test_lines_stop_where_there_is_nothing() -> None:

@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_spark.service import StreamOptions, Summary
-from taskqueue_spark.service import process as running
+from taskqueue_spark.service import StreamOptions, Summary, process
 from taskqueue_spark.service.alerts import Alerts, conditions, judge
 from taskqueue_spark.service.state import Books, Gap, State, Window, save
 from tests.spark.test_service import HOUR, KEY, NOW, options
@@ -77,8 +76,8 @@ class Query(StreamingQuery):
 
 def ran(query: Query, told: StreamOptions, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Summary:
     """Run the service with a query."""
-    monkeypatch.setattr(running, "_start", lambda *_: query)
-    return running.run(SPARK, told, **more)
+    monkeypatch.setattr(process, "_start", lambda *_: query)
+    return process.run(SPARK, told, **more)
 
 
 def lines(told: StreamOptions) -> list[tuple[str, str]]:
@@ -101,7 +100,7 @@ def test_a_folder_with_a_snapshot(tmp_path: Path) -> None:
     """Where a snapshot lies no archive is begun (G11)."""
     (tmp_path / "transitions/date=2026-01-31").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match="snapshot"):
-        running.run(SPARK, StreamOptions(out=tmp_path))
+        process.run(SPARK, StreamOptions(out=tmp_path))
 
 
 def test_one_service_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +109,7 @@ def test_one_service_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def another(_: Query) -> None:
         with pytest.raises(ConfigurationError, match="another service"):
-            running.run(SPARK, told)
+            process.run(SPARK, told)
 
     first = Query(another)
     assert ran(first, told, monkeypatch).sound
@@ -174,7 +173,7 @@ def test_nothing_is_told_of_now_that_is_not_known(
         seen.append(as_of)
         return []
 
-    monkeypatch.setattr(running, "conditions", found)
+    monkeypatch.setattr(process, "conditions", found)
 
     def behind(query: Query) -> None:
         assert not (told.folder / "status.json").exists()
@@ -200,7 +199,7 @@ def test_a_batch_is_committed_while_somebody_looks(
             raise FileNotFoundError
         return []
 
-    monkeypatch.setattr(running, "conditions", found)
+    monkeypatch.setattr(process, "conditions", found)
     assert ran(Query(), told, monkeypatch).transitions == 2
 
 
@@ -241,7 +240,7 @@ def test_a_beginning_is_of_the_first_run(tmp_path: Path) -> None:
             (told.folder / place).parent.mkdir(parents=True, exist_ok=True)
             (told.folder / place).touch()
         with pytest.raises(KeyboardInterrupt):
-            running._start(Spark(), told)  # type: ignore[arg-type]
+            process._start(Spark(), told)  # type: ignore[arg-type]
     assert ["startingTimestamp" in one for one in asked] == [True, False, False]
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import types as spark
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.tasks import Task
-from taskqueue_spark.sink import writer as writing
+from taskqueue_spark.sink import writer
 from taskqueue_spark.sink.options import RedriveOptions, SinkOptions
 from taskqueue_spark.sink.rejected_rows import Aside, job_of, reveal, sweep
 from taskqueue_spark.sink.store import Store
@@ -161,11 +161,11 @@ async def test_a_store_that_nobody_shares_is_refused() -> None:
 def test_what_a_sink_refuses() -> None:
     """Overwriting, and resources and actions that there are not (G8)."""
     with pytest.raises(ConfigurationError, match="a queue cannot be overwritten"):
-        writing.writer({"queue": "k"}, columns(), overwrite=True)
+        writer.writer({"queue": "k"}, columns(), overwrite=True)
     with pytest.raises(ConfigurationError, match="a queue cannot be overwritten"):
-        writing.stream_writer({"queue": "k"}, columns(), overwrite=True)
+        writer.stream_writer({"queue": "k"}, columns(), overwrite=True)
     with pytest.raises(InvalidInput, match="allowed: tasks or dead_letters"):
-        writing.writer({"resource": "journal"}, columns(), overwrite=False)
+        writer.writer({"resource": "journal"}, columns(), overwrite=False)
     with pytest.raises(InvalidInput, match="allowed: redrive or discard"):
         RedriveOptions.read({"action": "forget"})
     with pytest.raises(ConfigurationError, match="allowed with resource=tasks: redis"):

@@ -17,7 +17,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.migration import ShardedBackend
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
-from taskqueue_spark import task_reader as tasks
+from taskqueue_spark import task_reader
 from tests.redis.backends import opened, take
 from tests.redis.clusters import Cluster
 from tests.redis.servers import RedisServer
@@ -27,10 +27,10 @@ Rows = list[dict[str, Any]]
 
 async def read(options: Mapping[str, str], *names: str) -> Rows:
     """Read a resource as Spark does, all columns or some."""
-    schema = tasks.schema(options)
+    schema = task_reader.schema(options)
     if names:
         schema = spark.StructType([schema[name] for name in names])
-    reader = tasks.reader(options, schema)
+    reader = task_reader.reader(options, schema)
 
     def rows() -> Rows:
         batches = (reader.read(partition) for partition in reader.partitions())
@@ -84,8 +84,8 @@ async def test_live_tasks(redis_server: RedisServer, redis_prefix: str) -> None:
         ended = await read(told | {"states": "done,dead,cancelled", "keys": "k,none"}, "task_id")
         assert sorted(row["task_id"] for row in ended) == ["dead", "done", "gone"]
     with pytest.raises(InvalidInput, match="column payload"):
-        tasks.reader(told, spark.StructType().add("payload", spark.BinaryType()))
-    nobody = tasks.reader(told, tasks.TASKS)
+        task_reader.reader(told, spark.StructType().add("payload", spark.BinaryType()))
+    nobody = task_reader.reader(told, task_reader.TASKS)
     assert list(nobody.read(InputPartition(None))) == []
 
 
@@ -167,7 +167,7 @@ async def test_dead_letters_while_some_are_redriven(
         await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(500)))
         for one in (await w.receive(500, 5)).deliveries:
             await w.dead_letter(one, "enough")
-        reader = tasks.reader(told, spark.StructType([tasks.DEAD_LETTERS["task_id"]]))
+        reader = task_reader.reader(told, spark.StructType([task_reader.DEAD_LETTERS["task_id"]]))
         (partition,) = await asyncio.to_thread(reader.partitions)
         pages = reader.read(partition)
         names = (await asyncio.to_thread(next, pages)).column(0).to_pylist()
@@ -183,7 +183,7 @@ async def test_dead_letters_of_shards_while_some_die(
     redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who dies meanwhile in one shard hides nobody of the next (G8; fault F19)."""
-    monkeypatch.setattr(tasks, "_PAGE", 1)
+    monkeypatch.setattr(task_reader, "_PAGE", 1)
     told = {"resource": "dead_letters", "url": redis_server.url, "prefix": redis_prefix}
     async with opened(redis_server.url, redis_prefix) as inner:
         backend = ShardedBackend(inner)
@@ -195,7 +195,9 @@ async def test_dead_letters_of_shards_while_some_die(
             later = [last, before.pop(), before.pop()]
             for one in before:
                 await worker.dead_letter(one, "enough")
-            reader = tasks.reader(told, spark.StructType([tasks.DEAD_LETTERS["task_id"]]))
+            reader = task_reader.reader(
+                told, spark.StructType([task_reader.DEAD_LETTERS["task_id"]])
+            )
             (partition,) = await asyncio.to_thread(reader.partitions)
             pages = reader.read(partition)
             names = (await asyncio.to_thread(next, pages)).column(0).to_pylist()

@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings, control_of, dead_letters_of
 from taskqueue_core.capabilities.control import Maintained
-from taskqueue_core.consumer import maintenance as housekeeping
+from taskqueue_core.consumer import maintenance
 from taskqueue_core.errors import CapabilityMissing, ConfigurationError
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
@@ -232,7 +232,7 @@ async def test_nothing_is_fetched_that_cannot_run_soon() -> None:
 
 async def test_it_keeps_house(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 10: without a server somebody has to."""
-    monkeypatch.setattr(housekeeping, "_EVERY", 0.005)
+    monkeypatch.setattr(maintenance, "_EVERY", 0.005)
     passes = asyncio.Event()
     backend = MemoryBackend()
     worker = LocalWorker(backend)

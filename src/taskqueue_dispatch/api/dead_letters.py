@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from starlette.responses import Response
 
-from taskqueue_core import dead_letter_filter as sifting
+from taskqueue_core import dead_letter_filter
 from taskqueue_core.tasks import DeadLetter
 from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, label_of
 from taskqueue_dispatch.api.models import LetterOut, LettersOut
@@ -59,12 +59,12 @@ async def _page(
         for key in keys
         if mark_of_queue(key) > start or (inside and mark_of_queue(key) == start)
     ]
-    sieve = sifting.Sieve.of(call.hub.backend.now())
+    sieve = dead_letter_filter.Sieve.of(call.hub.backend.now())
     found: list[DeadLetter] = []
     size = 0
     for looked, key in enumerate(rest, 1):
         here = after if inside and mark_of_queue(key) == start else None
-        letters, following = await sifting.page(
+        letters, following = await dead_letter_filter.page(
             call.hub.dead_letters, key, sieve, limit=limit - len(found), after=here
         )
         found += letters

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from taskqueue_dispatch.api import callbacks, configs, endpoints, jobs
-from taskqueue_dispatch.api import dead_letters as letters
+from taskqueue_dispatch.api import callbacks, configs, dead_letters, endpoints, jobs
 from taskqueue_dispatch.api.handler_helpers import NAME
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.dashboard import LINKS, PAGES, TEMPLATES
@@ -20,7 +19,7 @@ OPERATIONS = (
     *callbacks.OPERATIONS,
     *endpoints.OPERATIONS,
     *configs.OPERATIONS,
-    *letters.OPERATIONS,
+    *dead_letters.OPERATIONS,
 )
 TAGS = {
     "jobs": "Submit jobs to the servers of a model, look them up, wait for them and cancel them.",

@@ -13,8 +13,7 @@ import typer.core
 
 from taskqueue_cli.backends import with_empty_value
 from taskqueue_cli.commands import serve
-from taskqueue_dispatch.cli import config as configuring
-from taskqueue_dispatch.cli import demo, endpoints, jobs
+from taskqueue_dispatch.cli import config, demo, endpoints, jobs
 
 __all__ = ["add_to"]
 
@@ -42,7 +41,7 @@ def add_to(app: typer.Typer) -> None:
         invoke_without_command=True,
     )
     group.callback()(_serving())
-    for module in (demo, jobs, endpoints, configuring):
+    for module in (demo, jobs, endpoints, config):
         module.add_to(group)
     app.add_typer(group)
 

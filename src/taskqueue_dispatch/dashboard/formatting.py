@@ -7,7 +7,7 @@ import hashlib
 from taskqueue_core.capabilities import EndpointInfo, QueueSettings
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_dispatch.dashboard.snapshot import Model, Moment
-from taskqueue_server.dashboard import formatting as figures
+from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.snapshot import Look, Sample
 
 __all__ = ["shape", "state_of", "texts"]
@@ -27,10 +27,12 @@ def texts(moment: Moment, sample: Sample) -> dict[str, str]:
         told.update(_of_endpoint(info, moment.at))
     for lease in moment.jobs:
         status = moment.statuses.get(lease.job or "")
-        told[f"j.{lease.job}.age"] = figures.age(status.updated_at if status else None, moment.at)
+        told[f"j.{lease.job}.age"] = formatting.age(
+            status.updated_at if status else None, moment.at
+        )
         told[f"j.{lease.job}.state"] = lease.state.value
     running = sum(info.assigned + info.detached for info in moment.view.endpoints)
-    told["running"] = figures.count(running)
+    told["running"] = formatting.count(running)
     return told
 
 
@@ -73,14 +75,14 @@ def _of_model(model: Model, now: float) -> dict[str, str]:
     told = {
         "state": words,
         "@state": state,
-        "slots": f"{figures.count(model.free)} of {figures.count(model.slots)}",
-        "queued": figures.count(ledger.waiting + ledger.scheduled),
-        "capacity": figures.count(model.config.capacity(model.slots)),
-        "oldest": figures.age(stats.oldest_waiting, now),
-        "running": figures.count(ledger.in_flight),
-        "done": figures.count(ledger.done),
-        "retried": figures.count(stats.retried),
-        "failed": figures.count(ledger.dead),
+        "slots": f"{formatting.count(model.free)} of {formatting.count(model.slots)}",
+        "queued": formatting.count(ledger.waiting + ledger.scheduled),
+        "capacity": formatting.count(model.config.capacity(model.slots)),
+        "oldest": formatting.age(stats.oldest_waiting, now),
+        "running": formatting.count(ledger.in_flight),
+        "done": formatting.count(ledger.done),
+        "retried": formatting.count(stats.retried),
+        "failed": formatting.count(ledger.dead),
         "@failed": "bad" if ledger.dead else "ok",
     }
     return {_named(name, one): text for one, text in told.items()}
@@ -104,11 +106,11 @@ def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
         "state": words,
         "@state": state,
         "marks": _marks(info),
-        "free": figures.count(info.free),
-        "unassigned": figures.count(info.unassigned),
-        "assigned": figures.count(info.assigned),
-        "detached": figures.count(info.detached),
-        "overdue": figures.count(overdue),
+        "free": formatting.count(info.free),
+        "unassigned": formatting.count(info.unassigned),
+        "assigned": formatting.count(info.assigned),
+        "detached": formatting.count(info.detached),
+        "overdue": formatting.count(overdue),
         "@overdue": "bad" if overdue else "ok",
     }
     model, server = info.endpoint.model, info.endpoint.server

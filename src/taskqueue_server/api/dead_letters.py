@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from starlette.responses import Response
 
-from taskqueue_core import dead_letter_filter as sifting
+from taskqueue_core import dead_letter_filter
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import DeadLetter
@@ -31,14 +31,14 @@ async def page(call: Call) -> Response:
     """
     key = call.name("key")
     limit, after = asked(call)
-    sieve = sifting.Sieve.of(
+    sieve = dead_letter_filter.Sieve.of(
         call.hub.backend.now(),
         reason=call.text("reason"),
         error=call.text("error"),
         failed_before=call.real("failed_before", END_OF_TIME),
         older_than=call.real("older_than", CENTURY),
     )
-    found, following = await sifting.page(
+    found, following = await dead_letter_filter.page(
         call.hub.dead_letters, key, sieve, limit=limit, after=after
     )
     answered = spliced(_array(found, following))
@@ -92,10 +92,10 @@ async def _act(call: Call, verb: str) -> Response:
     if chosen.filter is None:
         return answer(Acted(count=await act(key, *ids)))
     told = {name: getattr(chosen.filter, name) for name in chosen.filter.__struct_fields__}
-    sieve = sifting.Sieve.of(call.hub.backend.now(), **told)
+    sieve = dead_letter_filter.Sieve.of(call.hub.backend.now(), **told)
     if sieve.lets_all_through:
         raise InvalidInput("filter", "no condition", 'at least one, or "all": true')
-    count, following = await sifting.act(letters, key, sieve, act, after=chosen.after)
+    count, following = await dead_letter_filter.act(letters, key, sieve, act, after=chosen.after)
     return answer(Acted(count=count, next=following))
 
 

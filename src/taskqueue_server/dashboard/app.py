@@ -5,10 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.routing import Route
 
-from taskqueue_server.dashboard import dead_letters as dead
-from taskqueue_server.dashboard import formatting as figures
-from taskqueue_server.dashboard import login as sessions
-from taskqueue_server.dashboard import queues, tasks
+from taskqueue_server.dashboard import dead_letters, formatting, login, queues, tasks
 from taskqueue_server.dashboard.pages import add_templates, as_pages, render, sampler_of
 from taskqueue_server.dashboard.snapshot import LISTED
 from taskqueue_server.dashboard.static_files import static
@@ -41,7 +38,7 @@ async def overview(call: Call) -> Response:
         shape=view.shape(sample),
         looks={key: sample.looks[key] for key in keys[:LISTED]},
         hidden=max(0, len(keys) - LISTED),
-        ledger=figures.raw(view.total(sample)),
+        ledger=formatting.raw(view.total(sample)),
         texts=view.texts(sample),
         workers=view.workers(sample),
         everything=sees_all(call),
@@ -60,7 +57,7 @@ async def workers(call: Call) -> Response:
         live="/live?view=workers",
         sample=sample,
         shape=view.shape(sample),
-        ledger=figures.raw(view.total(sample)),
+        ledger=formatting.raw(view.total(sample)),
         texts=view.texts(sample),
         workers=view.workers(sample),
         server=str(call.request.base_url).rstrip("/"),
@@ -83,13 +80,13 @@ OPERATIONS = (
     _operation("POST", "/queues/{key}/pause", queues.pause),
     _operation("POST", "/queues/{key}/settings", queues.settings),
     _operation("POST", "/queues/{key}/purge", queues.purge),
-    _operation("GET", "/queues/{key}/dead", dead.letters),
-    _operation("POST", "/queues/{key}/dead", dead.act),
+    _operation("GET", "/queues/{key}/dead", dead_letters.letters),
+    _operation("POST", "/queues/{key}/dead", dead_letters.act),
     _operation("GET", "/tasks/{key}/{id}", tasks.task),
     _operation("POST", "/tasks/{key}/{id}", tasks.act),
-    _operation("GET", "/login", sessions.ask, None),
-    _operation("POST", "/login", sessions.login, None),
-    _operation("POST", "/logout", sessions.logout, None),
+    _operation("GET", "/login", login.ask, None),
+    _operation("POST", "/login", login.login, None),
+    _operation("POST", "/logout", login.logout, None),
     _operation("GET", "/static/{name}", static, None),
 )
 ROUTES = as_pages(routes(OPERATIONS))

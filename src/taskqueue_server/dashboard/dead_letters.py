@@ -6,10 +6,10 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from taskqueue_core import dead_letter_filter as sifting
+from taskqueue_core import dead_letter_filter
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import DeadLetter
-from taskqueue_server.dashboard import formatting as figures
+from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.pages import path, render, sampler_of, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.views import View
@@ -22,7 +22,7 @@ _FILTER = 200
 _ACTIONS = {"redrive", "redrive-all", "discard", "discard-all"}
 
 
-class _Sought(sifting.Sieve, frozen=True, kw_only=True):
+class _Sought(dead_letter_filter.Sieve, frozen=True, kw_only=True):
     """What the search of the page lets through."""
 
     text: str
@@ -77,7 +77,7 @@ async def act(call: Call) -> Response:
 async def _sift(call: Call, key: str, verb: str, wanted: str) -> tuple[int, str | None]:
     letters = call.hub.dead_letters
     sought = _Sought.by(call, wanted)
-    return await sifting.act(letters, key, sought, getattr(letters, verb), after=None)
+    return await dead_letter_filter.act(letters, key, sought, getattr(letters, verb), after=None)
 
 
 async def _each(call: Call, key: str, verb: str, ids: list[str]) -> int:
@@ -94,7 +94,7 @@ async def _each(call: Call, key: str, verb: str, ids: list[str]) -> int:
 async def _page(call: Call, key: str, status: int = 200, error: str | None = None) -> Response:
     wanted = call.request.query_params.get("filter", "").strip()[:_FILTER]
     after = call.word("after")
-    found, following = await sifting.page(
+    found, following = await dead_letter_filter.page(
         call.hub.dead_letters, key, _Sought.by(call, wanted), limit=_PAGE, after=after
     )
     sampler = sampler_of(call)
@@ -115,7 +115,7 @@ async def _page(call: Call, key: str, status: int = 200, error: str | None = Non
         after=after,
         following=urlencode({name: text for name, text in on.items() if text}),
         dead=ledger.dead,
-        ledger=figures.raw(ledger),
+        ledger=formatting.raw(ledger),
         texts=view.texts(sample),
         error=error,
     )

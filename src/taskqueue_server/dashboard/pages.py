@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from taskqueue_server.context.server import VERSION
-from taskqueue_server.dashboard import formatting as figures
+from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.sampler import Sampler
 from taskqueue_server.dashboard.static_files import address
 from taskqueue_server.problems import PROBLEM_TYPE, Problem
@@ -85,9 +85,12 @@ def path(*parts: str) -> str:
 
 
 _environment.filters.update(
-    count=figures.count, duration=figures.duration, clock=figures.clock, rate=figures.rate
+    count=formatting.count,
+    duration=formatting.duration,
+    clock=formatting.clock,
+    rate=formatting.rate,
 )
-_environment.globals.update(static=address, path=path, version=VERSION, parts=figures.PARTS)
+_environment.globals.update(static=address, path=path, version=VERSION, parts=formatting.PARTS)
 # All are read now: where the files are replaced under a running server, its pages stay those of its code.
 for _name in _environment.list_templates(extensions=["html"]):
     _environment.get_template(_name)

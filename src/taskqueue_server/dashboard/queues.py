@@ -15,8 +15,7 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.queue_settings import pause_queue
 from taskqueue_core.tasks import Ledger, QueueStats
-from taskqueue_server.dashboard import formatting as figures
-from taskqueue_server.dashboard import settings_form as rules
+from taskqueue_server.dashboard import formatting, settings_form
 from taskqueue_server.dashboard.pages import path, render, sampler_of, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.snapshot import Look
@@ -50,15 +49,15 @@ async def settings(call: Call) -> Response:
     """Change limits and order. What does not go is said beside its field, and nothing is changed."""
     key, form = call.name("key"), await read_form(call)
     found = await call.hub.control.settings(key)
-    filled = {name: form.text(name) for name in rules.NAMES}
+    filled = {name: form.text(name) for name in settings_form.NAMES}
     try:
-        wanted = rules.changed(found, filled, form.text("version"))
+        wanted = settings_form.changed(found, filled, form.text("version"))
         if wanted != found:
             await call.hub.control.configure(key, wanted)
-    except rules.Wrong as wrong:
+    except settings_form.Wrong as wrong:
         return await _page(call, key, 422, filled=filled, errors=wrong.errors)
     except InvalidInput as error:
-        errors = rules.beside(error)
+        errors = settings_form.beside(error)
         return await _page(call, key, 422, filled=filled, errors=errors)
     except (CapabilityMissing, ConfigurationError) as error:
         return await _page(call, key, 422, filled=filled, errors={"": str(error)})
@@ -99,7 +98,7 @@ async def _page(
         raise ProblemError(503, "store", detail, headers={"retry-after": "1"})
     look = sample.looks.get(key) or _empty(key, await call.hub.control.settings(key))
     view = View(call, "queue", key)
-    now = rules.fields(look.settings)
+    now = settings_form.fields(look.settings)
     return await render(
         call,
         "queue.html",
@@ -110,13 +109,13 @@ async def _page(
         key=key,
         look=look,
         known=known,
-        ledger=figures.raw(look.ledger),
-        texts={**view.texts(sample), **figures.of_queue(key, look, sample, sampler.history)},
-        limits=figures.limits(look.settings),
+        ledger=formatting.raw(look.ledger),
+        texts={**view.texts(sample), **formatting.of_queue(key, look, sample, sampler.history)},
+        limits=formatting.limits(look.settings),
         tenants=_tenants(call, key, look.settings),
         since=sampler.since,
         workers=[worker for worker in view.workers(sample) if key in worker.keys],
-        groups=rules.GROUPS,
+        groups=settings_form.GROUPS,
         now=now,
         filled=filled or now,
         errors=errors or {},

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.tasks import Ledger, TaskStatus, WorkerInfo
-from taskqueue_server.dashboard import formatting as figures
+from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.pages import sampler_of
 from taskqueue_server.dashboard.snapshot import HISTORY, LISTED, Sample
 from taskqueue_server.routing.operations import Call
@@ -71,15 +71,15 @@ class View:
     def _texts(self, sample: Sample) -> dict[str, str]:
         window = self._sampler.history.window(self._drawn(sample))
         texts = {
-            **figures.of_ledger(self.total(sample)),
-            "rate.published": figures.rate(window.published),
-            "rate.done": figures.rate(window.done),
+            **formatting.of_ledger(self.total(sample)),
+            "rate.published": formatting.rate(window.published),
+            "rate.done": formatting.rate(window.done),
             "store": _store(sample),
             "@store": "ok" if sample.error is None and sample.health.ok else "bad",
-            "workers": figures.count(len(self.workers(sample))),
+            "workers": formatting.count(len(self.workers(sample))),
         }
         for worker in self.workers(sample):
-            texts[f"w.{worker.worker_id}.in_flight"] = figures.count(worker.in_flight)
+            texts[f"w.{worker.worker_id}.in_flight"] = formatting.count(worker.in_flight)
         for key in self.keys(sample)[:LISTED] if self.name in _WITH_QUEUES else ():
             texts.update(self._sampler.texts(sample, key))
         return texts
@@ -140,7 +140,7 @@ class View:
             {
                 "sample": sample.number,
                 "at": sample.at,
-                "ledger": figures.raw(self.total(sample)),
+                "ledger": formatting.raw(self.total(sample)),
                 "texts": {name: text for name, text in texts.items() if told.get(name) != text},
                 "shape": self.shape(sample, status),
                 "rows": rows,

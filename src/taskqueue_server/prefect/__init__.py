@@ -5,13 +5,12 @@ Nothing of Prefect is needed here: what goes over the wire is JSON. What is prom
 
 from starlette.routing import WebSocketRoute
 
-from taskqueue_server.prefect import http as _events
-from taskqueue_server.prefect import socket as _socket
+from taskqueue_server.prefect import http, socket
 from taskqueue_server.prefect.http import OPERATIONS
 
 __all__ = ["OPERATIONS", "SOCKETS"]
 
 SOCKETS = (
-    WebSocketRoute(_socket.PATH, _socket.socket),
-    WebSocketRoute(_events.PATH, _events.socket),
+    WebSocketRoute(socket.PATH, socket.socket),
+    WebSocketRoute(http.PATH, http.socket),
 )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from taskqueue_core.concurrency import first
-from taskqueue_server.api import system as http_system
+from taskqueue_server.api import system
 from taskqueue_server.prefect import frames
 from taskqueue_server.prefect.handshake import End, Guest, restart, welcome
 from taskqueue_server.routing.operations import Call, Operation, answer
@@ -58,5 +58,5 @@ async def health(_: Call) -> Response:
 OPERATIONS = (
     Operation(method="GET", path="/api/admin/version", handler=version, answers={200: str}),
     Operation(method="GET", path="/api/health", handler=health, answers={200: bool}),
-    Operation(method="GET", path="/api/ready", handler=http_system.ready, answers={200: None}),
+    Operation(method="GET", path="/api/ready", handler=system.ready, answers={200: None}),
 )

@@ -12,7 +12,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_server.auth.tls import server_context
 from taskqueue_server.context.server import Hub
 from taskqueue_server.logs import set_level
-from taskqueue_server.process import systemd as notify
+from taskqueue_server.process import systemd
 
 __all__ = ["LIVE", "Reread", "adopt", "read_anew", "reload", "rereader"]
 
@@ -70,10 +70,10 @@ def adopt(hub: Hub, settings: Settings, tls: ssl.SSLContext | None = None) -> No
 
 def reload(hub: Hub, read: Reread, tls: ssl.SSLContext | None = None) -> None:
     """Read the settings anew, and have a running server go by them; bad ones change nothing."""
-    notify.reloading()
+    systemd.reloading()
     try:
         settings = read_anew(hub.settings, read)
         if settings is not None:
             adopt(hub, settings, tls)
     finally:
-        notify.ready()
+        systemd.ready()

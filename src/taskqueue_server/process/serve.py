@@ -25,7 +25,7 @@ from taskqueue_server.auth.access import check_host, notice
 from taskqueue_server.auth.tls import server_context
 from taskqueue_server.context.server import Hub
 from taskqueue_server.logs import set_up_logs
-from taskqueue_server.process import systemd as notify
+from taskqueue_server.process import systemd
 from taskqueue_server.process.listeners import listen, url_of
 from taskqueue_server.process.reload import Reread, adopt, reload, rereader
 from taskqueue_server.process.signals import signals
@@ -124,14 +124,14 @@ class Server:
             await hub.backend.aclose()
             raise
         end = self.stop if self._listener is None else self.stop_once
-        with listener, notify.watched(), signals(end, self._reload if self._read else None):
+        with listener, systemd.watched(), signals(end, self._reload if self._read else None):
             self.url = url_of(listener, secure=self._tls is not None)
             await program.serve([listener])
 
     def stop(self) -> None:
         """Ask for a graceful end, and when asked again for an immediate one."""
         if not self._stops:
-            notify.stopping()
+            systemd.stopping()
         self._stops += 1
         if self._program is not None:
             self._program.ask_to_stop()
@@ -155,7 +155,7 @@ class Server:
         if self._notice:
             _log.info(self._notice)
         self.ready.set()
-        notify.ready(f"at {self.url}")
+        systemd.ready(f"at {self.url}")
         if self._on_ready is not None:
             self._on_ready(self.url)
 

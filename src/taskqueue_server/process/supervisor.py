@@ -20,7 +20,7 @@ from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.queue import open_backend
 from taskqueue_server.auth.access import check_host
 from taskqueue_server.logs import set_level
-from taskqueue_server.process import systemd as notify
+from taskqueue_server.process import systemd
 from taskqueue_server.process.channel import (
     LINE,
     Begin,
@@ -83,7 +83,7 @@ class Processes:
         with (
             tempfile.TemporaryDirectory(prefix="taskqueue-metrics-") as metrics,
             contextlib.closing(Port(self._settings)) as port,
-            notify.watched(),
+            systemd.watched(),
             signals(self.stop, self.reload if self._read else None),
         ):
             async with asyncio.TaskGroup() as places:
@@ -97,14 +97,14 @@ class Processes:
         if self._ending.is_set():
             self._at_once.set()
         else:
-            notify.stopping()
+            systemd.stopping()
             self._ending.set()
         for child in self._present.values():
             child.tell(End(at_once=self._at_once.is_set()))
 
     def reload(self) -> None:
         """Read the settings anew, once for all of them."""
-        notify.reloading()
+        systemd.reloading()
         try:
             settings = None if self._read is None else read_anew(self._settings, self._read)
             if settings is not None:
@@ -113,7 +113,7 @@ class Processes:
                 for child in self._present.values():
                     child.tell(Renew(plain(settings)))
         finally:
-            notify.ready()
+            systemd.ready()
 
     async def _demand_a_shared_store(self) -> None:
         backend = open_backend(self._word, self._settings)
@@ -181,7 +181,7 @@ class Processes:
     def _accepting(self, url: str) -> None:
         extra = {"url": url, "processes": self._settings.processes}
         _log.info("all processes serve", extra=extra)
-        notify.ready(f"{self._settings.processes} processes at {url}")
+        systemd.ready(f"{self._settings.processes} processes at {url}")
         if self._on_ready is not None:
             self._on_ready(url)
 

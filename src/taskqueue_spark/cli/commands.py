@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from taskqueue_spark.cli import bulk as moving
-from taskqueue_spark.cli import report as reporting
-from taskqueue_spark.cli import stream as streaming
-from taskqueue_spark.cli import tables as looking
+from taskqueue_spark.cli import bulk, report, stream, tables
 
 __all__ = ["add_to"]
 
@@ -30,6 +27,6 @@ def add_to(app: typer.Typer) -> None:
     group = typer.Typer(
         name="pipeline", help=_HELP, epilog=_EPILOG, no_args_is_help=True, rich_markup_mode="rich"
     )
-    for module in (reporting, looking, moving, streaming):
+    for module in (report, tables, bulk, stream):
         module.add_to(group)
     app.add_typer(group)

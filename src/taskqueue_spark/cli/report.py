@@ -46,18 +46,18 @@ def report(
     """
     asked = msgspec.structs.replace(asked, out=asked.out or _HERE)
     with making(asked, live=live, target_wait=target_wait, percentile=percentile) as (shot, tables):
-        from taskqueue_spark.report import content as gathering  # noqa: PLC0415 - Spark takes its time
+        from taskqueue_spark.report import content  # noqa: PLC0415 - Spark takes its time
         from taskqueue_spark.report.page import page, written  # noqa: PLC0415
 
         stages = shot.work.stages
         with stages.stage("look it over") as stage:
-            found = gathering.extent(tables.mine(tables.transitions))
-            length = int(gathering.length_of(found.seconds, 60, least=1))
+            found = content.extent(tables.mine(tables.transitions))
+            length = int(content.length_of(found.seconds, 60, least=1))
             tables.wishes = msgspec.structs.replace(tables.wishes, window=f"{length} seconds")
             stage.said = f"{found.seconds:,.1f} s, {found.workers} workers"
         tables.all(stages)
         with stages.stage("report") as stage:
-            told_of = gathering.gathered(tables, shot.damaged, _said_of(shot), _where(shot))
+            told_of = content.gathered(tables, shot.damaged, _said_of(shot), _where(shot))
             place = shot.results.expanduser().absolute()
             data = msgspec.json.format(msgspec.json.encode(told_of), indent=1)
             html = page(told_of).encode()

@@ -30,8 +30,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_spark.pipeline.gaps import Holes
-from taskqueue_spark.pipeline.rules import per_lane as flow
-from taskqueue_spark.pipeline.rules import per_task as fate
+from taskqueue_spark.pipeline.rules import per_lane, per_task
 from taskqueue_spark.pipeline.settings_history import settings
 from taskqueue_spark.pipeline.task_steps import OF_TASK, steps, words
 
@@ -51,11 +50,11 @@ def violations(transitions: DataFrame, audited: DataFrame | None = None) -> Data
     ``audited``: an `audit` of the same transitions, of which what is lost breaks R1.
     """
     rows = _with_settings(steps(transitions), transitions)
-    told = flow.broken(_entries(rows))
-    once = told.groupBy(*flow.LANE, F.coalesce("part", "seq").alias("part")).agg(
+    told = per_lane.broken(_entries(rows))
+    once = told.groupBy(*per_lane.LANE, F.coalesce("part", "seq").alias("part")).agg(
         F.min_by(F.struct("task_id", "seq", "text"), "seq").alias("one")
     )
-    broken = once.select(*flow.LANE, "one.*").select(*_COLUMNS)
+    broken = once.select(*per_lane.LANE, "one.*").select(*_COLUMNS)
     if audited is None:
         return broken
     lost = audited.where(F.col("verdict") == "lost")
@@ -113,17 +112,17 @@ def _follows(one: str | None, other: str) -> Column:
 
 def _entries(rows: DataFrame) -> DataFrame:
     """Return the entries of all lanes; what a step breaks by itself is one in a lane of its own."""
-    kinds = flow.entries()
-    for place, (rule, condition, text) in enumerate(fate.broken()):
+    kinds = per_lane.entries()
+    for place, (rule, condition, text) in enumerate(per_task.broken()):
         lane = F.concat(F.lit(f"{place}/"), F.col("task_id"))
-        kinds.append(flow.Entry(rule, condition, {"lane": lane, "text": text}))
+        kinds.append(per_lane.Entry(rule, condition, {"lane": lane, "text": text}))
     # First only which, and then what: most steps are none, and what is not asked for costs nothing.
     which = [F.when(kind.condition, F.lit(place)) for place, kind in enumerate(kinds)]
     found = rows.withColumn("kind", F.explode(F.array_compact(F.array(*which))))
     rules = F.array(*(F.lit(kind.rule) for kind in kinds))
     broken = F.element_at(rules, F.col("kind") + 1)
     fields = []
-    for name, form in flow.FIELDS.items():
+    for name, form in per_lane.FIELDS.items():
         value: Column = F.lit(None)
         for place, kind in enumerate(kinds):
             if name in kind.fields:

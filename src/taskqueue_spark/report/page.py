@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from taskqueue_spark.report import numbers as scales
+from taskqueue_spark.report import numbers
 from taskqueue_spark.report.plots import Series, bars, over_time, ranges
 
 __all__ = ["page", "written"]
@@ -89,7 +89,7 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     for name in ("brief", "clock", "count", "percent", "rate", "seconds"):
-        environment.filters[name] = getattr(scales, name)
+        environment.filters[name] = getattr(numbers, name)
     environment.filters["words"] = lambda text: str(text).replace("_", " ")
     return environment.get_template("page.html")
 
@@ -100,23 +100,23 @@ def _tiles(told: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
     of = "of the slowest queue" if total["queues"] > 1 else ""
     done, failed = total["completed"], figures["failed"]
     return [
-        (scales.count(total["published"]), "published", ""),
-        (scales.count(done), "completed", scales.rate(done / seconds) if seconds else ""),
-        (scales.seconds(figures["wait_p95"]), "wait, p95", of),
-        (scales.seconds(figures["run_p95"]), "run, p95", of),
-        (scales.count(failed), "attempts failed", _share(failed, figures["executions"])),
-        (scales.count(total["dead_lettered"]), "given up", "dead letters"),
-        (scales.count(figures["again"]), "delivered again", "by no fault of theirs"),
-        (scales.count(figures["peak"]), "at once, at the most", f"{told['extent']['workers']:,} workers"),
+        (numbers.count(total["published"]), "published", ""),
+        (numbers.count(done), "completed", numbers.rate(done / seconds) if seconds else ""),
+        (numbers.seconds(figures["wait_p95"]), "wait, p95", of),
+        (numbers.seconds(figures["run_p95"]), "run, p95", of),
+        (numbers.count(failed), "attempts failed", _share(failed, figures["executions"])),
+        (numbers.count(total["dead_lettered"]), "given up", "dead letters"),
+        (numbers.count(figures["again"]), "delivered again", "by no fault of theirs"),
+        (numbers.count(figures["peak"]), "at once, at the most", f"{told['extent']['workers']:,} workers"),
     ]  # fmt: skip
 
 
 def _part(share: float | None, number: int) -> str:
-    return f"{scales.percent(share)}, {number:,}"
+    return f"{numbers.percent(share)}, {number:,}"
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{scales.percent(part / whole)} of executions" if whole else ""
+    return f"{numbers.percent(part / whole)} of executions" if whole else ""
 
 
 def _shares(total: Mapping[str, Any]) -> list[tuple[str, int, float, int]]:
@@ -167,7 +167,7 @@ def _of_queue(key: str, series: Mapping[str, Any], flow: Mapping[str, Any]) -> d
 
 
 def _per_second(number: float) -> str:
-    return f"{scales.short(round(number, 3))}/s"
+    return f"{numbers.short(round(number, 3))}/s"
 
 
 def _spreads(told: Mapping[str, Any]) -> list[tuple[str, Markup]]:
@@ -178,7 +178,7 @@ def _spreads(told: Mapping[str, Any]) -> list[tuple[str, Markup]]:
             (
                 row["key"],
                 [row[f"{column}_{name}"] for name in _SPREAD],
-                ", ".join(f"{name} {scales.seconds(row[f'{column}_{name}'])}" for name in _SPREAD),
+                ", ".join(f"{name} {numbers.seconds(row[f'{column}_{name}'])}" for name in _SPREAD),
             )
             for row in told["latency"][:12]
             if row[f"{column}_p50"] is not None
@@ -188,7 +188,7 @@ def _spreads(told: Mapping[str, Any]) -> list[tuple[str, Markup]]:
             plots.append(
                 (
                     title,
-                    ranges(f"{title}, per queue", about, rows, unit=scales.brief, colour=colour),
+                    ranges(f"{title}, per queue", about, rows, unit=numbers.brief, colour=colour),
                 )
             )
     return plots
@@ -222,7 +222,7 @@ def _trends(told: Mapping[str, Any]) -> list[dict[str, Any]]:
         what = "p50, p95 and p99" if len(by_key) == 1 else "p95 per queue"
         plot = over_time(
             f"{title} over time", f"{what}, per {told['window']}.", lines,
-            start=start, step=step, unit=scales.brief, half=True,
+            start=start, step=step, unit=numbers.brief, half=True,
         )  # fmt: skip
         found.append({"title": f"{title}, {what}", "lines": lines, "plot": plot})
     return found

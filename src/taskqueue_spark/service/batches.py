@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import DAMAGED
 from taskqueue_spark.offsets import Offsets
-from taskqueue_spark.service import aggregate as folding
+from taskqueue_spark.service import aggregate
 from taskqueue_spark.service.alerts import judge
 from taskqueue_spark.service.balance import Asked, probe, resolve
 from taskqueue_spark.service.options import StreamOptions
@@ -53,7 +53,7 @@ class Batches:
             return
         if query not in state.queries:
             sweep(self.options, state, query)
-        batch = folding.new_ones(batch, state.positions, horizon_of(now))
+        batch = aggregate.new_ones(batch, state.positions, horizon_of(now))
         if state.queries.keys() - {query}:  # a checkpoint was lost
             batch = self._unseen(batch)
         name = _name(query, number)
@@ -76,7 +76,7 @@ class Batches:
         if not known.exists():
             return batch
         told = batch.sparkSession.read.schema(batch.schema).parquet(str(known))
-        return folding.unseen_damage(batch, told)
+        return aggregate.unseen_damage(batch, told)
 
     def _archive(self, batch: DataFrame, name: str) -> None:
         """Write the transitions where no reader looks, then show them by one rename."""
@@ -109,22 +109,22 @@ class Batches:
             resolve(state)
             return
         transitions = spark.read.schema(batch.schema).parquet(str(archived))
-        read, beginnings = folding.reads(transitions)
+        read, beginnings = aggregate.reads(transitions)
         known = self.options.folder / "open" / state.open
         live = (
-            spark.read.schema(f"{folding.OPEN}, here boolean")
+            spark.read.schema(f"{aggregate.OPEN}, here boolean")
             .parquet(str(known))
             .where("here")
             .drop("here")
             if state.open
-            else spark.createDataFrame([], folding.OPEN)
+            else spark.createDataFrame([], aggregate.OPEN)
         )
         cut = note_positions(state, read, now)
-        told = folding.steps(transitions, live).persist()
+        told = aggregate.steps(transitions, live).persist()
         try:
             opened = self.options.folder / "open" / name
-            folding.following(told, state.current()).write.mode("overwrite").parquet(str(opened))
-            counts = folding.counted(told, self.options.window, state.probe)
+            aggregate.following(told, state.current()).write.mode("overwrite").parquet(str(opened))
+            counts = aggregate.counted(told, self.options.window, state.probe)
         finally:
             told.unpersist()
         hours = advance(state, counts=counts, alive=_alive(opened), beginnings=beginnings, cut=cut)

@@ -10,7 +10,7 @@ import sys
 from prefect.server.api.server import create_app
 from prefect.server.task_queue import TaskQueue
 
-from taskqueue_prefect import patches as replacing
+from taskqueue_prefect import patches
 from taskqueue_prefect.errors import NotAsConfigured
 
 STRICT = "TASKQUEUE_PREFECT_STRICT"
@@ -28,7 +28,7 @@ async def serve() -> None:
 
 async def serve_odd() -> None:
     """Do the same with odd code, strictly and not."""
-    replacing.FINGERPRINTS["prefect.server.task_queue"] = "another"
+    patches.FINGERPRINTS["prefect.server.task_queue"] = "another"
     os.environ[STRICT] = "true"
     try:
         await serve()
